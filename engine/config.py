@@ -106,6 +106,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "one step, with up to 4 streams. Answers stay the same.",
         ),
     ] = "ngram"
+    speculative_model: Annotated[
+        str | None,
+        setting(
+            MODEL,
+            "A smaller model with the same tokenizer, given like --model. It drafts tokens in "
+            "place of those that followed before. Answers stay the same. Default: none.",
+        ),
+    ] = None
     enforce_eager: Annotated[
         bool, setting(MODEL, "Launch kernels one by one, without CUDA graphs.")
     ] = False

@@ -25,7 +25,7 @@ from engine.protocol import (
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation import ngram_drafter
+from engine.scheduling.speculation import Drafter, ngram_drafter
 from engine.scheduling.step import Step
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
@@ -56,6 +56,13 @@ class Inspection(Protocol):
         """A step was retired, or counts have changed without a step."""
 
 
+def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter | None:
+    """Return what drafts tokens: the draft model if there is one, else n-grams."""
+    if config.speculation == "off":
+        return None
+    return runner.drafter or ngram_drafter()
+
+
 class EngineCore:
     """Runs scheduler and runner in one loop.
 
@@ -84,7 +91,7 @@ class EngineCore:
             # The queue is unbounded here: the client has applied its limits to whole submissions.
             prefix_caching=config.enable_prefix_caching,
             part_size=COPIED_PART if facts.device == "cpu" else 0,
-            drafter=ngram_drafter() if config.speculation == "ngram" else None,
+            drafter=_drafter(config, runner),
         )
         self.scheduler.speculation.grammars = runner.matchers
         self.facts = facts

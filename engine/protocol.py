@@ -254,6 +254,9 @@ class Ready(Message, frozen=True):
     max_lens_tokens: int = 0  # the longest text of a LensRequest
     quantization: str | None = None  # int8, int4 or fp8, if linear weights are kept so
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
+    speculative_model: str | None = (
+        None  # the name of the model that drafts tokens, if there is one
+    )
 
 
 class TokenOutput(Record, frozen=True):

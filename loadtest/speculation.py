@@ -1,9 +1,9 @@
 """Measure what speculation gains: `python -m loadtest.speculation --model FOLDER --free FILE`.
 
-Two servers, with `--speculation off` and with the default, answer the same prompts in turn, one
-stream at a time, greedily. The answers must be equal. Three kinds of prompts: a text that the
-answer repeats, code in which it renames a variable, and questions (FILE, JSON lines with a list
-`turns`).
+Two servers, with `--speculation off` and with the default or a draft model, answer the same prompts
+in turn, one stream at a time, greedily. The answers must be equal. Three kinds of prompts: a text
+that the answer repeats, code in which it renames a variable, and questions (FILE, JSON lines with a
+list `turns`).
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtest.speculation", description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--free", type=Path, required=True)
+    parser.add_argument("--draft", help="the --speculative-model of the second server")
     parser.add_argument("--prompts", type=int, default=8, help="of each kind")
     parser.add_argument("--tokens", type=int, default=160, help="of an answer")
     parser.add_argument("--rounds", type=int, default=2)
@@ -120,9 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     every = list(prompts(given.free, given.prompts))
     flags = ["--no-enable-prefix-caching", *given.flags]
+    drafts = ["--speculative-model", given.draft] if given.draft else []
     with (
         Penstock(given.model, [*flags, "--speculation", "off"]) as plain,
-        Penstock(given.model, flags) as drafting,
+        Penstock(given.model, [*flags, *drafts]) as drafting,
     ):
         for server in (plain, drafting):
             ask(server, every[0], 8)

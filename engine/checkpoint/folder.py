@@ -57,6 +57,16 @@ def is_hub_name(model: str) -> bool:
         raise ConfigError(f"Cannot check whether {model} is a local folder: {error}") from error
 
 
+def model_name(model: str) -> str:
+    """Return the name of a model by its path: ORG/NAME in the hub's cache, else the last part."""
+    path = Path(model)
+    cached = re.search(r"/models--([^/]+)/snapshots/", path.as_posix())
+    if cached:
+        return cached[1].replace("--", "/")
+    name = path.name or full_path(path).name
+    return name.removesuffix(".gguf")
+
+
 def full_path(path: Path) -> Path:
     """Return `path` as an absolute path without `~` and links. Raises ConfigError if that fails."""
     try:

@@ -17,7 +17,7 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.memory.report import KV_CACHE, MemoryPlan, plan_memory
+from engine.memory.report import DRAFT_KV_CACHE, KV_CACHE, MemoryPlan, plan_memory
 
 
 def main() -> int:
@@ -39,7 +39,8 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     left = memory.available - total
     sums = {"in all": total, "free now": memory.available, "left": left}
     if plan.kv_groups and plan.device.type == "cpu":
-        sums = {"at start": total - memory.planned[KV_CACHE], **sums}
+        filled = memory.planned[KV_CACHE] + memory.planned.get(DRAFT_KV_CACHE, 0)
+        sums = {"at start": total - filled, **sums}
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify)
@@ -51,6 +52,11 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     write(f"{dtype} on {plan.device}; bytes:\n")
     sys.stdout.flush()
     Console(width=100).print(table)
+    if plan.draft is not None:
+        write(
+            f"drafts by {plan.draft.architecture} with {plan.draft.num_parameters:,} parameters, "
+        )
+        write(f"up to {plan.draft.max_model_len} tokens of a sequence\n")
     if plan.kv_groups:
         form = plan.config.kv_cache_dtype
         stored = "" if form == "auto" else f" in {form}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -10,7 +11,8 @@ from engine.attention.torch.batching import MAX_SCORES, SPLIT
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
-from engine.memory.graph_shapes import decode_sizes
+from engine.memory.graph_shapes import GraphShape, decode_sizes
+from engine.speculative.drafts import MOST_ROWS
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -103,15 +105,18 @@ def step_bytes(plan: ModelPlan) -> int:
     layer = 2 * _layer_tokens(plan) * max(widths, default=0) * size
     samples = 0
     if plan.kind != "encoder":
-        samples = min(plan.config.max_num_seqs, plan.max_num_batched_tokens)
+        most = max(plan.config.max_num_seqs, MOST_ROWS)
+        samples = min(most, plan.max_num_batched_tokens)
     logits = samples * plan.model.config.vocab_size * LOGITS_COPIES * 4
     return max(layer, _attention_bytes(plan), logits)
 
 
-def graph_bytes(plan: ModelPlan) -> int:
-    """Buffers of the largest captured step, what that step holds, and what the driver keeps."""
+def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
+    """Buffers of the largest captured step, what that step holds, and what the driver keeps.
+
+    `shapes` are those with prompt chunks, the largest last.
+    """
     sizes = decode_sizes(plan.config.max_num_seqs)
-    shapes = plan.mixed_graph_shapes
     tokens = sizes[-1]
     if shapes:
         tokens = max(tokens, sum(shapes[-1]))

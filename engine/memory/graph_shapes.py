@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from engine.speculative.drafts import MOST_ROWS
+
 DECODE_SIZES = (*range(1, 9), *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 AT_START = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNK_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -19,8 +21,11 @@ class GraphShape(NamedTuple):
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Return the captured decode batch sizes, ascending. A larger batch runs kernel by kernel."""
-    return _up_to(DECODE_SIZES, max_num_seqs)
+    """Return the captured decode batch sizes, ascending. A larger batch runs kernel by kernel.
+
+    Drafted tokens are decodes too, so that few sequences may have MOST_ROWS.
+    """
+    return _up_to(DECODE_SIZES, max(max_num_seqs, MOST_ROWS))
 
 
 def mixed_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphShape]:

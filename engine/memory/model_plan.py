@@ -31,6 +31,7 @@ from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
+from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.models.base import Model
@@ -110,6 +111,9 @@ class ModelPlan:
         self.packed_bytes = estimate.packed_bytes(self)
         self.loading_bytes = estimate.loading_bytes(self)
         self.step_bytes = estimate.step_bytes(self)
+        self.draft = plan_draft(self)
+        if self.draft is not None:  # it runs between two steps
+            self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
 
     def _build(self, build: Any, hf_config: dict[str, Any]) -> nn.Module:
         try:
@@ -196,7 +200,10 @@ class ModelPlan:
         """Raises ConfigError if the device cannot hold the weights while they are loaded."""
         total = total_memory(self.device)
         free = machine_memory() if total is None else available_memory(self.device)
-        check_weights(self.loading_bytes, free, total)
+        needed = self.loading_bytes
+        if self.draft is not None:
+            needed += self.draft.loading_bytes
+        check_weights(needed, free, total)
 
     def plan_blocks(self, free: int, reserved: int = 0) -> tuple[int, int]:
         """Return (usable KV blocks, longest sequence in tokens).

@@ -10,6 +10,7 @@ from torch import nn
 from engine.attention.kv_cache import KVCache
 from engine.device.facts import available_memory, total_memory
 from engine.memory import estimate
+from engine.memory.draft_plan import draft_kv_bytes
 from engine.memory.kv_budget import margin
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile
@@ -22,6 +23,9 @@ ROWS = "state of running requests"
 GRAPHS = "CUDA graphs"
 LARGEST_STEP = "working memory of the largest step"
 KV_CACHE = "KV cache"
+DRAFT_WEIGHTS = "weights of the draft model"
+DRAFT_GRAPHS = "CUDA graphs of the draft model"
+DRAFT_KV_CACHE = "KV cache of the draft model"
 MARGIN = "safety margin"
 
 
@@ -53,11 +57,23 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
         planned[_packed_name(plan)] = plan.packed_bytes
     planned[ROWS] = estimate.rows_bytes(plan, max_model_len)
     if plan.captures_graphs:
-        planned[GRAPHS] = estimate.graph_bytes(plan)
+        planned[GRAPHS] = estimate.graph_bytes(plan, plan.mixed_graph_shapes)
+    if plan.draft is not None:
+        planned |= _planned_draft(plan.draft)
+        planned[ROWS] += estimate.rows_bytes(plan.draft, plan.draft.max_model_len)
     planned[LARGEST_STEP] = plan.step_bytes
     planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
     if total is not None:
         planned[MARGIN] = margin(plan.config, total)
+    return planned
+
+
+def _planned_draft(draft: ModelPlan) -> dict[str, int]:
+    """Bytes by entry of a draft model. Its prompt chunks are not captured."""
+    planned = {DRAFT_WEIGHTS: draft.plain_bytes + draft.packed_bytes}
+    if draft.captures_graphs:
+        planned[DRAFT_GRAPHS] = estimate.graph_bytes(draft, ())
+    planned[DRAFT_KV_CACHE] = draft_kv_bytes(draft)
     return planned
 
 
@@ -77,9 +93,16 @@ def _packed_name(plan: ModelPlan) -> str:
 
 
 def measured_bytes(
-    plan: ModelPlan, kv: KVCache, rows_bytes: int, profile: StepProfile | None
+    plan: ModelPlan,
+    kv: KVCache,
+    rows_bytes: int,
+    profile: StepProfile | None,
+    draft_kv: KVCache | None,
 ) -> dict[str, int]:
-    """Bytes by entry, of a loaded model. `profile` is a GPU's; a CPU's steps are not measured."""
+    """Bytes by entry, of a loaded model. `profile` is a GPU's; a CPU's steps are not measured.
+
+    `rows_bytes` and `draft_kv` include, and are, those of a draft model, if there is one.
+    """
     packed = _packed_bytes(plan.module)
     measured = {
         WEIGHTS: weights_bytes(plan.module) - packed,
@@ -87,6 +110,9 @@ def measured_bytes(
         ROWS: rows_bytes,
         KV_CACHE: kv.num_bytes,
     }
+    if plan.draft is not None and draft_kv is not None:
+        measured[DRAFT_WEIGHTS] = weights_bytes(plan.draft.module)
+        measured[DRAFT_KV_CACHE] = draft_kv.num_bytes
     if profile is not None:
         measured[LARGEST_STEP] = profile.step_bytes
         measured[GRAPHS] = profile.graph_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from engine.attention.kv_cache import KVCache
+from engine.checkpoint.folder import model_name
 from engine.checkpoint.loader import load_weights
 from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
@@ -22,12 +23,15 @@ from engine.grammar.matchers import Matchers
 from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import rows_bytes
+from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
 from engine.memory.report import measured_bytes, memory_entries, planned_bytes, weights_bytes
 from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
+from engine.runner.draft_model import DraftModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.recorder import CudaRecorder, Recorder
@@ -62,6 +66,8 @@ def load_engine(
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
     loaded_bytes = _load_weights(plan, report)
+    # Before the KV cache is sized: on a GPU that one gets the memory that is left.
+    draft = _load_draft(plan, report, recorder, openmp_wait)
     profile: StepProfile | None = None
     if plan.device.type == "cuda":
         report(Progress("measuring the largest step", 0.0))
@@ -74,9 +80,37 @@ def load_engine(
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
     release_unused()
-    _capture(plan, runner, recorder, report)
-    memory = memory_table(plan, runner, max_model_len, profile)
-    facts = Ready(
+    _capture(plan, runner, recorder, report, plan.mixed_graph_shapes)
+    memory = memory_table(plan, runner, max_model_len, profile, draft)
+    if draft is not None:
+        chunk = plan.max_num_batched_tokens
+        shares = config.enable_prefix_caching
+        runner.drafter = DraftModel(draft, chunk, shares_prefixes=shares)
+    facts = _facts(
+        plan,
+        runner,
+        max_model_len=max_model_len,
+        weight_bytes=loaded_bytes,
+        load_seconds=time.monotonic() - start,
+        embedding_size=embedding_size,
+        memory=memory,
+    )
+    return LoadedEngine(plan, runner, facts)
+
+
+def _facts(
+    plan: ModelPlan,
+    runner: ModelRunner,
+    *,
+    max_model_len: int,
+    weight_bytes: int,
+    load_seconds: float,
+    embedding_size: int,
+    memory: tuple[MemoryEntry, ...],
+) -> Ready:
+    config = plan.config
+    drafting = config.speculative_model
+    return Ready(
         architecture=plan.architecture,
         kind=plan.kind,
         dtype=str(plan.dtype).removeprefix("torch."),
@@ -84,15 +118,15 @@ def load_engine(
         vocab_size=plan.model.config.vocab_size,
         max_model_len=max_model_len,
         block_size=config.block_size,
-        num_blocks=num_blocks,
+        num_blocks=runner.kv.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_num_encoder_tokens=plan.max_num_encoder_tokens,
         context_cost=plan.context_cost,
         parameters=plan.num_parameters,
-        weight_bytes=loaded_bytes,
+        weight_bytes=weight_bytes,
         kv_cache_bytes=runner.kv.num_bytes,
-        load_seconds=time.monotonic() - start,
+        load_seconds=load_seconds,
         attention_backend=plan.attention_description,
         threads=plan.threads,
         kv_groups=runner.kv.groups,
@@ -104,8 +138,30 @@ def load_engine(
         max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
+        speculative_model=None if drafting is None else model_name(drafting),
     )
-    return LoadedEngine(plan, runner, facts)
+
+
+def _load_draft(
+    plan: ModelPlan, report: Report, recorder: Recorder | None, openmp_wait: OpenMPWait
+) -> ModelRunner | None:
+    """Load the draft model, if there is one."""
+    draft = plan.draft
+    if draft is None:
+        return None
+
+    def report_draft(progress: Progress) -> None:
+        report(Progress(f"draft model: {progress.stage}", progress.fraction))
+
+    _load_weights(draft, report_draft)
+    matchers = _matchers(draft)
+    matchers.close()  # drafts follow no grammar
+    blocks = num_draft_blocks(draft)
+    runner = _make_runner(draft, blocks, draft.max_model_len, openmp_wait, matchers)
+    report_draft(Progress("warming up", 0.0))
+    warm_up(runner)
+    _capture(draft, runner, recorder, report_draft, ())
+    return runner
 
 
 def _load_weights(plan: ModelPlan, report: Report) -> int:
@@ -183,20 +239,25 @@ def _matchers(plan: ModelPlan) -> Matchers:
     return Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size)
 
 
-def _make_graphs(plan: ModelPlan, runner: ModelRunner, recorder: Recorder) -> StepGraphs:
-    shapes = plan.mixed_graph_shapes
+def _make_graphs(
+    plan: ModelPlan, runner: ModelRunner, recorder: Recorder, shapes: Sequence[GraphShape]
+) -> StepGraphs:
     return StepGraphs(plan.model, runner.rows, runner.kv, plan.backend, recorder, shapes)
 
 
 def _capture(
-    plan: ModelPlan, runner: ModelRunner, recorder: Recorder | None, report: Report
+    plan: ModelPlan,
+    runner: ModelRunner,
+    recorder: Recorder | None,
+    report: Report,
+    shapes: Sequence[GraphShape],
 ) -> None:
-    """Capture the first steps, if steps are replayed."""
+    """Capture the first steps, if steps are replayed. `shapes` are those with prompt chunks."""
     if recorder is None and plan.captures_graphs:
         recorder = CudaRecorder()
     if recorder and plan.kind != "encoder" and not plan.config.enforce_eager:
         report(Progress("capturing decode steps", 0.0))
-        runner.graphs = _make_graphs(plan, runner, recorder)
+        runner.graphs = _make_graphs(plan, runner, recorder, shapes)
         runner.graphs.capture_at_start()
 
 
@@ -219,15 +280,23 @@ def _profile_over_one_block(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepPro
     if not plan.captures_graphs:
         return profile_steps(plan, compute, None)
     recorder = CudaRecorder()
-    return profile_steps(plan, compute, lambda: _make_graphs(plan, runner, recorder).capture)
+    shapes = plan.mixed_graph_shapes
+    return profile_steps(
+        plan, compute, lambda: _make_graphs(plan, runner, recorder, shapes).capture
+    )
 
 
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     """Bytes needed in addition to the KV cache and the loaded weights."""
     rows = rows_bytes(plan, plan.max_model_len)
+    draft = plan.draft
     if profile is None:  # a CPU's steps are not measured
-        return plan.step_bytes + rows
-    return profile.step_bytes + profile.graph_bytes + rows
+        # The draft model's KV cache is not taken yet: it takes memory as it fills.
+        return plan.step_bytes + rows + (0 if draft is None else draft_kv_bytes(draft))
+    step = profile.step_bytes
+    if draft is not None:  # its steps are not measured
+        step = max(step, draft.step_bytes)
+    return step + profile.graph_bytes + rows
 
 
 def warm_up(runner: ModelRunner) -> int:
@@ -252,9 +321,17 @@ def warm_up(runner: ModelRunner) -> int:
 
 
 def memory_table(
-    plan: ModelPlan, runner: ModelRunner, max_model_len: int, profile: StepProfile | None
+    plan: ModelPlan,
+    runner: ModelRunner,
+    max_model_len: int,
+    profile: StepProfile | None,
+    draft: ModelRunner | None,
 ) -> tuple[MemoryEntry, ...]:
     """Return the memory table: what was planned, and what the loaded model takes."""
     planned = planned_bytes(plan, runner.kv.num_blocks, max_model_len)
-    measured = measured_bytes(plan, runner.kv, runner.rows.num_bytes, profile)
+    rows, draft_kv = runner.rows.num_bytes, None
+    if draft is not None:
+        rows += draft.rows.num_bytes
+        draft_kv = draft.kv
+    measured = measured_bytes(plan, runner.kv, rows, profile, draft_kv)
     return memory_entries(planned, measured)

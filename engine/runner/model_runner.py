@@ -32,6 +32,7 @@ from engine.runner.step_graphs import StepGraphs
 from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.sampler import DrawParams, draw, sample
+from engine.scheduling.speculation import Drafter
 from engine.scheduling.step import BlockCopy, EncoderInput, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class ModelRunner:
         self.device = rows.device
         self.graphs: StepGraphs | None = None
         self.matchers = matchers
+        self.drafter: Drafter | None = None  # of tokens that a step may check: a second model
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
         self._can_capture = True

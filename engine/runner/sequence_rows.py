@@ -150,6 +150,13 @@ class SequenceRows:
         self.lengths.index_copy_(0, index, lengths.int())
         self.tokens.view(-1).index_copy_(0, place, tokens.int())
 
+    def set_known(self, row: int, first: int, tokens: Sequence[int]) -> None:
+        """Write tokens to a row from index `first` on; its known tokens end with them."""
+        end = first + len(tokens)
+        (values,) = to_device([tokens], self.device)
+        self.tokens[row, first:end] = values.int()
+        self.lengths[row] = end
+
     def special_params(self, slices: Sequence[ScheduledSlice]) -> dict[int, SamplingParams]:
         """Return the parameters of the slices that need more than a draw, by index."""
         if not self.special:

@@ -17,11 +17,8 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewDraft, ScheduledSlice
 from engine.scheduling.step_builder import StepBuilder
+from engine.speculative.drafts import MOST_ROWS
 from engine.speculative.ngram import NgramPool
-
-# The most sequences and drafted tokens of a step. Up to this many, reading the weights takes most
-# of a step's time. With as many sequences there are no drafts.
-MOST_ROWS = 8
 
 # Returns tokens that may follow a sequence, at most the number given. Those in flight count too.
 Drafter = Callable[[Sequence, int], Seq[int]]

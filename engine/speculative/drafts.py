@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The most sequences and drafted tokens of a step that has drafts. Up to this many, reading the
+# weights takes most of a step's time.
+MOST_ROWS = 8
 FIRST_LENGTH = 2
 LONGEST_PAUSE = 32
 

@@ -77,6 +77,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *drafts(ready),
         *answers(state.answers),
         *memory(ready),
         f"  access    API key {access}",
@@ -154,6 +155,13 @@ def kv_cache(ready: Ready) -> list[str]:
             f"{saved:.0%} less KV cache for a request of {length} tokens"
         )
     return lines
+
+
+def drafts(ready: Ready) -> list[str]:
+    """Return a line with the model that drafts tokens, if there is one."""
+    if ready.speculative_model is None:
+        return []
+    return [f"  drafts    by {ready.speculative_model}"]
 
 
 def answers(found: AnswerFormat | None) -> list[str]:

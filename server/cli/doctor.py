@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from engine.checkpoint.folder import is_hub_name, model_folder
 from engine.config import EngineConfig
 from engine.device.limits import BF16_CPU_FEATURES, cpu_count, free_memory, machine_memory
@@ -53,25 +55,42 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
 
 def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     """Describe where the model is. Raises the ConfigError that `serve` raises before loading."""
-    from server.cli.pull import cached, is_offline_mode
+    from server.cli.pull import is_offline_mode
     from server.http.auth import read_keys
     from server.text.chat_template import ChatTemplate
 
     read_keys(config)
-    model = from_url(engine_config.model).name
-    folder = cached(model) if is_hub_name(model) else model_folder(model)
+    folder = _local_folder(engine_config.model)
+    draft = engine_config.speculative_model
+    draft_folder = _local_folder(draft) if draft else None
     override = Path(config.chat_template) if config.chat_template else None
     if folder or override:
-        ChatTemplate.from_folder(folder or Path(model), override)
-    if folder is None:
+        ChatTemplate.from_folder(folder or Path(engine_config.model), override)
+    missing = engine_config.model if folder is None else None
+    if draft and draft_folder is None:
+        missing = missing or draft
+    if missing:
+        name = from_url(missing).name
         if is_offline_mode():
             raise ConfigError(
-                f"{model} is not in the cache, and HF_HUB_OFFLINE forbids the download; unset it."
+                f"{name} is not in the cache, and HF_HUB_OFFLINE forbids the download; unset it."
             )
-        return f"; {model} is not in the cache, `penstock serve` will download it"
+        return f"; {name} is not in the cache, `penstock serve` will download it"
+    assert folder is not None
     check_weights(engine_config, folder)
+    if draft_folder is not None:
+        check_weights(engine_config, draft_folder)
+        engine_config = replace(engine_config, speculative_model=str(draft_folder))
     check_folder(engine_config, folder)
     return f", with the model in {folder}"
+
+
+def _local_folder(model: str) -> Path | None:
+    """Return the folder of a model, or None if it must be downloaded first."""
+    from server.cli.pull import cached
+
+    name = from_url(model).name
+    return cached(name) if is_hub_name(name) else model_folder(name)
 
 
 def render(findings: list[Finding]) -> str:

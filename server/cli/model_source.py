@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from server.cli import exit_codes
 from server.cli.config import ServerConfig
 from server.cli.console import say
-from server.cli.hub_url import from_url
+from server.cli.hub_url import HubAddress, from_url
 
 
 def resolve_model(
@@ -33,13 +33,9 @@ def resolve_model(
     Raises ConfigError before the weights are downloaded if the model cannot be served; with `here`
     also if this machine cannot serve it.
     """
-    name, revision, file = from_url(engine_config.model)
+    engine_config = _resolve_draft(engine_config, tell, weights)
+    name, _, file = _address(engine_config.model)
     file = server_config.gguf_file or file
-    if revision not in (None, "main"):
-        raise ConfigError(
-            f"{engine_config.model} names the revision {revision}. Serve the folder that "
-            f"`penstock pull {name} --revision {revision}` prints."
-        )
     if not is_hub_name(name):
         local = str(Path(name, file)) if file else name
         return server_config, replace(engine_config, model=local)
@@ -50,6 +46,33 @@ def resolve_model(
     weights = weights and engine_config.load_format != "dummy"
     found = locate(name, check, tell, weights, file)
     return replace(server_config, served_model_name=names), replace(engine_config, model=str(found))
+
+
+def _resolve_draft(
+    config: EngineConfig, tell: Callable[[str], None], weights: bool
+) -> EngineConfig:
+    """Return the configuration with the local folder, or GGUF file, of the draft model."""
+    if config.speculative_model is None:
+        return config
+    name, _, file = _address(config.speculative_model)
+    if not is_hub_name(name):
+        return replace(config, speculative_model=name)
+    from server.cli.pull import locate
+
+    weights = weights and config.load_format != "dummy"
+    found = locate(name, check_served, tell, weights, file)
+    return replace(config, speculative_model=str(found))
+
+
+def _address(model: str) -> HubAddress:
+    """Return what `model` names on the hub. Raises ConfigError if that is an older revision."""
+    found = from_url(model)
+    if found.revision not in (None, "main"):
+        raise ConfigError(
+            f"{model} names the revision {found.revision}. Serve the folder that "
+            f"`penstock pull {found.name} --revision {found.revision}` prints."
+        )
+    return found
 
 
 def check_folder(config: EngineConfig, folder: Path) -> None:

@@ -147,7 +147,7 @@ def _with_model(values: dict[str, Any]) -> dict[str, Any]:
 def resolved(
     server_config: ServerConfig, engine_config: EngineConfig, only_plan: bool
 ) -> tuple[ServerConfig, EngineConfig]:
-    """Return both configurations with a local model folder, whose files have been checked."""
+    """Return both configurations with local model folders, whose files have been checked."""
     from server.cli.model_source import check_weights, resolve_model
 
     server_config, engine_config = resolve_model(
@@ -157,9 +157,9 @@ def resolved(
         weights=not only_plan,
         here=True,
     )
-    folder = model_folder(engine_config.model)
     if not only_plan:
-        check_weights(engine_config, folder)
+        for model in filter(None, (engine_config.model, engine_config.speculative_model)):
+            check_weights(engine_config, model_folder(model))
     return server_config, engine_config
 
 

@@ -107,6 +107,18 @@ def test_answers_after_preemption_equal_golden(golden: Golden, cuda: str) -> Non
     assert driver.stats.preemptions
 
 
+def test_answers_with_a_draft_model_equal_golden(golden: Golden, cuda: str) -> None:
+    """The model drafts for itself, so that only rounding can make a draft wrong."""
+    if golden.runner.kind != "decoder":
+        pytest.skip("only decoders have draft models")
+    draft = str(golden.folder)
+    driver = golden.driver(device=cuda, **SMALL, depth=1, speculative_model=draft)
+    for prompt, due in zip(golden.prompts, golden.alone, strict=True):
+        check(answers(driver, [prompt], [None]), [due])
+    assert driver.stats.drafted
+    assert driver.stats.drafted_right > 0.9 * driver.stats.drafted
+
+
 def test_same_seed_in_any_batch_and_mode_draws_same_tokens(golden: Golden, cuda: str) -> None:
     """The request runs alone and in a batch, replayed and eager."""
     prompt, source = golden.prompts[-1], golden.sources[-1]

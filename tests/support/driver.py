@@ -110,6 +110,7 @@ class LateRunner:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
         self.gauges, self.matchers = runner.gauges, runner.matchers
+        self.drafter = runner.drafter
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -363,7 +364,7 @@ def _fields(owner: Any) -> list[str]:
     return list(vars(owner)) if hasattr(owner, "__dict__") else list(owner.__slots__)
 
 
-def tiny_llama(folder: Path, **overrides: Any) -> Path:
+def tiny_llama(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
     """Write a Llama with random weights in Hugging Face layout, small enough for any test."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -377,7 +378,7 @@ def tiny_llama(folder: Path, **overrides: Any) -> Path:
         "max_position_embeddings": 256,
         "rms_norm_eps": 1e-5,
     } | overrides
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * shape[-1] ** -0.5

@@ -36,6 +36,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "dtype": info.dtype,
         "quantization": info.quantization,
         "kv_cache_dtype": info.kv_cache_dtype,
+        "speculative_model": info.speculative_model,
         "device": info.device,
         "meta": {
             "n_vocab": info.vocab_size,

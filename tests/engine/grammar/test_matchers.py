@@ -133,6 +133,18 @@ def test_drafts_change_no_answer_that_follows_a_grammar(
         assert driver.stats.drafted_right > 30
 
 
+def test_draft_model_changes_no_answer_that_follows_a_grammar(folder: Path) -> None:
+    """The draft model ignores grammars, so its drafts end where a grammar forbids them."""
+    found = []
+    for fields in ({"speculation": "off"}, {"speculative_model": str(folder)}):
+        driver = Driver(folder, **fields)
+        ids = [driver.submit(prompt(n), 120, **constrained(n)) for n in range(3)]
+        driver.run()
+        found.append([driver.tokens(number) for number in ids])
+    assert found[0] == found[1]
+    assert driver.stats.drafted
+
+
 def test_forced_tokens_are_drafted(folder: Path) -> None:
     """The names of the properties are no choice, so they cost no steps of their own."""
     driver = Driver(folder)

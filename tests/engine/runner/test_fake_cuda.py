@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="kernels need triton, which is not installe
 
 from engine.errors import ConfigError
 from engine.ops.sequence_rows import append
+from engine.runner.draft_model import DraftModel
 from tests.support.driver import Driver
 from tests.support.fake_cuda import CUDA, fake_cuda
 from tests.support.published import PUBLISHED
@@ -171,3 +172,17 @@ def test_engine_on_cuda_sums_in_fp32(tmp_path: Path) -> None:
     finally:
         for name, value in zip(names, before, strict=True):
             setattr(matmul, name, value)
+
+
+def test_draft_model_on_fake_cuda_is_replayed(tmp_path: Path) -> None:
+    """It drafts on the device of the served model, and its decodes are captured."""
+    with fake_cuda() as launches:
+        driver = engine(QUICK[0], tmp_path, speculative_model=str(tmp_path))
+        generate(driver)
+        draft = driver.runner.drafter
+        assert isinstance(draft, DraftModel)
+        graphs = draft._runner.graphs
+        assert graphs is not None
+        assert graphs.sizes == [1, 2, 4]
+        assert draft.num_computed
+    assert launches.keys() >= {"extend_kernel", "decode_kernel", "_append_kernel"}

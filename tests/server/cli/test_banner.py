@@ -13,7 +13,16 @@ import pytest
 
 from engine.memory.report import LARGEST_STEP, WEIGHTS
 from engine.protocol import KVGroup, MemoryEntry
-from server.cli.banner import answers, arithmetic, curl, kv_cache, memory, not_followed, pages
+from server.cli.banner import (
+    answers,
+    arithmetic,
+    curl,
+    drafts,
+    kv_cache,
+    memory,
+    not_followed,
+    pages,
+)
 from server.text.parsers.formats import REASONING_BY_NAME
 from tests.support.fake_engine import INFO
 
@@ -49,6 +58,12 @@ def test_arithmetic_with_batch_dependent_logits_names_the_setting(
 def test_arithmetic_with_emulated_bf16_recommends_float32() -> None:
     (note,) = arithmetic(msgspec.structs.replace(INFO, emulates_bf16=True))
     assert "--dtype float32" in note
+
+
+def test_drafts_name_the_draft_model() -> None:
+    ready = msgspec.structs.replace(INFO, speculative_model="org/small")
+    assert drafts(ready) == ["  drafts    by org/small"]
+    assert drafts(INFO) == []
 
 
 def test_not_followed_lists_ignored_generation_settings() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.config import EngineConfig
@@ -50,5 +52,28 @@ def test_from_url_of_no_served_model_raises_config_error(url: str, words: str) -
 
 def test_resolve_model_url_of_other_revision_names_the_pull_command() -> None:
     config = EngineConfig(model="https://huggingface.co/org/name/tree/v2")
-    with pytest.raises(ConfigError, match=r"penstock pull org/name --revision v2"):
-        resolve_model(ServerConfig(), config)
+    drafting = EngineConfig(speculative_model=config.model)
+    for refused in (config, drafting):
+        with pytest.raises(ConfigError, match=r"penstock pull org/name --revision v2"):
+            resolve_model(ServerConfig(), refused)
+
+
+def test_resolve_model_finds_the_draft_model_like_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    located: list[tuple[str, bool, str | None]] = []
+
+    def locate(name: str, check: object, tell: object, weights: bool, file: str | None) -> Path:
+        located.append((name, weights, file))
+        return tmp_path
+
+    monkeypatch.setattr("server.cli.pull.locate", locate)
+    url = "https://huggingface.co/org/small/blob/main/q8.gguf"
+    for given, weights in (("org/small", True), (url, False)):
+        config = EngineConfig(speculative_model=given)
+        names, found = resolve_model(ServerConfig(), config, weights=weights)
+        assert (found.model, found.speculative_model) == ("demo", str(tmp_path))
+        assert names.served_model_name == ()
+    assert located == [("org/small", True, None), ("org/small", False, "q8.gguf")]
+    local = EngineConfig(speculative_model="./folder")
+    assert resolve_model(ServerConfig(), local)[1].speculative_model == "./folder"
