@@ -205,6 +205,7 @@ def contenders(
 
     def penstock(backend: str) -> Callable[[int], Server]:
         flags = ["--attention-backend", backend, "--dtype", str(dtype).removeprefix("torch.")]
+        flags += ["--speculation", "off"]  # random weights repeat themselves too often
         return lambda streams: Penstock(folder, flags + options.flags.split())
 
     found = {name: served(name, penstock(backend)) for name, backend in BACKENDS.items()}

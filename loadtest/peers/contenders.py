@@ -112,8 +112,9 @@ Contender = OverHttp | Worker
 
 
 def penstock(folder: Path, *flags: str) -> OverHttp:
-    """Penstock as installed: without a flag, unless some are given."""
-    return OverHttp(lambda room: Penstock(folder, flags), {})
+    """Penstock as installed, but without drafts: random weights repeat themselves too often."""
+    given = ["--speculation", "off", *flags]
+    return OverHttp(lambda room: Penstock(folder, given), {})
 
 
 def llama_cpp(environment: Path, model: Path) -> OverHttp:
