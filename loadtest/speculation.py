@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--draft", help="the --speculative-model of the second server")
     parser.add_argument("--prompts", type=int, default=8, help="of each kind")
     parser.add_argument("--tokens", type=int, default=160, help="of an answer")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1, help="more ones know the answers")
     parser.add_argument("flags", nargs="*", help="further flags of both servers, after --")
     given = parser.parse_args(arguments)
     every = list(prompts(given.free, given.prompts))

@@ -106,9 +106,11 @@ class CodesCall(ctypes.Structure):
         ("scales", INT),  # address of [panels, groups, 16] fp16; with offsets [..., 2, 16]
         ("bias", INT),  # address of [panels, 16] bf16, or 0
         ("groups", INT),  # number of groups of inputs
-        ("x", INT),  # address of [rows, groups, 2, 32] int8: high parts, then low ones
+        ("x", INT),  # address of [rows, groups, 32] int8: high parts
+        ("x_low", INT),  # address of [rows, groups, 32] int8: low parts
         ("x_scales", INT),  # address of [rows, groups] fp32
         ("x_sums", INT),  # address of [rows, groups] int32; fp32 with offsets
+        ("x_is_wide", INT),  # address of [rows, groups] int32: 0 if all low parts are 0
         ("out", INT),  # address of [rows, outputs] bf16 or fp32
         ("out_bytes", INT),
         ("rows", INT),
@@ -116,7 +118,7 @@ class CodesCall(ctypes.Structure):
 
 
 class RoundCall(ctypes.Structure):
-    """Arguments of the rounding of rows to 15 bits, group by group."""
+    """Arguments of the rounding of rows to 8 or 15 bits, group by group."""
 
     _fields_ = [
         ("counter", INT),  # address of the index of the next group of rows
@@ -126,9 +128,11 @@ class RoundCall(ctypes.Structure):
         ("zero", INT),  # the code that stands for 0 in the weights; 0: they have offsets
         ("x", INT),  # address of [rows, groups * 32]
         ("x_stride", INT),  # elements between rows
-        ("codes", INT),  # address of [rows, groups, 2, 32] int8: high parts, then low ones
+        ("high", INT),  # address of [rows, groups, 32] int8
+        ("low", INT),  # address of [rows, groups, 32] int8; not written where all are 0
         ("scales", INT),  # address of [rows, groups] fp32
         ("sums", INT),  # address of [rows, groups]: -zero * the sum in int32, or the sum in fp32
+        ("is_wide", INT),  # address of [rows, groups] int32: 0 if all low parts are 0
     ]
 
 

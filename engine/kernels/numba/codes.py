@@ -1,7 +1,7 @@
 """Linear layers with quantised weights, on a CPU that multiplies 8-bit numbers (AVX512_VNNI).
 
-A row of inputs is rounded to 15 bits, with a scale for every 32 inputs. All numbers of rows use one
-kernel, so a row has the same bits in any batch.
+A row of inputs is rounded, with a scale for every 32 inputs: to 15 bits where one of them is large,
+else to 8. All numbers of rows use one kernel, so a row has the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class CodesLinear:
         """Return [rows, outputs] for x [rows, inputs]."""
         rows = x.shape[0]
         assert x.stride(1) == 1
-        codes = torch.empty(rows, self._groups, 2, GROUP, dtype=torch.int8)
+        high, low = torch.empty(2, rows, self._groups, GROUP, dtype=torch.int8)
         scales = torch.empty(rows, self._groups)
         sums = torch.empty(rows, self._groups)
+        is_wide = torch.empty(rows, self._groups, dtype=torch.int32)
         rounding = RoundCall(
             rows=rows,
             at_once=max(1, PART // x.shape[1]),
@@ -81,16 +82,20 @@ class CodesLinear:
             zero=self._zero,
             x=x.data_ptr(),
             x_stride=x.stride(0),
-            codes=codes.data_ptr(),
+            high=high.data_ptr(),
+            low=low.data_ptr(),
             scales=scales.data_ptr(),
             sums=sums.data_ptr(),
+            is_wide=is_wide.data_ptr(),
         )
         in_threads(self._round, rounding, alone=x.numel() <= PART)
         out = torch.empty(rows, self._padded, dtype=self._dtype)
         call = self._call
-        call.x = codes.data_ptr()
+        call.x = high.data_ptr()
+        call.x_low = low.data_ptr()
         call.x_scales = scales.data_ptr()
         call.x_sums = sums.data_ptr()
+        call.x_is_wide = is_wide.data_ptr()
         call.rows = rows
         call.out = out.data_ptr()
         in_threads(self._kernel, call)

@@ -1,4 +1,4 @@
-"""The product of rows with quantised weights, and the rounding of rows to 15 bits before it."""
+"""The product of rows with quantised weights, and the rounding of rows before it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
 from engine.kernels.numba.source.multiply_codes import multiply_codes
 from engine.kernels.numba.source.panels import panels_kernel
 
-ROW_BYTES = 2 * GROUP  # of a group of inputs, as high and low parts
-MOST = 127 * 128  # the largest rounded input
+# A group has 15 bits if its largest input is above this many times the row's root mean square. Its
+# other inputs would lose too much with 8 bits.
+WIDE_FROM = 3.0
 
 
 @njit(inline="always")
@@ -22,10 +23,12 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
         call.scales + scale_bytes * panel,
         call.bias + 2 * LANES * panel,
         call.groups,
-        call.x + ROW_BYTES * call.groups * row,
-        ROW_BYTES * call.groups,
+        call.x + GROUP * call.groups * row,
+        call.x_low + GROUP * call.groups * row,
+        GROUP * call.groups,
         call.x_scales + 4 * call.groups * row,
         call.x_sums + 4 * call.groups * row,
+        call.x_is_wide + 4 * call.groups * row,
         call.out + call.out_bytes * row + (4 if wide else 2) * LANES * panel,
         call.out_bytes,
         rows,
@@ -66,28 +69,41 @@ def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     return panels_kernel(multiply, CodesCall)
 
 
-def round_kernel(is_bf16: bool):
-    """Return the kernel that rounds groups of inputs to whole numbers of 15 bits.
+@njit(inline="always")
+def mean_square(x, begin, count):
+    total = np.float32(0)
+    for index in range(count):
+        number = to_fp32(x[begin + index])
+        total += number * number
+    return total / np.float32(count)
 
-    Each is written as two numbers of 8 bits: 128 * high + low.
+
+def round_kernel(is_bf16: bool):
+    """Return the kernel that rounds groups of inputs to whole numbers of 8 or 15 bits.
+
+    Each is written as two numbers of 8 bits: 128 * high + low. With 8 bits, low is 0.
     """
     element = np.uint16 if is_bf16 else np.float32
-    most = np.float32(MOST)
+    wide_from = np.float32(WIDE_FROM * WIDE_FROM)
 
     def round_rows(pointer):
         call = carray(pointer, 1)[0]
         scales = array_at(call.scales, (1,), np.float32)
         starts = array_at(call.sums, (1,), np.int32)
         sums = array_at(call.sums, (1,), np.float32)
-        codes = array_at(call.codes, (1,), np.int8)
+        is_wide = array_at(call.is_wide, (1,), np.int32)
+        high = array_at(call.high, (1,), np.int8)
+        low = array_at(call.low, (1,), np.int8)
         x = array_at(call.x, (1,), element)
         while True:
             first = take(call.counter) * call.at_once
             if first >= call.rows:
                 return
             for row in range(first, min(first + call.at_once, call.rows)):
+                begin_row = row * call.x_stride
+                limit = wide_from * mean_square(x, begin_row, GROUP * call.groups)
                 for group in range(call.groups):
-                    begin = row * call.x_stride + GROUP * group
+                    begin = begin_row + GROUP * group
                     largest = np.float32(0)
                     poison = np.float32(0)  # NaN if an input is NaN or infinite
                     for index in range(GROUP):
@@ -95,15 +111,25 @@ def round_kernel(is_bf16: bool):
                         largest = max(largest, abs(number))
                         poison += number * np.float32(0)
                     place = row * call.groups + group
-                    scales[place] = largest / most + poison
+                    wide = largest * largest > limit
+                    most = np.float32(127 * 128) if wide else np.float32(127)
+                    is_wide[place] = np.int32(1) if wide else np.int32(0)
+                    scale = largest / np.float32(127 * 128)
+                    scales[place] = scale + poison
                     inverse = most / largest if largest > 0 else np.float32(0)
                     total = np.int32(0)
-                    for index in range(GROUP):
-                        code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
-                        high = (code + 64) >> 7
-                        codes[ROW_BYTES * place + index] = high
-                        codes[ROW_BYTES * place + GROUP + index] = code - (high << 7)
-                        total += code
+                    if wide:
+                        for index in range(GROUP):
+                            code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
+                            part = (code + 64) >> 7
+                            high[GROUP * place + index] = part
+                            low[GROUP * place + index] = code - (part << 7)
+                            total += code
+                    else:
+                        for index in range(GROUP):
+                            code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
+                            high[GROUP * place + index] = code
+                            total += code << 7
                     if call.zero:
                         starts[place] = -call.zero * total
                     else:

@@ -1,6 +1,7 @@
 """Products of a few rows of 15-bit numbers with a panel of 8- or 4-bit weights (AVX512_VNNI).
 
-The instruction multiplies 8-bit numbers. So a row has high and low parts, 128 * high + low.
+The instruction multiplies 8-bit numbers. So a row has high and low parts, 128 * high + low. Low
+parts are left out where all of a group are 0, which changes no sum.
 Sums within a group of inputs are whole numbers, so their order does not matter. The groups are
 added in order, in fp32.
 """
@@ -40,8 +41,8 @@ ROUNDED = ir.VectorType(BF16, LANES)
 
 @intrinsic(prefer_literal=True)
 def multiply_codes(
-    typing, codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, out, out_bytes,
-    rows, bits, offsets, biased, wide,
+    typing, codes, scales, bias, groups, x, x_low, x_bytes, x_scales, x_sums, x_is_wide,
+    out, out_bytes, rows, bits, offsets, biased, wide,
 ):  # fmt: skip
     """out[r, :16] = sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g] + x_sums[r, g]).
 
@@ -50,13 +51,13 @@ def multiply_codes(
     bf16. The last five arguments are literals.
     """
     arguments = (
-        codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, out, out_bytes,
-        rows, bits, offsets, biased, wide,
+        codes, scales, bias, groups, x, x_low, x_bytes, x_scales, x_sums, x_is_wide,
+        out, out_bytes, rows, bits, offsets, biased, wide,
     )  # fmt: skip
-    shape = _Shape(*(each.literal_value for each in arguments[10:]))
+    shape = _Shape(*(each.literal_value for each in arguments[12:]))
 
     def code(context, builder, signature, values):
-        _Panel(builder, _Operands(*values[:10]), shape).multiply()
+        _Panel(builder, _Operands(*values[:12]), shape).multiply()
         return context.get_dummy_value()
 
     return types.void(*arguments), code
@@ -69,10 +70,12 @@ class _Operands(NamedTuple):
     scales: ir.Value  # address of [groups, 16] fp16, or [groups, 2, 16]: scales, then offsets
     bias: ir.Value  # address of [16] bf16
     groups: ir.Value
-    x: ir.Value  # address of [rows, groups, 2, 32] int8: high parts, then low ones
+    x: ir.Value  # address of [rows, groups, 32] int8: high parts
+    x_low: ir.Value  # address of [rows, groups, 32] int8: low parts
     x_bytes: ir.Value
     x_scales: ir.Value  # address of [rows, groups] fp32
     x_sums: ir.Value  # address of [rows, groups] int32, or fp32 with offsets
+    x_is_wide: ir.Value  # address of [rows, groups] int32: 0 if all low parts are 0
     out: ir.Value
     out_bytes: ir.Value
 
@@ -126,12 +129,17 @@ class _Panel:
                 summed = builder.call(self._fma, [shift, x_sum, summed])
             else:
                 whole = self._spread(self._operands.x_sums, place, INT32)
-            x = self._row_address(self._operands.x, self._operands.x_bytes, row)
-            x = builder.add(x, builder.mul(group, INT64(2 * GROUP)))
+            x = self._inputs_address(self._operands.x, row, group)
             high = self._add_products(ir.Constant(WHOLE, None), codes, x)
-            whole = self._add_products(whole, codes, offset(builder, x, GROUP))
             whole = builder.add(whole, builder.shl(high, ir.Constant(WHOLE, [7] * LANES)))
-            found = builder.sitofp(whole, SUMS)
+            both = cgutils.alloca_once_value(builder, whole)
+            builder.store(whole, both)
+            address = builder.add(self._operands.x_is_wide, place)
+            is_wide = load(builder, address, INT32, align=4)
+            with builder.if_then(cgutils.is_not_null(builder, is_wide)):
+                low = self._inputs_address(self._operands.x_low, row, group)
+                builder.store(self._add_products(whole, codes, low), both)
+            found = builder.sitofp(builder.load(both), SUMS)
             factor = self._spread(self._operands.x_scales, place, FP32)
             factor = builder.fmul(factor, scale)
             builder.store(builder.call(self._fma, [found, factor, summed]), total)
@@ -199,6 +207,11 @@ class _Panel:
             store(builder, total, address, align=4)
         else:
             store(builder, builder.call(self._round, [total]), address, align=2)
+
+    def _inputs_address(self, base, row, group):
+        builder = self._builder
+        begin = self._row_address(base, self._operands.x_bytes, row)
+        return builder.add(begin, builder.mul(group, INT64(GROUP)))
 
     def _row_address(self, base, row_bytes, row):
         return self._builder.add(base, self._builder.mul(row_bytes, INT64(row)))
