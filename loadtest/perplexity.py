@@ -25,6 +25,7 @@ FORMS = (
     "",
     "--quantization int8",
     "--quantization int4",
+    "--quantization fp8",
     "--kv-cache-dtype int8",
     "--kv-cache-dtype fp8",
 )
