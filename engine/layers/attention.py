@@ -56,8 +56,8 @@ class Attention(nn.Module):
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
         kv = batch.kv.layers[self.index]
-        is_coded = kv.key_scales is not None  # the fused kernel stores no codes
-        if self.kernels != "triton" or padded or is_coded:
+        # The fused kernel stores no codes.
+        if self.kernels != "triton" or padded or kv.key_scales is not None:
             qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch)
         layout = batch.plan.layout

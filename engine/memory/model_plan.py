@@ -58,7 +58,6 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
-        # Raises ConfigError for quantised weights that are not served.
         self._has_codes = method_of(hf_config) is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
             forbid_amx()

@@ -23,7 +23,7 @@ import zmq
 
 from engine.checkpoint.folder import model_folder, read_json, safetensors_header
 from engine.checkpoint.gguf.tensors import read_tensors
-from engine.checkpoint.loader import _names
+from engine.checkpoint.stored import stored_tensors
 from engine.client.channel import NUMBER, UNREADABLE, _Inbox
 from engine.errors import ConfigError
 from engine.models.registry import model_class
@@ -371,7 +371,7 @@ async def header_opened(folder: Path) -> AsyncIterator[Check]:
             return
         assert isinstance(header, dict)
         with contextlib.suppress(ConfigError):
-            _names(file)
+            stored_tensors([file])
 
     yield check
 

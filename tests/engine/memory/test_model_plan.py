@@ -98,7 +98,7 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     """Simulate the measurement of a GPU's start with invented sizes.
 
     A step takes 1000 bytes, one with prompt logprobs 2000, captured ones 3000 and 4000. The
-    graph buffers, each of six decode sizes and each of six mixed shapes keep 500 bytes.
+    graph buffers, each of eight decode sizes and each of six mixed shapes keep 500 bytes.
     """
     computed: list[Any] = []
 
@@ -119,7 +119,7 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     records = plan.kind != "encoder"
     monkeypatch.setattr(ModelPlan, "captures_graphs", records)
     profile = measure_steps(plan, loaded.runner._openmp_wait)
-    assert (profile.step_bytes, profile.graph_bytes) == ((4000, 500 * 13) if records else (1000, 0))
+    assert (profile.step_bytes, profile.graph_bytes) == ((4000, 500 * 15) if records else (1000, 0))
     step = largest_step(plan)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
     assert all(s.start + s.count == plan.max_model_len for s in step.slices)

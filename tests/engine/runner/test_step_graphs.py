@@ -31,7 +31,13 @@ def captured(checkpoint: Path, **config: Any) -> tuple[Driver, StepGraphs, TapeR
 
 @pytest.mark.parametrize(
     ("max_num_seqs", "last"),
-    [(1, [1]), (5, [3, 4, 5]), (20, [8, 16, 20]), (64, [48, 56, 64]), (4096, [448, 480, 512])],
+    [
+        (1, [6, 7, 8]),
+        (9, [7, 8, 9]),
+        (20, [8, 16, 20]),
+        (64, [48, 56, 64]),
+        (4096, [448, 480, 512]),
+    ],
 )
 def test_batch_sizes_end_with_max_num_seqs_or_largest_size(
     max_num_seqs: int, last: list[int]
