@@ -351,7 +351,7 @@ class EngineStats(Record, frozen=True):
     drafted_right: int = 0  # those of them that the model sampled
     step_seconds: float = 0.0  # wall time of this step
     step_prefill_tokens: int = 0  # tokens of prompts and of encoded texts
-    step_decode_tokens: int = 0
+    step_decode_tokens: int = 0  # without drafted ones that were wrong
     # Named measurements of the runner, exported by /metrics.
     gauges: dict[str, float] = field(default_factory=dict)
 

@@ -366,7 +366,8 @@ class Scheduler:
         gauges: dict[str, float] | None = None,
     ) -> EngineStats:
         """Return the stats after `step`, if any, which took `seconds`."""
-        decode = step.num_decode_tokens if step else 0
+        prefill = step.num_tokens - step.num_decode_tokens if step else 0
+        decode = step.num_decode_tokens - self.speculation.num_wrong if step else 0
         return EngineStats(
             step=self._steps,
             running=len(self.running) + len(self.embeds.in_flight),
@@ -380,7 +381,7 @@ class Scheduler:
             drafted=self.speculation.num_drafted,
             drafted_right=self.speculation.num_accepted,
             step_seconds=seconds,
-            step_prefill_tokens=step.num_tokens - decode if step else 0,
+            step_prefill_tokens=prefill,
             step_decode_tokens=decode,
             gauges=gauges or {},
         )

@@ -64,7 +64,7 @@ async def test_waterfall_of_a_lone_request_is_within_the_clients_time(demo: Serv
     assert report["parts"]["others"] == 0
     assert report["who"] == []
     assert sum(step["decode"] for step in report["steps"]) == 39
-    assert len(report["steps"]) == 40
+    assert 0 < len(report["steps"]) <= 40  # right drafts save steps
 
 
 async def test_waterfall_names_the_neighbour_with_the_long_prompt_first(demo: Server) -> None:
