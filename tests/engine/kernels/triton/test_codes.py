@@ -40,7 +40,10 @@ def compare(
 
 @kinds
 @dtypes
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize(
+    "rows",
+    [1, pytest.param(3, marks=pytest.mark.slow), pytest.param(16, marks=pytest.mark.slow), 17, 40],
+)
 def test_codes_kernel_every_form_and_dtype_equals_torch(
     rows: int, dtype: torch.dtype, kind: Quantization
 ) -> None:
