@@ -50,7 +50,7 @@ def load_weights(
             _refuse_conv1d(name, tensors[name], target)
         numbers: torch.Tensor | None = None
         for target in targets[name]:
-            if _needs_numbers(model, name, target, tensors[name]):
+            if _give_codes(model, name, target, tensors[name]):
                 if numbers is None:
                     numbers = tensors[name].read()
                 _place(model, name, target, numbers, dtype, device, tensors[name].file)
@@ -94,8 +94,8 @@ def stored_codes(weight_map: WeightMap, folder: Path) -> StoredCodes:
     return StoredCodes(common, kind)
 
 
-def _needs_numbers(model: nn.Module, name: str, target: Target, tensor: CheckpointTensor) -> bool:
-    """Hand codes to a layer that keeps them. Returns whether it needs the numbers."""
+def _give_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointTensor) -> bool:
+    """Give a layer the codes if it keeps them. Returns whether it needs the numbers."""
     owner: Any = model.get_submodule(target.parameter.rpartition(".")[0])
     if getattr(owner, "stored_form", None) is None or not target.parameter.endswith(".weight"):
         return True

@@ -24,7 +24,6 @@ class TokenEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(count, dim))
         self.stored_form: CodesForm | None = None
         self.stored: Codes | None = None
-
         self.kernels: Kernels = "torch"
 
     def take_codes(self, part: str, codes: Codes) -> bool:
@@ -83,7 +82,7 @@ class LMHead(nn.Module):
         self._tied_to = [tied_to] if tied_to else []  # a list, so that it is not a submodule
         # If set, the checkpoint's codes are kept: its own, or the token embedding's.
         self.stored_form: CodesForm | None = None
-        self._stored: Codes | None = None
+        self.stored: Codes | None = None
         self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
 
@@ -100,18 +99,16 @@ class LMHead(nn.Module):
 
     def take_codes(self, part: str, codes: Codes) -> bool:
         """Take a weight with a `stored_form`. Returns whether numbers are needed."""
-        self._stored = codes
+        self.stored = codes
         return False
 
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weight. See `pack`; of a tied head, the token embedding keeps its table."""
         if self.stored_form is not None:
-            codes = self._tied_to[0].stored if self._tied_to else self._stored
-            assert codes is not None
-            self._packed = pack_codes(codes, None, wide=True)
-            self._stored = self.weight = None
-            for embedding in self._tied_to:
-                embedding.stored = None
+            owner = self.tied_to or self
+            assert owner.stored is not None
+            self._packed = pack_codes(owner.stored, None, wide=True)
+            owner.stored = self.weight = None
             return
         table = self.table.data
         self._packed = pack(

@@ -154,13 +154,15 @@ class ModelPlan:
             return None
         stored = stored_codes(self.model.weight_map(), self.folder)
         names = {module: name for name, module in self.module.named_modules()}
+        keeps_codes = False
         for layer in names:
             if isinstance(layer, Linear | LMHead):
                 tied = layer.tied_to if isinstance(layer, LMHead) else None
                 layer.stored_form = stored.forms.get(f"{names[tied or layer]}.weight")
                 if tied is not None:
                     tied.stored_form = layer.stored_form
-        return stored.kind
+                keeps_codes = keeps_codes or layer.stored_form is not None
+        return stored.kind if keeps_codes else None
 
     @property
     def packs(self) -> bool:

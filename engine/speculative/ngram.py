@@ -24,10 +24,6 @@ class NgramPool:
         self._followers = np.full(SLOTS, UNKNOWN, np.int32)
         self._tags = np.zeros(SLOTS, np.uint32)  # the low bits of each n-gram's hash
 
-    @property
-    def nbytes(self) -> int:
-        return self._followers.nbytes + self._tags.nbytes
-
     def add(self, tokens: Sequence[int], first: int, root: int) -> None:
         """Add the tokens from `first` on, each as the follower of those before it."""
         first = max(first, LENGTH)

@@ -9,7 +9,7 @@ import pytest
 
 from engine.speculative.drafts import MOST_ROWS
 from tests.engine.test_seeds import SETTINGS, request
-from tests.support.drafts import draft_from
+from tests.support.drafts import draft_from, run_with_aborts
 from tests.support.driver import EXTREMES, MODES, Driver, each, tiny_llama
 
 COUNT = 24
@@ -77,14 +77,7 @@ def test_drafts_do_not_outlive_preemption_and_aborts(
     driver = Driver(checkpoint, depth=1, late=True, block_size=16, num_gpu_blocks_override=9)
     ids: dict[int, int] = {}
     draft_from(driver, lambda request_id: due[ids[request_id]][0], 0.3)
-    for number in (*REQUESTS, *REQUESTS):
-        ids[submit(driver, number, priority=-len(ids))] = number
-        driver.turn()
-        if len(ids) % 4 == 0:
-            driver.abort(max(ids) - 1)
-    driver.run()
-    assert driver.stats.preemptions
-    whole = [request_id for request_id in ids if driver.finish(request_id)]
+    whole = run_with_aborts(driver, submit, (*REQUESTS, *REQUESTS), ids)
     assert len(whole) >= 14
     for request_id in whole:
         assert driver.tokens(request_id) == due[ids[request_id]][0]

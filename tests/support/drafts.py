@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine.scheduling.sequence import Sequence as Record
 from engine.scheduling.speculation import Speculation
 from tests.support.driver import Driver
+
+
+def run_with_aborts(
+    driver: Driver, submit: Callable[..., int], numbers: Iterable[int], ids: dict[int, int]
+) -> list[int]:
+    """Submit requests `numbers`, each before those that run, and abort every fourth.
+
+    Note their numbers in `ids`; return the ids of those that ended.
+    """
+    for number in numbers:
+        ids[submit(driver, number, priority=-len(ids))] = number
+        driver.turn()
+        if len(ids) % 4 == 0:
+            driver.abort(max(ids) - 1)
+    driver.run()
+    assert driver.stats.preemptions
+    return [request_id for request_id in ids if driver.finish(request_id)]
 
 
 def draft_from(driver: Driver, known: Callable[[int], list[int]], share: float) -> None:

@@ -14,6 +14,7 @@ from engine.protocol import GenerateRequest, SamplingParams
 from engine.runner.draft_model import DraftModel
 from engine.scheduling.sequence import Sequence
 from tests.engine.test_seeds import SETTINGS, request
+from tests.support.drafts import run_with_aborts
 from tests.support.driver import EXTREMES, Driver, each, tiny_llama
 from tests.support.skipped_layers import with_first_layers
 
@@ -124,15 +125,8 @@ def test_drafts_do_not_outlive_preemption_and_aborts(
         folders, draft, depth=1, late=True, block_size=16, num_gpu_blocks_override=9
     )
     ids: dict[int, int] = {}
-    for number in (*REQUESTS, *REQUESTS):
-        ids[submit(driver, number, priority=-len(ids))] = number
-        driver.turn()
-        if len(ids) % 4 == 0:
-            driver.abort(max(ids) - 1)
-    driver.run()
-    assert driver.stats.preemptions
+    whole = run_with_aborts(driver, submit, (*REQUESTS, *REQUESTS), ids)
     assert driver.stats.drafted
-    whole = [request_id for request_id in ids if driver.finish(request_id)]
     assert len(whole) >= 14
     for request_id in whole:
         assert driver.tokens(request_id) == due[ids[request_id]].tokens
