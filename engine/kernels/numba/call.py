@@ -15,6 +15,9 @@ CACHE_LINE = 64  # bytes
 LOG2_E = math.log2(math.e)
 GROUP = 32  # inputs that share a scale in quantised layers
 LANES = 16  # outputs of a panel of quantised weights
+# An input of a quantised layer is an outlier if it is above this many times its row's root mean
+# square. The others of its group would lose too much of their 8 bits.
+OUTLIER_FROM = 2.5
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
 ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
@@ -106,11 +109,13 @@ class CodesCall(ctypes.Structure):
         ("scales", INT),  # address of [panels, groups, 16] fp16; with offsets [..., 2, 16]
         ("bias", INT),  # address of [panels, 16] bf16, or 0
         ("groups", INT),  # number of groups of inputs
-        ("x", INT),  # address of [rows, groups, 32] int8: high parts
-        ("x_low", INT),  # address of [rows, groups, 32] int8: low parts
+        ("x", INT),  # address of [rows, groups, 32] int8
         ("x_scales", INT),  # address of [rows, groups] fp32
         ("x_sums", INT),  # address of [rows, groups] int32; fp32 with offsets
-        ("x_is_wide", INT),  # address of [rows, groups] int32: 0 if all low parts are 0
+        ("num_outliers", INT),  # address of [rows] int32
+        ("outliers", INT),  # address of [rows, most_outliers] int32: indices of inputs
+        ("outlier_numbers", INT),  # address of [rows, most_outliers] fp32
+        ("most_outliers", INT),
         ("out", INT),  # address of [rows, outputs] bf16 or fp32
         ("out_bytes", INT),
         ("rows", INT),
@@ -118,7 +123,7 @@ class CodesCall(ctypes.Structure):
 
 
 class RoundCall(ctypes.Structure):
-    """Arguments of the rounding of rows to 8 or 15 bits, group by group."""
+    """Arguments of the rounding of rows of bf16 to 8 bits, group by group."""
 
     _fields_ = [
         ("counter", INT),  # address of the index of the next group of rows
@@ -128,11 +133,13 @@ class RoundCall(ctypes.Structure):
         ("zero", INT),  # the code that stands for 0 in the weights; 0: they have offsets
         ("x", INT),  # address of [rows, groups * 32]
         ("x_stride", INT),  # elements between rows
-        ("high", INT),  # address of [rows, groups, 32] int8
-        ("low", INT),  # address of [rows, groups, 32] int8; not written where all are 0
+        ("codes", INT),  # address of [rows, groups, 32] int8
         ("scales", INT),  # address of [rows, groups] fp32
         ("sums", INT),  # address of [rows, groups]: -zero * the sum in int32, or the sum in fp32
-        ("is_wide", INT),  # address of [rows, groups] int32: 0 if all low parts are 0
+        ("num_outliers", INT),  # address of [rows] int32
+        ("outliers", INT),  # address of [rows, most_outliers] int32: indices of inputs
+        ("outlier_numbers", INT),  # address of [rows, most_outliers] fp32
+        ("most_outliers", INT),
     ]
 
 

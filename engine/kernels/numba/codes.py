@@ -1,7 +1,8 @@
 """Linear layers with quantised weights, on a CPU that multiplies 8-bit numbers (AVX512_VNNI).
 
-A row of inputs is rounded, with a scale for every 32 inputs: to 15 bits where one of them is large,
-else to 8. All numbers of rows use one kernel, so a row has the same bits in any batch.
+A row of inputs is rounded to 8 bits, with a scale for every 32 inputs. Outliers of the row are left
+out, and multiplied as they are. All numbers of rows use one kernel, so a row has the same bits in
+any batch.
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ from __future__ import annotations
 import torch
 
 from engine.device.openmp import in_threads, parallel
-from engine.kernels.numba.call import CACHE_LINE, GROUP, LANES, CodesCall, RoundCall
+from engine.kernels.numba.call import (
+    CACHE_LINE,
+    GROUP,
+    LANES,
+    OUTLIER_FROM,
+    CodesCall,
+    RoundCall,
+)
 from engine.kernels.numba.cpu import has_avx512_bf16, has_avx512_vnni
 from engine.kernels.numba.machine_code import kernel_store
 
 SHARES = 4  # a thread takes its panels in about this number of parts
-PART = 2**14  # inputs that are worth a thread
+PART = 2**15  # inputs that are worth a thread
 
 
 def has_instructions() -> bool:
@@ -51,7 +59,7 @@ class CodesLinear:
         store = kernel_store()
         shape = bits, offsets is not None, bias is not None, wide
         self._kernel = store.address("codes.multiply_kernel", *shape)
-        self._round = store.address("codes.round_kernel", True)
+        self._round = store.address("codes.round_kernel")
         self._padded = panels * LANES
         self._call = CodesCall(
             panels=panels,
@@ -71,10 +79,19 @@ class CodesLinear:
         """Return [rows, outputs] for x [rows, inputs]."""
         rows = x.shape[0]
         assert x.stride(1) == 1
-        high, low = torch.empty(2, rows, self._groups, GROUP, dtype=torch.int8)
-        scales = torch.empty(rows, self._groups)
-        sums = torch.empty(rows, self._groups)
-        is_wide = torch.empty(rows, self._groups, dtype=torch.int32)
+        codes = torch.empty(rows, self._groups, GROUP, dtype=torch.int8)
+        scales, sums = torch.empty(2, rows, self._groups)
+        counts = torch.empty(rows, dtype=torch.int32)
+        most = int(x.shape[1] / OUTLIER_FROM**2) + 1  # more would raise the root mean square
+        outliers, numbers = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, most)
+        call = self._call
+        call.x = codes.data_ptr()
+        call.x_scales = scales.data_ptr()
+        call.x_sums = sums.data_ptr()
+        call.num_outliers = counts.data_ptr()
+        call.outliers = outliers.data_ptr()
+        call.outlier_numbers = numbers.data_ptr()
+        call.most_outliers = most
         rounding = RoundCall(
             rows=rows,
             at_once=max(1, PART // x.shape[1]),
@@ -82,20 +99,16 @@ class CodesLinear:
             zero=self._zero,
             x=x.data_ptr(),
             x_stride=x.stride(0),
-            high=high.data_ptr(),
-            low=low.data_ptr(),
-            scales=scales.data_ptr(),
-            sums=sums.data_ptr(),
-            is_wide=is_wide.data_ptr(),
+            codes=call.x,
+            scales=call.x_scales,
+            sums=call.x_sums,
+            num_outliers=call.num_outliers,
+            outliers=call.outliers,
+            outlier_numbers=call.outlier_numbers,
+            most_outliers=most,
         )
         in_threads(self._round, rounding, alone=x.numel() <= PART)
         out = torch.empty(rows, self._padded, dtype=self._dtype)
-        call = self._call
-        call.x = high.data_ptr()
-        call.x_low = low.data_ptr()
-        call.x_scales = scales.data_ptr()
-        call.x_sums = sums.data_ptr()
-        call.x_is_wide = is_wide.data_ptr()
         call.rows = rows
         call.out = out.data_ptr()
         in_threads(self._kernel, call)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from engine.kernels.numba.call import OUTLIER_FROM
 from engine.kernels.numba.codes import CodesLinear, has_instructions
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
@@ -162,14 +163,36 @@ def test_products_are_near_those_of_the_rounded_weight(
 
 @needs_vnni
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_large_input_takes_no_precision_from_its_group(kind: Quantization) -> None:
-    """Its group is rounded to 15 bits. With 8 the error would be three times the limit."""
+@pytest.mark.parametrize("place", [0, 39, 40, 575])
+def test_outliers_are_exact_and_take_no_precision_from_their_group(
+    kind: Quantization, place: int
+) -> None:
+    """Within 8 bits the error would be ten times the limit."""
     codes, x = quantise(random(64, 576), kind), random(9, 576, seed=3)
     others = x @ codes.numbers().t()
-    x[:, 40] = 100
+    x[:, place] = 100
     x = x.bfloat16()
     due = x.float() @ codes.numbers().t()
     assert (multiplier(codes)(x) - due).norm() < 0.01 * others.norm()
+
+
+@needs_vnni
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("has_offsets", [False, True], ids=["middle", "offsets"])
+def test_products_of_the_most_outliers_are_exact(bits: int, has_offsets: bool) -> None:
+    """One more would raise the root mean square above the limit. The other inputs are 0."""
+    generator = torch.Generator().manual_seed(2)
+    given = torch.randint(0, 1 << bits, (33, 576), generator=generator, dtype=torch.uint8)
+    groups = (33, 18)
+    offsets = torch.randint(-9, 9, groups, generator=generator).half() if has_offsets else None
+    codes = Codes(given, torch.ones(groups).half(), offsets, bits)
+    most = int(576 / OUTLIER_FROM**2)
+    x = torch.zeros(9, 576)
+    for row in x:
+        row[torch.randperm(576, generator=generator)[:most]] = 258
+    x = x.bfloat16()
+    due = x.double() @ codes.numbers().double().t()
+    assert torch.equal(multiplier(codes)(x).double(), due)
 
 
 @needs_vnni

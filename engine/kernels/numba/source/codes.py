@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import GROUP, LANES, CodesCall, RoundCall
+from engine.kernels.numba.call import GROUP, LANES, OUTLIER_FROM, CodesCall, RoundCall
 from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
 from engine.kernels.numba.source.multiply_codes import multiply_codes
 from engine.kernels.numba.source.panels import panels_kernel
-
-# A group has 15 bits if its largest input is above this many times the row's root mean square. Its
-# other inputs would lose too much with 8 bits.
-WIDE_FROM = 3.0
+from engine.kernels.numba.source.round_codes import add_squares, lowest_bit, round_group
 
 
 @njit(inline="always")
@@ -24,11 +21,13 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
         call.bias + 2 * LANES * panel,
         call.groups,
         call.x + GROUP * call.groups * row,
-        call.x_low + GROUP * call.groups * row,
         GROUP * call.groups,
         call.x_scales + 4 * call.groups * row,
         call.x_sums + 4 * call.groups * row,
-        call.x_is_wide + 4 * call.groups * row,
+        call.num_outliers + 4 * row,
+        call.outliers + 4 * call.most_outliers * row,
+        call.outlier_numbers + 4 * call.most_outliers * row,
+        call.most_outliers,
         call.out + call.out_bytes * row + (4 if wide else 2) * LANES * panel,
         call.out_bytes,
         rows,
@@ -69,70 +68,47 @@ def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     return panels_kernel(multiply, CodesCall)
 
 
-@njit(inline="always")
-def mean_square(x, begin, count):
-    total = np.float32(0)
-    for index in range(count):
-        number = to_fp32(x[begin + index])
-        total += number * number
-    return total / np.float32(count)
+def round_kernel():
+    """Return the kernel that rounds rows of bf16 to whole numbers of 8 bits, group by group.
 
-
-def round_kernel(is_bf16: bool):
-    """Return the kernel that rounds groups of inputs to whole numbers of 8 or 15 bits.
-
-    Each is written as two numbers of 8 bits: 128 * high + low. With 8 bits, low is 0.
+    Outliers are left out, and listed with their numbers.
     """
-    element = np.uint16 if is_bf16 else np.float32
-    wide_from = np.float32(WIDE_FROM * WIDE_FROM)
 
     def round_rows(pointer):
         call = carray(pointer, 1)[0]
         scales = array_at(call.scales, (1,), np.float32)
         starts = array_at(call.sums, (1,), np.int32)
         sums = array_at(call.sums, (1,), np.float32)
-        is_wide = array_at(call.is_wide, (1,), np.int32)
-        high = array_at(call.high, (1,), np.int8)
-        low = array_at(call.low, (1,), np.int8)
-        x = array_at(call.x, (1,), element)
+        x = array_at(call.x, (1,), np.uint16)
+        counts = array_at(call.num_outliers, (1,), np.int32)
+        places = array_at(call.outliers, (1,), np.int32)
+        numbers = array_at(call.outlier_numbers, (1,), np.float32)
         while True:
             first = take(call.counter) * call.at_once
             if first >= call.rows:
                 return
             for row in range(first, min(first + call.at_once, call.rows)):
-                begin_row = row * call.x_stride
-                limit = wide_from * mean_square(x, begin_row, GROUP * call.groups)
+                begin = row * call.x_stride
+                squares, poison = add_squares(call.x + 2 * begin, call.groups)
+                mean = squares / np.float32(GROUP * call.groups)
+                limit = np.float32(OUTLIER_FROM) * np.sqrt(mean)
+                found = row * call.most_outliers
                 for group in range(call.groups):
-                    begin = begin_row + GROUP * group
-                    largest = np.float32(0)
-                    poison = np.float32(0)  # NaN if an input is NaN or infinite
-                    for index in range(GROUP):
-                        number = to_fp32(x[begin + index])
-                        largest = max(largest, abs(number))
-                        poison += number * np.float32(0)
+                    largest, total, outliers = round_group(
+                        call.x + 2 * begin, call.codes + GROUP * call.groups * row, group, limit
+                    )
                     place = row * call.groups + group
-                    wide = largest * largest > limit
-                    most = np.float32(127 * 128) if wide else np.float32(127)
-                    is_wide[place] = np.int32(1) if wide else np.int32(0)
-                    scale = largest / np.float32(127 * 128)
-                    scales[place] = scale + poison
-                    inverse = most / largest if largest > 0 else np.float32(0)
-                    total = np.int32(0)
-                    if wide:
-                        for index in range(GROUP):
-                            code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
-                            part = (code + 64) >> 7
-                            high[GROUP * place + index] = part
-                            low[GROUP * place + index] = code - (part << 7)
-                            total += code
-                    else:
-                        for index in range(GROUP):
-                            code = np.int32(np.rint(to_fp32(x[begin + index]) * inverse))
-                            high[GROUP * place + index] = code
-                            total += code << 7
+                    scales[place] = largest / np.float32(127) + poison
                     if call.zero:
                         starts[place] = -call.zero * total
                     else:
                         sums[place] = np.float32(total) * scales[place]
+                    while outliers:
+                        index = GROUP * group + lowest_bit(outliers)
+                        places[found] = index
+                        numbers[found] = to_fp32(x[begin + index])
+                        found += 1
+                        outliers &= outliers - 1
+                counts[row] = found - row * call.most_outliers
 
     return round_rows, RoundCall

@@ -1,9 +1,7 @@
-"""Products of a few rows of 15-bit numbers with a panel of 8- or 4-bit weights (AVX512_VNNI).
+"""Products of a few rows of 8-bit numbers with a panel of 8- or 4-bit weights (AVX512_VNNI).
 
-The instruction multiplies 8-bit numbers. So a row has high and low parts, 128 * high + low. Low
-parts are left out where all of a group are 0, which changes no sum.
 Sums within a group of inputs are whole numbers, so their order does not matter. The groups are
-added in order, in fp32.
+added in order, in fp32. The products of a row's outliers follow, also in fp32.
 """
 
 from __future__ import annotations
@@ -41,23 +39,23 @@ ROUNDED = ir.VectorType(BF16, LANES)
 
 @intrinsic(prefer_literal=True)
 def multiply_codes(
-    typing, codes, scales, bias, groups, x, x_low, x_bytes, x_scales, x_sums, x_is_wide,
-    out, out_bytes, rows, bits, offsets, biased, wide,
+    typing, codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, num_outliers, outliers,
+    outlier_numbers, most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
 ):  # fmt: skip
     """out[r, :16] = sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g] + x_sums[r, g]).
 
     With `offsets` it is the sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g]) +
-    offsets[g] * x_sums[r, g]. `_Operands` describes the arguments. `out` is fp32 if `wide`, else
-    bf16. The last five arguments are literals.
+    offsets[g] * x_sums[r, g]. The products of outliers are added. `_Operands` describes the
+    arguments. `out` is fp32 if `wide`, else bf16. The last five arguments are literals.
     """
     arguments = (
-        codes, scales, bias, groups, x, x_low, x_bytes, x_scales, x_sums, x_is_wide,
-        out, out_bytes, rows, bits, offsets, biased, wide,
+        codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, num_outliers, outliers,
+        outlier_numbers, most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
     )  # fmt: skip
-    shape = _Shape(*(each.literal_value for each in arguments[12:]))
+    shape = _Shape(*(each.literal_value for each in arguments[-5:]))
 
     def code(context, builder, signature, values):
-        _Panel(builder, _Operands(*values[:12]), shape).multiply()
+        _Panel(builder, _Operands(*values[:-5]), shape).multiply()
         return context.get_dummy_value()
 
     return types.void(*arguments), code
@@ -70,12 +68,14 @@ class _Operands(NamedTuple):
     scales: ir.Value  # address of [groups, 16] fp16, or [groups, 2, 16]: scales, then offsets
     bias: ir.Value  # address of [16] bf16
     groups: ir.Value
-    x: ir.Value  # address of [rows, groups, 32] int8: high parts
-    x_low: ir.Value  # address of [rows, groups, 32] int8: low parts
+    x: ir.Value  # address of [rows, groups, 32] int8
     x_bytes: ir.Value
     x_scales: ir.Value  # address of [rows, groups] fp32
     x_sums: ir.Value  # address of [rows, groups] int32, or fp32 with offsets
-    x_is_wide: ir.Value  # address of [rows, groups] int32: 0 if all low parts are 0
+    num_outliers: ir.Value  # address of [rows] int32
+    outliers: ir.Value  # address of [rows, most_outliers] int32: indices of inputs
+    outlier_numbers: ir.Value  # address of [rows, most_outliers] fp32
+    most_outliers: ir.Value
     out: ir.Value
     out_bytes: ir.Value
 
@@ -114,6 +114,7 @@ class _Panel:
         with cgutils.for_range(builder, self._operands.groups) as loop:
             self._add_group(loop.index, totals)
         for row, total in enumerate(totals):
+            self._add_outliers(row, total)
             self._write(row, builder.load(total))
 
     def _add_group(self, group, totals):
@@ -123,35 +124,54 @@ class _Panel:
         for row, total in enumerate(totals):
             place = self._row_place(row, group)
             summed = builder.load(total)
-            if self._shape.offsets:
+            if shift is not None:
                 whole = ir.Constant(WHOLE, None)
                 x_sum = self._spread(self._operands.x_sums, place, FP32)
                 summed = builder.call(self._fma, [shift, x_sum, summed])
             else:
                 whole = self._spread(self._operands.x_sums, place, INT32)
-            x = self._inputs_address(self._operands.x, row, group)
-            high = self._add_products(ir.Constant(WHOLE, None), codes, x)
-            whole = builder.add(whole, builder.shl(high, ir.Constant(WHOLE, [7] * LANES)))
-            both = cgutils.alloca_once_value(builder, whole)
-            builder.store(whole, both)
-            address = builder.add(self._operands.x_is_wide, place)
-            is_wide = load(builder, address, INT32, align=4)
-            with builder.if_then(cgutils.is_not_null(builder, is_wide)):
-                low = self._inputs_address(self._operands.x_low, row, group)
-                builder.store(self._add_products(whole, codes, low), both)
-            found = builder.sitofp(builder.load(both), SUMS)
+            x = self._inputs_address(row, group)
+            for quad, code in enumerate(codes):
+                word = load(builder, offset(builder, x, 4 * quad), INT32, align=4)
+                whole = builder.call(self._multiply, [whole, code, spread(builder, word, LANES)])
             factor = self._spread(self._operands.x_scales, place, FP32)
             factor = builder.fmul(factor, scale)
+            found = builder.sitofp(whole, SUMS)
             builder.store(builder.call(self._fma, [found, factor, summed]), total)
 
-    def _add_products(self, whole, codes, x):
-        """Add the products of the codes with 32 inputs at address `x`."""
-        builder = self._builder
-        for quad, code in enumerate(codes):
-            word = load(builder, offset(builder, x, 4 * quad), INT32, align=4)
-            inputs = spread(builder, word, LANES)
-            whole = builder.call(self._multiply, [whole, code, inputs])
-        return whole
+    def _add_outliers(self, row, total):
+        """Add the products of a row's outliers, in order."""
+        builder, operands = self._builder, self._operands
+        count_place = offset(builder, operands.num_outliers, 4 * row)
+        count = builder.zext(load(builder, count_place, INT32, align=4), INT64)
+        begin = builder.mul(operands.most_outliers, INT64(4 * row))
+        with cgutils.for_range(builder, count) as loop:
+            place = builder.add(begin, builder.mul(loop.index, INT64(4)))
+            index = load(builder, builder.add(operands.outliers, place), INT32, align=4)
+            weight = self._column(builder.zext(index, INT64))
+            number = self._spread(operands.outlier_numbers, place, FP32)
+            added = builder.call(self._fma, [weight, number, builder.load(total)])
+            builder.store(added, total)
+
+    def _column(self, index):
+        """Return the weights of one input, as a vector of fp32."""
+        builder, bits = self._builder, self._shape.bits
+        # A cache line has the codes of 4 inputs; of 4 bits, those of the next 4 in the high halves.
+        per_line = 32 // bits
+        line = builder.mul(builder.udiv(index, INT64(per_line)), INT64(CACHE_LINE))
+        codes = load(builder, builder.add(self._operands.codes, line), WHOLE, align=CACHE_LINE)
+        shift = builder.mul(builder.and_(index, INT64(3)), INT64(8))
+        if bits == 4:
+            high = builder.and_(index, INT64(4))
+            shift = builder.add(shift, high)
+        shifts = spread(builder, builder.trunc(shift, INT32), LANES)
+        mask = ir.Constant(WHOLE, [(1 << bits) - 1] * LANES)
+        codes = builder.and_(builder.lshr(codes, shifts), mask)
+        scale, low = self._load_scales(builder.udiv(index, INT64(GROUP)))
+        if low is not None:
+            return builder.call(self._fma, [builder.sitofp(codes, SUMS), scale, low])
+        zero = ir.Constant(WHOLE, [1 << bits - 1] * LANES)
+        return builder.fmul(builder.sitofp(builder.sub(codes, zero), SUMS), scale)
 
     def _load_codes(self, group):
         """Return a vector for each quad of inputs, with four unsigned codes in each lane."""
@@ -208,9 +228,9 @@ class _Panel:
         else:
             store(builder, builder.call(self._round, [total]), address, align=2)
 
-    def _inputs_address(self, base, row, group):
+    def _inputs_address(self, row, group):
         builder = self._builder
-        begin = self._row_address(base, self._operands.x_bytes, row)
+        begin = self._row_address(self._operands.x, self._operands.x_bytes, row)
         return builder.add(begin, builder.mul(group, INT64(GROUP)))
 
     def _row_address(self, base, row_bytes, row):

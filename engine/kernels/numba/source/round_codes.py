@@ -1,0 +1,137 @@
+"""Rounding of a group of inputs to whole numbers of 8 bits, without its outliers."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from engine.kernels.numba.call import GROUP, LANES
+from engine.kernels.numba.source.llvm import (
+    FP32,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    declare,
+    load,
+    offset,
+    spread,
+    store,
+    widen_vector,
+)
+
+NUMBERS = ir.VectorType(FP32, LANES)
+WHOLE = ir.VectorType(INT32, LANES)
+ZEROS = ir.Constant(NUMBERS, None)
+MOST = 127.0  # the largest code
+
+
+@intrinsic
+def add_squares(typing, x, groups):
+    """Return the sum of the squares of groups of bf16 at this address, and a poison.
+
+    The poison is NaN if one of them is NaN or infinite, else 0.
+    """
+
+    def code(context, builder, signature, arguments):
+        address, count = arguments
+        fma = declare(builder, f"llvm.fma.v{LANES}f32", NUMBERS, [NUMBERS] * 3)
+        squares = cgutils.alloca_once_value(builder, ZEROS)
+        poisons = cgutils.alloca_once_value(builder, ZEROS)
+        builder.store(ZEROS, squares)
+        builder.store(ZEROS, poisons)
+        with cgutils.for_range(builder, count) as loop:
+            for numbers in _group(builder, address, loop.index):
+                total = builder.call(fma, [numbers, numbers, builder.load(squares)])
+                builder.store(total, squares)
+                poison = builder.call(fma, [numbers, ZEROS, builder.load(poisons)])
+                builder.store(poison, poisons)
+        found = [_sum(builder, builder.load(place)) for place in (squares, poisons)]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    return types.UniTuple(types.float32, 2)(types.int64, types.int64), code
+
+
+@intrinsic
+def round_group(typing, x, codes, group, limit):
+    """Round a group of bf16 to int8, and write them to `codes` [groups, 32].
+
+    The largest magnitude becomes 127. Those above `limit` are outliers: they become 0. Returns the
+    largest magnitude of the others, the sum of the codes, and the outliers as a set of 32 bits.
+    """
+
+    def code(context, builder, signature, arguments):
+        x, codes, group, limit = arguments
+        halves = _group(builder, x, group)
+        bound = spread(builder, limit, LANES)
+        large = [builder.fcmp_ordered(">", _abs(builder, half), bound) for half in halves]
+        kept = [builder.select(mask, ZEROS, half) for mask, half in zip(large, halves, strict=True)]
+        largest = _largest(builder, [_abs(builder, half) for half in kept])
+        is_zero = builder.fcmp_ordered("==", largest, FP32(0))
+        divisor = builder.select(is_zero, FP32(1), largest)
+        factor = spread(builder, builder.fdiv(FP32(MOST), divisor), LANES)
+        begin = builder.add(codes, builder.mul(group, INT64(GROUP)))
+        totals = []
+        for index, half in enumerate(kept):
+            whole = _round(builder, builder.fmul(half, factor))
+            small = builder.trunc(whole, ir.VectorType(INT8, LANES))
+            store(builder, small, offset(builder, begin, LANES * index), align=1)
+            totals.append(whole)
+        reduce = declare(builder, f"llvm.vector.reduce.add.v{LANES}i32", INT32, [WHOLE])
+        total = builder.call(reduce, [builder.add(*totals)])
+        found = [largest, total, _bits(builder, large)]
+        return context.make_tuple(builder, signature.return_type, found)
+
+    result = types.Tuple((types.float32, types.int32, types.int64))
+    return result(types.int64, types.int64, types.int64, types.float32), code
+
+
+@intrinsic
+def lowest_bit(typing, bits):
+    """Return the position of the lowest bit of a number that is not 0."""
+
+    def code(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.int64), code
+
+
+def _group(builder, address, group):
+    """Load a group of bf16 as two vectors of fp32."""
+    begin = builder.add(address, builder.mul(group, INT64(2 * GROUP)))
+    halves = []
+    for half in range(GROUP // LANES):
+        place = offset(builder, begin, 2 * LANES * half)
+        bits = load(builder, place, ir.VectorType(INT16, LANES), align=2)
+        halves.append(widen_vector(builder, bits, LANES))
+    return halves
+
+
+def _abs(builder, numbers):
+    function = declare(builder, f"llvm.fabs.v{LANES}f32", NUMBERS, [NUMBERS])
+    return builder.call(function, [numbers])
+
+
+def _largest(builder, halves):
+    """Return the largest number of two vectors, without NaN."""
+    larger = declare(builder, f"llvm.maxnum.v{LANES}f32", NUMBERS, [NUMBERS] * 2)
+    reduce = declare(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", FP32, [NUMBERS])
+    return builder.call(reduce, [builder.call(larger, halves)])
+
+
+def _round(builder, numbers):
+    nearest = declare(builder, f"llvm.rint.v{LANES}f32", NUMBERS, [NUMBERS])
+    return builder.fptosi(builder.call(nearest, [numbers]), WHOLE)
+
+
+def _sum(builder, numbers):
+    reduce = declare(builder, f"llvm.vector.reduce.fadd.v{LANES}f32", FP32, [FP32, NUMBERS])
+    return builder.call(reduce, [FP32(0), numbers], fastmath=("reassoc",))
+
+
+def _bits(builder, masks):
+    """Return two vectors of conditions as a number of 32 bits."""
+    low, high = (builder.zext(builder.bitcast(mask, ir.IntType(LANES)), INT64) for mask in masks)
+    return builder.or_(low, builder.shl(high, INT64(LANES)))
