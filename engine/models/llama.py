@@ -17,6 +17,7 @@ from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
+from engine.layers.experts import Experts, ExpertsShape
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -63,6 +64,8 @@ class LlamaConfig:
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
     embed_scale: float = 1.0  # factor on token embeddings
+    experts: ExpertsShape | None = None
+    dense_layers: frozenset[int] = frozenset()  # these have no experts
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
@@ -118,6 +121,14 @@ def llama_attention(
     )
 
 
+def llama_mlp(config: LlamaConfig, index: int) -> nn.Module:
+    """Return the feed-forward network of layer `index`, or its mixture of experts."""
+    c = config
+    if c.experts is None or index in c.dense_layers:
+        return GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
+    return Experts(c.hidden, c.experts, c.activation)
+
+
 class LlamaBlock(nn.Module):
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
@@ -125,7 +136,7 @@ class LlamaBlock(nn.Module):
         self.attention_norm = c.norm(c.hidden, c.norm_eps)
         self.attention = llama_attention(c, index)
         self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
+        self.mlp = llama_mlp(c, index)
 
     def forward(
         self,
@@ -145,6 +156,8 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
+    names = NAMES
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         return LlamaConfig.from_hf(config)
@@ -172,5 +185,5 @@ class Llama(nn.Module):
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
-        targets = targets_by_module(self, NAMES)
+        targets = targets_by_module(self, self.names)
         return WeightMap(targets, aliases=aliases, ignored=("rotary_emb.inv_freq",))

@@ -74,11 +74,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
     "Phi-3-mini as Mistral": decoder("Mistral", 3072, 32, 32, sliding_window=2048),
+    "Mixtral-8x7B-v0.1": decoder(
+        "Mixtral", 4096, 32, 8, sliding_window=None, num_local_experts=8, num_experts_per_tok=2
+    ),
     "Qwen2.5-0.5B": decoder("Qwen2", 896, 14, 2),
     "Qwen2.5-1.5B": decoder("Qwen2", 1536, 12, 2),
     "Qwen2.5-7B": decoder("Qwen2", 3584, 28, 4),
     "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
     "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
+    "Qwen3-30B-A3B": decoder(
+        "Qwen3Moe",
+        *(2048, 32, 4, 128),
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=64,
+    ),
     "gemma-2b": decoder("Gemma", 2048, 8, 1, 256),
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
