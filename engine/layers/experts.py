@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED
-from engine.layers.weights.pack import Weight, pack, pack_codes
+from engine.layers.weights.pack import Weight, experts_kernel, pack, pack_codes
 from engine.ops.codes import Quantization
 from engine.ops.experts import ExpertRows, combine, expert_by_expert, route, rows_by_expert
 from engine.ops.kernels import Kernels
@@ -32,8 +32,9 @@ class ExpertsShape:
 class ExpertWeights:
     """The packed weights [out, in] of each expert."""
 
-    def __init__(self, weights: list[Weight]) -> None:
+    def __init__(self, weights: list[Weight], kernels: Kernels) -> None:
         self.weights = weights
+        self._together = experts_kernel(weights, kernels)
 
     @property
     def nbytes(self) -> int:
@@ -41,6 +42,8 @@ class ExpertWeights:
 
     def __call__(self, x: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
         """x [P, in] -> [P, out]."""
+        if self._together is not None:
+            return self._together(x, rows.starts)
         return expert_by_expert(x, self.weights, rows)
 
 
@@ -61,7 +64,8 @@ class ExpertLinear(Linear):
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weights of all experts and free the plain ones; irreversible. See `pack`."""
         if self._stored:
-            codes = [self._stored[part] for part in self.parts]
+            assert self.stored_form is not None
+            codes = [self._stored[part].kept_in(self.stored_form) for part in self.parts]
             self._stored.clear()
             per_expert = len(codes) // self.count
             groups = [codes[i : i + per_expert] for i in range(0, len(codes), per_expert)]
@@ -73,7 +77,7 @@ class ExpertLinear(Linear):
             ]
         weights = [weight for weight in packed if weight is not None]
         if weights:
-            self._experts = ExpertWeights(weights)
+            self._experts = ExpertWeights(weights, self.kernels)
             self.weight = None
 
     @property

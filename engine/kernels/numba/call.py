@@ -34,6 +34,14 @@ TASK = np.dtype(
 )
 
 
+ROW_FIELD = np.dtype(
+    [
+        ("offset", np.int64),  # of the field in an expert's call
+        ("base", np.int64),  # address of the first row of all experts, or a value for each
+        ("row_bytes", np.int64),  # 0 for a value
+    ],
+    align=True,
+)
 LAUNCH = np.dtype([("kernel", np.int64), ("call", np.int64)], align=True)  # addresses
 
 
@@ -140,6 +148,23 @@ class RoundCall(ctypes.Structure):
         ("outliers", INT),  # address of [rows, most_outliers] int32: indices of inputs
         ("outlier_numbers", INT),  # address of [rows, most_outliers] fp32
         ("most_outliers", INT),
+    ]
+
+
+class ExpertsCall(ctypes.Structure):
+    """Arguments of the linear layers of several experts, whose calls are of one type."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the number of threads that began
+        ("experts", INT),  # number of experts
+        ("starts", INT),  # address of [experts + 1]: the first row of each expert
+        ("kernel", INT),  # address of the kernel that multiplies
+        ("calls", INT),  # address of [experts] calls
+        ("call_bytes", INT),
+        ("counters", INT),  # address of [experts, 8]: the counters of the calls
+        ("fields", INT),  # address of [num_fields] ROW_FIELD
+        ("num_fields", INT),
+        ("rows_offset", INT),  # of the number of rows in a call
     ]
 
 
