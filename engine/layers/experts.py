@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import nn
@@ -12,9 +11,15 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GATED
 from engine.layers.weights.pack import Weight, experts_kernel, pack, pack_codes
 from engine.ops.codes import Quantization
-from engine.ops.experts import ExpertRows, combine, expert_by_expert, route, rows_by_expert
+from engine.ops.experts import (
+    ExpertRows,
+    combine,
+    expert_by_expert,
+    experts_linear,
+    route,
+    rows_by_expert,
+)
 from engine.ops.kernels import Kernels
-from engine.ops.linear import linear
 from engine.ops.quantise import stacked
 
 
@@ -71,9 +76,10 @@ class ExpertLinear(Linear):
             groups = [codes[i : i + per_expert] for i in range(0, len(codes), per_expert)]
             packed: list[Weight | None] = [pack_codes(stacked(parts), None) for parts in groups]
         else:
+            assert self.weight is not None
             packed = [
                 pack(weight, None, kernels=self.kernels, quantization=quantization)
-                for weight in self._plain()
+                for weight in self.weight.data.split(self._outputs)
             ]
         weights = [weight for weight in packed if weight is not None]
         if weights:
@@ -87,21 +93,17 @@ class ExpertLinear(Linear):
     # Unlike those of other layers, a row's weight depends on `rows`.
     def forward(self, x: torch.Tensor, rows: ExpertRows) -> torch.Tensor:  # type: ignore[override]
         """Return [P, out] for x [P, in]; both are sorted by expert."""
-        if x.is_meta:
-            return x.new_empty(len(x), self._outputs)
         if self._experts is not None:
             return self._experts(x, rows)
-        plain = [partial(linear, weight=weight, kernels=self.kernels) for weight in self._plain()]
-        return expert_by_expert(x, plain, rows)
-
-    def _plain(self) -> tuple[torch.Tensor, ...]:
-        """Return the weight [out, in] of each expert."""
         assert self.weight is not None
-        return self.weight.data.split(self._outputs)
+        if x.is_meta and self.kernels != "triton":  # how many rows an expert has is unknown
+            return x.new_empty(len(x), self._outputs)
+        weight = self.weight.unflatten(0, (self.count, self._outputs))
+        return experts_linear(x, weight, rows, kernels=self.kernels)
 
 
 class Experts(nn.Module):
-    """Feed-forward networks [hidden] -> [hidden], of which each token uses a few.
+    """Feed-forward networks [hidden] -> [hidden]. Each token uses a few of them.
 
     Computes the sum of weight(e) * down(activation(gate(x)) * up(x)) over the experts e of a token.
     `activation` is a key of GATED.

@@ -27,6 +27,7 @@ from engine.device.limits import cpu_count, is_memory_limited, machine_memory
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
+from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
@@ -36,7 +37,7 @@ from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
-from engine.ops.kernels import select_kernels
+from engine.ops.kernels import Kernels, select_kernels
 from engine.protocol import BATCH_VARIANCE
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -86,8 +87,7 @@ class ModelPlan:
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         is_cpu = self.device.type == "cpu"
         self.stored_kind = self._keep_stored_codes()
-        if self.rounds_to and not self.packs:
-            raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
+        self._check_kernels()
         self.max_num_batched_tokens = config.max_num_batched_tokens or (
             CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS
         )
@@ -130,6 +130,14 @@ class ModelPlan:
         if kind is not None and has_kernel(kind, self.dtype, self.kernels):
             return kind
         return self.stored_kind
+
+    def _check_kernels(self) -> None:
+        """Raise ConfigError if there is no kernel for the weights as configured."""
+        if self.rounds_to and not self.packs:
+            raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
+        has_experts = any(isinstance(each, ExpertLinear) for each in self.module.modules())
+        if has_experts and self.device.type == "cuda":
+            _check_experts(self.rounds_to, self.kernels)
 
     def _keep_stored_codes(self) -> str | None:
         """Let layers keep the codes of a quantised checkpoint if a kernel multiplies them.
@@ -214,6 +222,17 @@ class ModelPlan:
             most=machine_memory() if total is None else free,
             fill=total is not None,
         )
+
+
+def _check_experts(rounds_to: Quantization | None, kernels: Kernels) -> None:
+    """Raise ConfigError if a mixture of experts cannot be computed on a GPU."""
+    if rounds_to is not None:
+        raise ConfigError(
+            "--quantization is not possible on a GPU for a mixture of experts: there is no kernel "
+            "for codes of experts. Leave the flag out."
+        )
+    if kernels != "triton":
+        raise ConfigError("A mixture of experts needs the package triton on a GPU.")
 
 
 def _packing_needs(device: torch.device) -> str:

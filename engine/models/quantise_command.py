@@ -91,7 +91,7 @@ def _is_rounded(tensor: StoredTensor, owners: Mapping[Target, nn.Module], form: 
     """
     is_linear = False
     for target, owner in owners.items():
-        if not isinstance(owner, Linear):
+        if not isinstance(owner, Linear) or not owner.is_rounded:
             continue
         if target.transpose:
             raise ConfigError(

@@ -1,13 +1,16 @@
-"""Routing of tokens to experts, and linear layers of which each row uses its expert's weight."""
+"""Routing of tokens to experts, and linear layers where each row has its expert's weight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import torch
+
+from engine.ops.kernels import Kernels
+from engine.ops.linear import linear
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] -> [rows, out]
 
@@ -64,10 +67,13 @@ def combine(y: torch.Tensor, rows: ExpertRows, weights: torch.Tensor) -> torch.T
     on no other token.
     """
     places = rows.pairs.argsort()
-    ranked = y.index_select(0, places).unflatten(0, weights.shape).float()
-    total = ranked[:, 0] * weights[:, :1]
+    by_token = y.index_select(0, places)
+    ranked = by_token.unflatten(0, weights.shape).float()
+    shares = weights[..., None]
+    total = ranked[:, 0] * shares[:, 0]
     for rank in range(1, rows.per_token):
-        total = total + ranked[:, rank] * weights[:, rank : rank + 1]
+        part = ranked[:, rank] * shares[:, rank]
+        total = total + part
     return total.to(y.dtype)
 
 
@@ -75,5 +81,22 @@ def expert_by_expert(
     x: torch.Tensor, experts: Sequence[Multiply], rows: ExpertRows
 ) -> torch.Tensor:
     """Return [P, out] for x [P, in], sorted by expert."""
-    spans = zip(pairwise(rows.bounds), experts, strict=True)
-    return torch.cat([multiply(x[first:end]) for (first, end), multiply in spans if end > first])
+    spans = pairwise(rows.bounds)
+    products = []
+    for (first, end), multiply in zip(spans, experts, strict=True):
+        if end > first:
+            own = x[first:end]
+            products.append(multiply(own))
+    return torch.cat(products)
+
+
+def experts_linear(
+    x: torch.Tensor, weight: torch.Tensor, rows: ExpertRows, *, kernels: Kernels
+) -> torch.Tensor:
+    """Return [P, out] for x [P, in], sorted by expert, and a weight [experts, out, in]."""
+    if kernels == "triton":
+        from engine.kernels.triton.experts import multiply_experts
+
+        return multiply_experts(x, weight, rows.starts)
+    multiplies = [partial(linear, weight=own, kernels=kernels) for own in weight]
+    return expert_by_expert(x, multiplies, rows)

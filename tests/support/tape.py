@@ -93,6 +93,7 @@ class TapeRecorder:
         with (
             mock.patch("engine.attention.torch.backend.query_groups", captured_groups),
             mock.patch("engine.layers.experts.expert_by_expert", captured_experts),
+            mock.patch("engine.ops.experts.expert_by_expert", captured_experts),
         ):
             compute()
             with (

@@ -30,7 +30,7 @@ class LayerKernel(Protocol):
 
     @property
     def call(self) -> ctypes.Structure:
-        """Its arguments, of which those of the rows are missing."""
+        """Its arguments, without those of the rows."""
 
     def prepared(self, x: torch.Tensor) -> PreparedRows: ...
 
@@ -63,7 +63,10 @@ class ExpertsMultiply:
         given = prepared.fields | PreparedRows({"out": out}).fields
         # A tensor, because a recorder keeps it: a replay of this launch reads it again.
         fields = torch.empty(len(given), ROW_FIELD.itemsize // 8, dtype=torch.int64)
-        fields.numpy()[:] = [(self._offset(name), *values) for name, values in given.items()]
+        for row, (name, (base, row_bytes)) in zip(fields, given.items(), strict=True):
+            row[0] = self._offset(name)
+            row[1] = base
+            row[2] = row_bytes
         call = ExpertsCall(
             experts=len(self._layers),
             starts=starts.data_ptr(),

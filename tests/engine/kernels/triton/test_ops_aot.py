@@ -26,6 +26,12 @@ def test_ops_kernels_of_published_models_compile_without_spills() -> None:
 
 
 @pytest.mark.slow
+def test_experts_kernel_compiles_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.ops_launches", "experts")
+    assert "_experts_kernel" in {report.kernel for report in reports}
+
+
+@pytest.mark.slow
 def test_codes_kernel_compiles_without_spills() -> None:
     """Quantised weights in bf16: one row and many, with and without a bias."""
     reports = compile_ahead("tests.engine.kernels.triton.codes_launches", "in_bf16")
