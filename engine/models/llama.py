@@ -5,9 +5,10 @@ RMSNorm, rotary position embedding, grouped-query attention and SwiGLU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -145,6 +146,10 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
+    # A relative may have another block and other names of tensors.
+    block: ClassVar[type[nn.Module]] = LlamaBlock
+    names: ClassVar[Mapping[str, str]] = NAMES
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         return LlamaConfig.from_hf(config)
@@ -156,7 +161,7 @@ class Llama(nn.Module):
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
-        self.blocks = nn.ModuleList(LlamaBlock(c, i) for i in range(c.layers))
+        self.blocks = nn.ModuleList(self.block(c, i) for i in range(c.layers))
         self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 
@@ -172,5 +177,5 @@ class Llama(nn.Module):
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
-        targets = targets_by_module(self, NAMES)
+        targets = targets_by_module(self, self.names)
         return WeightMap(targets, aliases=aliases, ignored=("rotary_emb.inv_freq",))

@@ -18,6 +18,7 @@ DECODERS = {
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS = {

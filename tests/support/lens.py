@@ -166,6 +166,7 @@ def head(reference: Any, hidden: torch.Tensor) -> torch.Tensor:
     if config.model_type == "t5" and config.scale_decoder_outputs:
         hidden = hidden * config.d_model**-0.5
     logits = reference.lm_head(hidden) + getattr(reference, "final_logits_bias", 0)
+    logits = logits / getattr(config, "logits_scaling", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

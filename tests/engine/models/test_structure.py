@@ -67,6 +67,7 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", LLAMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
+    "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
     "nanochat": ("NanoChatForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
     "bert": ("BertModel", BERT),
     "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
