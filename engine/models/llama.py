@@ -96,12 +96,12 @@ class LlamaConfig:
         return cls(**(facts | own))
 
 
-def llama_attention(
+def llama_spec(
     config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
-) -> RotaryAttention:
-    """Return the attention of layer `index`. Relatives may set their own scale and softcap."""
+) -> AttentionSpec:
+    """Return the spec of layer `index`. Relatives may set their own scale and softcap."""
     c = config
-    spec = AttentionSpec(
+    return AttentionSpec(
         c.heads,
         c.kv_heads,
         c.head_dim,
@@ -109,9 +109,16 @@ def llama_attention(
         window=c.windows[index],
         softcap=softcap,
     )
+
+
+def llama_attention(
+    config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
+) -> RotaryAttention:
+    """Return the attention of layer `index`; scale and softcap are as in `llama_spec`."""
+    c = config
     return RotaryAttention(
         c.hidden,
-        spec,
+        llama_spec(c, index, scale=scale, softcap=softcap),
         index,
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,

@@ -19,6 +19,7 @@ DECODERS = {
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
+    "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS = {

@@ -29,6 +29,7 @@ PRE_NORMS = (
 )
 AFTER_ATTENTION = r"post_attention_layernorm$"  # unless there is one before the MLP, too
 POST_NORMS = (r"self_attn_layer_norm$", r"encoder_attn_layer_norm$", r"final_layer_norm$")
+SUBLAYER_NORMS = (r"post_attention_layernorm$", r"post_feedforward_layernorm$", r"model\.norm$")
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
 
 
@@ -83,6 +84,8 @@ def inside_of_transformers(reference: Any, inputs: dict[str, torch.Tensor]) -> I
         patterns = list(BERT_NORMS)
     elif is_post_norm:
         patterns = list(POST_NORMS)
+    elif reference.config.model_type == "olmo2":
+        patterns = list(SUBLAYER_NORMS)
     elif not any("pre_feedforward" in name for name in names):
         patterns.append(AFTER_ATTENTION)
     with _recorded(reference, patterns) as norms:
@@ -126,7 +129,10 @@ def _inside(reference: Any, found: Any, calls: list[Any], *, is_post_norm: bool)
     streams = {}
     for stack, states in hidden.items():
         own = calls if len(hidden) == 1 else [c for c in calls if f"{stack}." in c[0]]
-        streams[stack] = _stream(own, states, is_post_norm=is_post_norm)
+        if kind == "olmo2":
+            streams[stack] = _stream_of_normed_outputs(own, states)
+        else:
+            streams[stack] = _stream(own, states, is_post_norm=is_post_norm)
     inside = Inside({k: [layer[0] for layer in v] for k, v in attention.items()}, streams)
     if "decoder" in hidden:
         last = None if is_post_norm else _module(reference, calls[-1][0])
@@ -153,6 +159,17 @@ def _stream(calls: list[Any], states: Sequence[torch.Tensor], *, is_post_norm: b
     torch.testing.assert_close(stream.norms[-1][1], states[-1][0])
     for (earlier, _), (later, _) in zip(stream.norms, stream.norms[1:], strict=False):
         stream.joins.append((later - earlier, earlier))
+    return stream
+
+
+def _stream_of_normed_outputs(calls: list[Any], states: Sequence[torch.Tensor]) -> Stream:
+    """Return the stream of a model that norms the outputs of sublayers, and the stream last."""
+    *outputs, last = [(before, after) for _, before, after in calls]
+    stream, before = Stream([last]), states[0][0]
+    for _, output in outputs:
+        stream.joins.append((output, before))
+        before = before + output
+    torch.testing.assert_close(before, last[0])
     return stream
 
 
