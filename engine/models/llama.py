@@ -61,6 +61,7 @@ class LlamaConfig:
     mlp_bias: bool
     tied: bool
     windows: tuple[int | None, ...]  # one per layer; None: full attention
+    rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
     embed_scale: float = 1.0  # factor on token embeddings
@@ -92,6 +93,7 @@ class LlamaConfig:
             "mlp_bias": bool(config.get("mlp_bias", False)),
             "tied": bool(config.get("tie_word_embeddings", False)),
             "windows": (None,) * layers,
+            "rotates": (True,) * layers,
         }
         return cls(**(facts | own))
 
@@ -123,6 +125,7 @@ def llama_attention(
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,
         qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
+        rotates=c.rotates[index],
     )
 
 

@@ -20,6 +20,7 @@ DECODERS = {
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
+    "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS = {

@@ -85,6 +85,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
+    "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
     "nanochat-d20": decoder("NanoChat", 1280, 10, 10, hidden_act="relu2"),
     "bert-base": encoder("BertModel", 768, 12),
     "all-MiniLM-L6": encoder("BertModel", 384, 12),

@@ -29,6 +29,7 @@ from tests.engine.models import (
     test_qwen2,
     test_qwen3,
     test_roformer,
+    test_smollm3,
     test_t5,
 )
 from tests.support.encoders import Encoder, EncoderCase
@@ -50,6 +51,7 @@ CASES = {
     "gemma3": test_gemma3.CASE,
     "granite": test_granite.CASE,
     "olmo2": test_olmo2.CASE,
+    "smollm3": test_smollm3.CASE,
     "nanochat-first": test_nanochat.CASES[0],
     "nanochat-newest": test_nanochat.CASES[2],
     "t5": test_t5.CASES[0],

@@ -69,6 +69,7 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
     "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
+    "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
     "nanochat": ("NanoChatForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
     "bert": ("BertModel", BERT),
     "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
