@@ -86,7 +86,7 @@ class LlamaConfig:
             "max_positions": positive(config, "max_position_embeddings"),
             "norm_eps": positive_float(config, "rms_norm_eps"),
             "rope_theta": rope_theta(config),
-            "rope_scaling": RopeScaling.from_hf(config),
+            "rope_scaling": own.get("rope_scaling") or RopeScaling.from_hf(config),
             "activation": config.get("hidden_act", "silu"),
             "qkv_bias": bool(config.get("attention_bias", False)),
             "out_bias": bool(config.get("attention_bias", False)),

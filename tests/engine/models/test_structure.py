@@ -70,6 +70,7 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
+    "phi3": ("Phi3ForCausalLM", LLAMA | {"pad_token_id": None, "partial_rotary_factor": 0.5}),
     "nanochat": ("NanoChatForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
     "bert": ("BertModel", BERT),
     "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
