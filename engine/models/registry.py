@@ -10,6 +10,7 @@ from engine.protocol import ModelKind
 
 DECODERS = {
     "GPT2LMHeadModel": ("engine.models.gpt2", "GPT2"),
+    "GPTNeoXForCausalLM": ("engine.models.gpt_neox", "GPTNeoX"),
     "LlamaForCausalLM": ("engine.models.llama", "Llama"),
     "MistralForCausalLM": ("engine.models.mistral", "Mistral"),
     "Qwen2ForCausalLM": ("engine.models.qwen2", "Qwen2"),

@@ -59,6 +59,7 @@ MARIAN = {
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt-neox": ("GPTNeoXForCausalLM", BERT),
     "llama": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": False}),
     "llama tied": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True}),
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 16}),
