@@ -102,16 +102,18 @@ def _give_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointT
         return True
     assert not isinstance(tensor, StoredTensor)
     codes = tensor.codes()
-    for part in (codes.scales, codes.offsets):
-        if part is not None and not part.isfinite().all():
+    for numbers in (codes.scales, codes.offsets):
+        if numbers is not None and not numbers.isfinite().all():
             raise ConfigError(f"{name} in {tensor.file} holds NaN or infinity.")
-    if codes.codes.shape != owner.weight[_rows(owner, target)].shape:
-        raise _shape_error(name, tensor.file, codes.codes, owner.weight[_rows(owner, target)])
-    needs_numbers = [
-        owner.take_codes(part, codes if isinstance(rows, slice) else codes.of_outputs(rows))
-        for part, rows in target.rows(_parts(owner)).items()
-    ]
-    return any(needs_numbers)
+    parts = _parts(owner)
+    due = owner.weight[target.place(parts)]
+    if codes.codes.shape != due.shape:
+        raise _shape_error(name, tensor.file, codes.codes, due)
+    needs_numbers = False
+    for part, rows in target.rows(parts).items():
+        own = codes if isinstance(rows, slice) else codes.of_outputs(rows)
+        needs_numbers |= owner.take_codes(part, own)
+    return needs_numbers
 
 
 def _refuse_conv1d(name: str, tensor: CheckpointTensor, target: Target) -> None:
@@ -213,13 +215,13 @@ def _place(
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)
         parameter = nn.Parameter(empty, requires_grad=False)
         setattr(owner, attribute, parameter)
-    due = parameter.data[_rows(owner, target)]
+    parts = _parts(owner)
+    due = parameter.data[target.place(parts)]
     if due.shape != tensor.shape:
         raise _shape_error(name, file, tensor, due)
     low, high = torch.aminmax(tensor)
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise ConfigError(f"{name} in {file} holds NaN or infinity.")
-    parts = _parts(owner)
     for part, rows in target.rows(parts).items():
         parameter.data[parts[part]].copy_(tensor[rows])
 
@@ -228,11 +230,6 @@ def _parts(owner: nn.Module) -> dict[str, slice]:
     """Return the parts of a layer's parameters, each with its rows."""
     parts: dict[str, slice] = getattr(owner, "parts", {"": slice(None)})
     return parts
-
-
-def _rows(owner: nn.Module, target: Target) -> slice:
-    """Return the rows of a layer's parameter that a tensor fills."""
-    return slice(None) if target.groups else _parts(owner)[target.part]
 
 
 def _shape_error(name: str, file: Path, found: torch.Tensor, due: torch.Tensor) -> ConfigError:

@@ -25,6 +25,10 @@ class Target:
     transpose: bool = False  # GPT-2's Conv1D stores [in, out]
     groups: int = 0
 
+    def place(self, parts: Mapping[str, slice]) -> slice:
+        """Return which rows of the parameter the tensor fills, of all its `parts`."""
+        return slice(None) if self.groups else parts[self.part]
+
     def rows(self, parts: Mapping[str, slice]) -> dict[str, slice | torch.Tensor]:
         """Return which rows of the tensor belong to each of the `parts` that it fills."""
         if not self.groups:
