@@ -13,7 +13,7 @@ from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels
-from engine.ops.rotary import HeadNorm, norm_and_rotate, rotate_and_store
+from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_store
 
 
 class Attention(nn.Module):
@@ -48,11 +48,14 @@ class Attention(nn.Module):
         self,
         qk: torch.Tensor,
         v: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles | None,
         norm: HeadNorm | None,
         batch: ForwardBatch,
     ) -> torch.Tensor:
-        """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`."""
+        """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`.
+
+        `angles` and `norm` are as in `norm_and_rotate`.
+        """
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
         kv = batch.kv.layers[self.index]
@@ -87,7 +90,8 @@ class RotaryAttention(nn.Module):
     """Grouped-query attention (arXiv 2305.13245) of layer `index` with rotary embedding.
 
     `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
-    before the rotation (arXiv 2302.05442).
+    before the rotation (arXiv 2302.05442). Without `rotates`, positions have no embedding
+    (arXiv 2305.19466).
     """
 
     def __init__(
@@ -99,9 +103,10 @@ class RotaryAttention(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
+        rotates: bool = True,
     ) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.rotates = spec, rotates
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.qkv = Linear(hidden, {"q": queries, "k": keys, "v": keys}, bias=qkv_bias)
         self.q_norm = qk_norm() if qk_norm else None
@@ -112,11 +117,12 @@ class RotaryAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
+        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden]."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        return self.out(self.attend.rotate_and_attend(qk, v, (cos, sin), self._norm(), batch))
+        angles = (cos, sin) if self.rotates else None
+        return self.out(self.attend.rotate_and_attend(qk, v, angles, self._norm(), batch))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -5,9 +5,10 @@ RMSNorm, rotary position embedding, grouped-query attention and SwiGLU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -61,6 +62,7 @@ class LlamaConfig:
     mlp_bias: bool
     tied: bool
     windows: tuple[int | None, ...]  # one per layer; None: full attention
+    rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
     embed_scale: float = 1.0  # factor on token embeddings
@@ -87,23 +89,24 @@ class LlamaConfig:
             "max_positions": positive(config, "max_position_embeddings"),
             "norm_eps": positive_float(config, "rms_norm_eps"),
             "rope_theta": rope_theta(config),
-            "rope_scaling": RopeScaling.from_hf(config),
+            "rope_scaling": own.get("rope_scaling") or RopeScaling.from_hf(config),
             "activation": config.get("hidden_act", "silu"),
             "qkv_bias": bool(config.get("attention_bias", False)),
             "out_bias": bool(config.get("attention_bias", False)),
             "mlp_bias": bool(config.get("mlp_bias", False)),
             "tied": bool(config.get("tie_word_embeddings", False)),
             "windows": (None,) * layers,
+            "rotates": (True,) * layers,
         }
         return cls(**(facts | own))
 
 
-def llama_attention(
+def llama_spec(
     config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
-) -> RotaryAttention:
-    """Return the attention of layer `index`. Relatives may set their own scale and softcap."""
+) -> AttentionSpec:
+    """Return the spec of layer `index`. Relatives may set their own scale and softcap."""
     c = config
-    spec = AttentionSpec(
+    return AttentionSpec(
         c.heads,
         c.kv_heads,
         c.head_dim,
@@ -111,13 +114,21 @@ def llama_attention(
         window=c.windows[index],
         softcap=softcap,
     )
+
+
+def llama_attention(
+    config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
+) -> RotaryAttention:
+    """Return the attention of layer `index`; scale and softcap are as in `llama_spec`."""
+    c = config
     return RotaryAttention(
         c.hidden,
-        spec,
+        llama_spec(c, index, scale=scale, softcap=softcap),
         index,
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,
         qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
+        rotates=c.rotates[index],
     )
 
 
@@ -156,7 +167,9 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    names = NAMES
+    # A relative may have another block and other names of tensors.
+    block: ClassVar[type[nn.Module]] = LlamaBlock
+    names: ClassVar[Mapping[str, str]] = NAMES
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
@@ -169,7 +182,7 @@ class Llama(nn.Module):
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
-        self.blocks = nn.ModuleList(LlamaBlock(c, i) for i in range(c.layers))
+        self.blocks = nn.ModuleList(self.block(c, i) for i in range(c.layers))
         self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from engine.layers.experts import ExpertsShape
 from engine.models.base import experts_per_token, positive
@@ -12,7 +13,7 @@ from engine.models.mistral import Mistral
 
 
 class Mixtral(Mistral):
-    names = NAMES | {
+    names: ClassVar[Mapping[str, str]] = NAMES | {
         "blocks.{i}.mlp.router": "model.layers.{i}.block_sparse_moe.gate",
         "blocks.{i}.mlp.expert_up": "model.layers.{i}.block_sparse_moe.experts.{part}",
         "blocks.{i}.mlp.expert_down": "model.layers.{i}.block_sparse_moe.experts.{part}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from engine.errors import ConfigError
 from engine.layers.experts import ExpertsShape
@@ -12,7 +13,7 @@ from engine.models.qwen3 import HEAD_DIM
 
 
 class Qwen3Moe(Llama):
-    names = NAMES | {
+    names: ClassVar[Mapping[str, str]] = NAMES | {
         "blocks.{i}.mlp.router": "model.layers.{i}.mlp.gate",
         "blocks.{i}.mlp.expert_up": "model.layers.{i}.mlp.experts.{part}_proj",
         "blocks.{i}.mlp.expert_down": "model.layers.{i}.mlp.experts.{part}_proj",

@@ -66,6 +66,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vocab_size": 640,
         "layer_norm_epsilon": 1e-5,
     },
+    "pythia-1.4b": decoder("GPTNeoX", 2048, 16, 16, layer_norm_eps=1e-5),
     "Llama-2-7b": decoder("Llama", 4096, 32, 32),
     "Llama-3.2-1B": decoder("Llama", 2048, 32, 8),
     "Llama-3.2-3B": decoder("Llama", 3072, 24, 8),
@@ -73,7 +74,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "open_llama_3b": decoder("Llama", 3200, 32, 32),
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
-    "Phi-3-mini as Mistral": decoder("Mistral", 3072, 32, 32, sliding_window=2048),
     "Mixtral-8x7B-v0.1": decoder(
         "Mixtral", 4096, 32, 8, sliding_window=None, num_local_experts=8, num_experts_per_tok=2
     ),
@@ -93,6 +93,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
+    "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
+    "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
+    "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
+    "Phi-3-mini-4k": decoder("Phi3", 3072, 32, 32, sliding_window=2047),
+    "Phi-4-mini": decoder("Phi3", 3072, 24, 8, partial_rotary_factor=0.75),
     "nanochat-d20": decoder("NanoChat", 1280, 10, 10, hidden_act="relu2"),
     "bert-base": encoder("BertModel", 768, 12),
     "all-MiniLM-L6": encoder("BertModel", 384, 12),

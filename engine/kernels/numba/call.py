@@ -186,6 +186,7 @@ class RowsCall(ctypes.Structure):
         ("eps", FLOAT),
         ("offset", FLOAT),  # added to each weight
         ("dim", INT),  # head dimension
-        ("cos", INT),  # address of [rows, dim]
-        ("sin", INT),  # address of [rows, dim]
+        ("width", INT),  # number of rotated dimensions of a head
+        ("cos", INT),  # address of [rows, width]
+        ("sin", INT),  # address of [rows, width]
     ]

@@ -76,6 +76,17 @@ def test_codes_of_checkpoints_are_kept(name: str, source: Path, tmp_path: Path) 
     check(tmp_path / "model", FORMATS[name].settings["quant_method"])
 
 
+def test_codes_of_fused_layers_are_kept(tmp_path: Path) -> None:
+    """Their rows are q, k and v of one head after another."""
+    from transformers import GPTNeoXConfig
+
+    sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96}
+    config = GPTNeoXConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
+    of_transformers(config, tmp_path / "source")
+    write_quantised(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
+    check(tmp_path / "model", "gptq")
+
+
 def test_plain_layers_stay_plain(source: Path, tmp_path: Path) -> None:
     """One part without codes makes the whole layer plain."""
     file = write_gguf(
