@@ -55,7 +55,7 @@ def check(model: Path, kind: str) -> None:
     linears = [m for m in kept.runner.model.modules() if isinstance(m, Linear)]
     assert all(isinstance(linear._packed, CodesLinear) for linear in linears)
     errors = [(logits(driver) - exact).norm() / exact.norm() for driver in (kept, plain)]
-    assert errors[0] < 2 * errors[1] < 0.08
+    assert errors[0] < 2.5 * errors[1] < 0.1
     assert kept.loaded.facts.weight_bytes < plain.loaded.facts.weight_bytes
     for entry in kept.loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name
