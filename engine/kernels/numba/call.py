@@ -80,6 +80,7 @@ class AttentionCall(ctypes.Structure):
         ("values", INT),  # address of [blocks, Hkv, block_size, D]
         ("key_scales", INT),  # address of [blocks, Hkv, block_size] fp32, if keys are codes
         ("value_scales", INT),  # likewise
+        ("sinks", INT),  # address of [H], or 0
         ("out", INT),  # address of [T, H, D]
         ("window", INT),  # number of visible keys
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e

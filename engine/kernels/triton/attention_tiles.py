@@ -26,12 +26,14 @@ class Features:
     """How a layer computes its attention scores.
 
     `bias` [H, 2 * reach + 1] fp32 is added by distance (key - query), clamped to [-reach, reach].
+    `sinks` [H] are scores that have no value.
     """
 
     scale: float
     window: int | None = None  # visible keys including the query's own
     softcap: float | None = None
     bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     @property
     def bias_reach(self) -> int | None:
@@ -130,6 +132,16 @@ def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
 def mean(result, total):
     """Divide weighted values by the sum of weights; without keys (graph padding) return zeros."""
     return result / tl.where(total == 0, 1.0, total)[:, None]
+
+
+@triton.jit
+def with_sink(total, highest, sinks, heads, real):
+    """Add the weight of each head's sink, if there are sinks, to a sum of weights."""
+    if sinks is not None:
+        score = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32) * LOG2E
+        # Without keys (graph padding), only 0 is divided by the sum.
+        total += tl.where(total == 0, 1.0, tl.exp2(score - highest))
+    return total
 
 
 @triton.jit

@@ -31,6 +31,7 @@ from engine.kernels.triton.attention_tiles import (
     padded,
     query_heads,
     store_rows,
+    with_sink,
 )
 from engine.kernels.triton.overlap import launch_options, wait_for_inputs
 
@@ -80,6 +81,7 @@ def decode_kernel(
     tables,  # [S, width] int64
     lengths,  # [S] int32: number of keys
     bias,
+    sinks,  # [H], or None
     scale,
     max_splits,
     query_stride,
@@ -121,9 +123,10 @@ def decode_kernel(
             SOFTCAP,
             BIAS_REACH,
         )
-        _, total, result = found
+        highest, total, result = found
         place = sequence * (kv_heads * SHARED) + heads
         if splits == 1:
+            total = with_sink(total, highest, sinks, heads, real)
             store_rows(out, place, mean(result, total), real, HEAD_DIM)
         else:
             place = place * max_splits + split
@@ -136,6 +139,7 @@ def reduce_kernel(
     partial_out,  # [S, H, max_splits, D] fp32
     partial_stats,  # [S, H, max_splits, 2] fp32
     lengths,  # [S] int32
+    sinks,  # [H], or None
     max_splits,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
@@ -161,6 +165,7 @@ def reduce_kernel(
         weight = tl.exp2(tl.load(stats + part * 2) - highest)
         total += weight * tl.load(stats + part * 2 + 1)
         result += weight * tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
+    total = with_sink(total, highest, sinks, tl.program_id(1), True)
     target = out + place * HEAD_DIM + dims
     tl.store(target, (result / total).to(out.dtype.element_ty), mask=real)
 
@@ -217,6 +222,7 @@ def decode_attention(
         tables,
         lengths,
         features.bias,
+        features.sinks,
         features.scale,
         splits,
         query.stride(0),
@@ -238,6 +244,7 @@ def decode_attention(
             out,
             *partial,
             lengths,
+            features.sinks,
             splits,
             HEAD_DIM=dim,
             DIMS=padded(dim),

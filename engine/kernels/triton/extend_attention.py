@@ -27,6 +27,7 @@ from engine.kernels.triton.attention_tiles import (
     rows_per_tile,
     shared_memory,
     store_rows,
+    with_sink,
 )
 
 # Shared memory for heads wider than 128 with five stages. An RTX 4090, L4 or A10 has only 99 KiB.
@@ -99,6 +100,7 @@ def extend_kernel(
     query_starts,  # [S + 1] int32
     key_lengths,  # [S] int32
     bias,
+    sinks,  # [H], or None
     scale,
     sequences,
     query_stride,
@@ -130,7 +132,7 @@ def extend_kernel(
     own = head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE)
     if BLOCK_SIZE is not None:
         tables += sequence.to(tl.int64) * table_stride
-    _, total, result = attend_keys(
+    highest, total, result = attend_keys(
         load_rows(query, real, HEAD_DIM, DIMS),
         (past + number, heads),
         (keys + own, values + own, key_scales, value_scales),
@@ -146,6 +148,7 @@ def extend_kernel(
         CAUSAL,
         WINDOW,
     )
+    total = with_sink(total, highest, sinks, heads, real)
     place = tokens * (tl.num_programs(1) * SHARED) + heads
     store_rows(out, place, mean(result, total), real, HEAD_DIM)
 
@@ -199,6 +202,7 @@ def extend_attention(
         query_starts,
         key_lengths,
         features.bias,
+        features.sinks,
         features.scale,
         sequences,
         query.stride(0),
