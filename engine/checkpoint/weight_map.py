@@ -34,7 +34,8 @@ class Target:
         if not self.groups:
             return {self.part: slice(None)}
         sizes = [(rows.stop - rows.start) // self.groups for rows in parts.values()]
-        numbers = torch.arange(self.groups * sum(sizes), device="cpu").view(self.groups, -1)
+        count = self.groups * sum(sizes)
+        numbers = torch.arange(count, device="cpu").view(self.groups, -1)
         shares = numbers.split(sizes, dim=1)
         return {part: share.flatten() for part, share in zip(parts, shares, strict=True)}
 

@@ -220,18 +220,21 @@ def _longrope(
     The reference chooses between two lists of factors by the length of each pass, which would
     change keys that are already cached. One choice for the longest served length avoids that.
     """
-    original, attention_factor = scaling.original_max_positions, scaling.attention_factor
-    is_long = max_positions > original
-    factors = scaling.long_factors if is_long else scaling.short_factors
+    original = scaling.original_max_positions
+    key, factors = "short_factor", scaling.short_factors
+    if max_positions > original:
+        key, factors = "long_factor", scaling.long_factors
     if len(factors) != len(exponent):
         raise ConfigError(
-            f"config.json has {len(factors)} numbers as {'long' if is_long else 'short'}_factor; "
-            f"{len(exponent)} are needed, one for each frequency."
+            f"config.json has {len(factors)} numbers as {key}; {len(exponent)} are needed, one for "
+            "each frequency."
         )
+    attention_factor = scaling.attention_factor
     if attention_factor is None:
         attention_factor = 1.0
         if scaling.factor > 1 and original > 1:
-            attention_factor = math.sqrt(1 + math.log(scaling.factor) / math.log(original))
+            growth = math.log(scaling.factor) / math.log(original)
+            attention_factor = math.sqrt(1 + growth)
     divisors = torch.tensor(factors, dtype=torch.float32, device="cpu")
     return 1.0 / (divisors * theta**exponent), attention_factor
 

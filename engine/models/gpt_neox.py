@@ -83,9 +83,12 @@ class GPTNeoXConfig:
 
 def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with Llama's keys for the rotary settings outside of rope_parameters."""
-    own = {"rotary_emb_base": THETA, "rotary_pct": ROTARY_SHARE}
-    own |= {key: config[key] for key in own if config.get(key) is not None}
-    theta, share = own.values()
+    theta = config.get("rotary_emb_base")
+    if theta is None:
+        theta = THETA
+    share = config.get("rotary_pct")
+    if share is None:
+        share = ROTARY_SHARE
     expect(config, "rope_theta", None, theta)
     return config | {"rope_theta": theta, "partial_rotary_factor": share}
 

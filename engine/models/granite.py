@@ -61,13 +61,12 @@ class Granite(Llama):
     def read_config(config: dict[str, Any]) -> GraniteConfig:
         """Read config.json; a missing multiplier is 1. Raises ConfigError for invalid values."""
         given = dict.fromkeys(MULTIPLIERS, 1.0) | config
-        embedding, attention, residual, logits = (positive_float(given, k) for k in MULTIPLIERS)
         return GraniteConfig.from_hf(
             config,
-            embed_scale=embedding,
-            scale=attention,
-            residual_scale=residual,
-            logits_divisor=logits,
+            embed_scale=positive_float(given, "embedding_multiplier"),
+            scale=positive_float(given, "attention_multiplier"),
+            residual_scale=positive_float(given, "residual_multiplier"),
+            logits_divisor=positive_float(given, "logits_scaling"),
         )
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:

@@ -31,7 +31,8 @@ class Olmo2Attention(nn.Module):
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
         self.spec = spec = llama_spec(config, index)
-        self.queries, self.keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.queries = spec.num_heads * spec.head_dim
+        self.keys = spec.num_kv_heads * spec.head_dim
         parts = {"q": self.queries, "k": self.keys, "v": self.keys}
         self.qkv = Linear(config.hidden, parts, bias=config.qkv_bias)
         self.q_norm = RMSNorm(self.queries, config.norm_eps)
@@ -45,8 +46,10 @@ class Olmo2Attention(nn.Module):
         """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
         q, k, v = self.qkv(x).split([self.queries, self.keys, self.keys], dim=1)
         qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        qk, v = (part.unflatten(1, (-1, self.spec.head_dim)) for part in (qk, v))
-        return self.out(self.attend.rotate_and_attend(qk, v, (cos, sin), None, batch))
+        heads = (-1, self.spec.head_dim)
+        qk, v = qk.unflatten(1, heads), v.unflatten(1, heads)
+        attended = self.attend.rotate_and_attend(qk, v, (cos, sin), None, batch)
+        return self.out(attended)
 
 
 class Olmo2Block(nn.Module):
@@ -73,7 +76,8 @@ class Olmo2Block(nn.Module):
         `x` and `delta` are these two values of the previous block.
         """
         x, _ = self.entry.add(x, delta)
-        x, _ = self.middle.add(x, self.attention_norm(self.attention(x, cos, sin, batch)))
+        attended = self.attention(x, cos, sin, batch)
+        x, _ = self.middle.add(x, self.attention_norm(attended))
         return x, self.mlp_norm(self.mlp(x))
 
 

@@ -20,7 +20,10 @@ def _with_longrope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with today's name of longrope."""
     for key in ("rope_parameters", "rope_scaling"):
         given = config.get(key)
-        if isinstance(given, dict) and (given.get("rope_type") or given.get("type")) in OLD_NAMES:
+        if not isinstance(given, dict):
+            continue
+        kind = given.get("rope_type") or given.get("type")
+        if kind in OLD_NAMES:
             config = config | {key: given | {"rope_type": "longrope"}}
     return config
 
@@ -37,8 +40,9 @@ class Phi3(Llama):
         expect(config, "layer_types", None)
         for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
             expect(config, key, None, False)
-        windowed = config.get("sliding_window") is not None
-        window = positive(config, "sliding_window") if windowed else None
+        window = None
+        if config.get("sliding_window") is not None:
+            window = positive(config, "sliding_window")
         config = {"original_max_position_embeddings": ORIGINAL_POSITIONS} | _with_longrope(config)
         return LlamaConfig.from_hf(
             config,

@@ -25,12 +25,13 @@ def rotating_layers(config: dict[str, Any]) -> tuple[bool, ...]:
     if given is None:
         interval = positive(config, "no_rope_layer_interval", INTERVAL)
         return tuple((index + 1) % interval != 0 for index in range(layers))
-    if not isinstance(given, list) or len(given) < layers or any(g not in (0, 1) for g in given):
+    is_list = isinstance(given, list) and len(given) >= layers
+    if not is_list or any(value not in (0, 1) for value in given):
         raise ConfigError(
             f"config.json has no_rope_layers = {given!r}; it must be a list with 1 (rotary) or 0 "
             f"(none) for each of {layers} layers."
         )
-    return tuple(bool(g) for g in given[:layers])
+    return tuple(bool(value) for value in given[:layers])
 
 
 class SmolLM3(Llama):
@@ -38,8 +39,9 @@ class SmolLM3(Llama):
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         rotates = rotating_layers(config)
-        slides = config.get("use_sliding_window", False)
-        window = nullable(config, "sliding_window", positive) if slides else None
+        window = None
+        if config.get("use_sliding_window", False):
+            window = nullable(config, "sliding_window", positive)
         windows = layer_windows(config, window, lambda i: window is not None and not rotates[i])
         defaults = {"rope_theta": THETA, "tie_word_embeddings": True}
         return LlamaConfig.from_hf(defaults | config, windows=windows, rotates=rotates)
