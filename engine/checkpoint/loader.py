@@ -207,8 +207,7 @@ def _place(
         raise ConfigError(
             f"{name} in {file} has dtype {tensor.dtype}; supported: float32, bfloat16, float16."
         )
-    if target.transpose:
-        tensor = tensor.t()
+    tensor = _as_rows(name, target, tensor, file)
     owner_name, _, attribute = target.parameter.rpartition(".")
     owner = model.get_submodule(owner_name)
     parameter: nn.Parameter = getattr(owner, attribute)
@@ -225,6 +224,18 @@ def _place(
         raise ConfigError(f"{name} in {file} holds NaN or infinity.")
     for part, rows in target.rows(parts).items():
         parameter.data[parts[part]].copy_(tensor[rows])
+
+
+def _as_rows(name: str, target: Target, tensor: torch.Tensor, file: Path) -> torch.Tensor:
+    """Return a tensor in the order of the parameter, without a dimension of experts."""
+    if target.experts and (tensor.dim() < 2 or len(tensor) != target.experts):
+        raise ConfigError(
+            f"{name} in {file} has shape {list(tensor.shape)}; config.json asks for "
+            f"{target.experts} experts."
+        )
+    if target.transpose:
+        tensor = tensor.mT
+    return tensor.flatten(0, 1) if target.experts else tensor
 
 
 def _parts(owner: nn.Module) -> dict[str, slice]:

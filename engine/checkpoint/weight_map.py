@@ -23,6 +23,7 @@ class Target:
     parameter: str
     part: str = ""
     transpose: bool = False  # GPT-2's Conv1D stores [in, out]
+    experts: int = 0  # if not 0, the first dimension: their rows follow each other
     groups: int = 0
 
     def place(self, parts: Mapping[str, slice]) -> slice:

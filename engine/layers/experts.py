@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,20 @@ from engine.ops.experts import (
     route,
     rows_by_expert,
 )
+from engine.ops.gated import clamped_swiglu
 from engine.ops.kernels import Kernels
-from engine.ops.quantise import stacked
+from engine.ops.quantise import Codes, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """The activation of gpt-oss's experts, whose gate and up take turns. See `clamped_swiglu`."""
+
+    limit: float
+    sharpness: float
+
+    def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        return clamped_swiglu(x, self.limit, self.sharpness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,11 @@ class ExpertsShape:
     per_token: int
     intermediate: int
     renormalises: bool  # the weights of a token's experts add up to 1
-    parts: tuple[str, str, str] = ("gate", "up", "down")  # their names in a checkpoint
+    # The names of each expert's gate, up and down in a checkpoint. None: all experts' gates and ups
+    # are one tensor, and their downs another one.
+    parts: tuple[str, str, str] | None = ("gate", "up", "down")
+    bias: bool = False  # of router and experts
+    activation: ClampedSwiGLU | None = None  # None: the model's
 
 
 class ExpertWeights:
@@ -55,36 +72,53 @@ class ExpertWeights:
 class ExpertLinear(Linear):
     """Linear layers [in, out] of `count` experts.
 
-    `parts` names the slices of an expert's outputs that come from different checkpoint tensors. A
-    part of expert e is called "e.part".
+    `outputs` are those of an expert, all in one checkpoint tensor if it is a number. Else it names
+    the slices that come from different tensors. A part of expert e is called "e.part".
     """
 
-    def __init__(self, count: int, in_features: int, parts: dict[str, int]) -> None:
-        sizes = {f"{e}.{part}": size for e in range(count) for part, size in parts.items()}
-        super().__init__(in_features, sizes)
+    def __init__(
+        self, count: int, in_features: int, outputs: int | dict[str, int], *, bias: bool = False
+    ) -> None:
         self.count = count
-        self._outputs = sum(parts.values())
+        if isinstance(outputs, int):
+            sizes = {"": count * outputs}
+        else:
+            sizes = {f"{e}.{part}": size for e in range(count) for part, size in outputs.items()}
+        super().__init__(in_features, sizes, bias=bias)
+        self._outputs = sum(sizes.values()) // count
         self._experts: ExpertWeights | None = None
 
     def prepack(self, quantization: Quantization | None = None) -> None:
         """Pack the weights of all experts and free the plain ones; irreversible. See `pack`."""
-        if self._stored:
-            assert self.stored_form is not None
-            codes = [self._stored[part].kept_in(self.stored_form) for part in self.parts]
-            self._stored.clear()
-            per_expert = len(codes) // self.count
-            groups = [codes[i : i + per_expert] for i in range(0, len(codes), per_expert)]
-            packed: list[Weight | None] = [pack_codes(stacked(parts), None) for parts in groups]
-        else:
-            assert self.weight is not None
-            packed = [
-                pack(weight, None, kernels=self.kernels, quantization=quantization)
-                for weight in self.weight.data.split(self._outputs)
-            ]
+        packed: list[Weight | None] = []
+        for weight, bias in zip(self._of_experts(), self._biases(), strict=True):
+            if isinstance(weight, Codes):
+                packed.append(pack_codes(weight, bias))
+                continue
+            kernels = self.kernels
+            packed.append(pack(weight, bias, kernels=kernels, quantization=quantization))
+        self._stored.clear()
         weights = [weight for weight in packed if weight is not None]
         if weights:
             self._experts = ExpertWeights(weights, self.kernels)
             self.weight = None
+
+    def _of_experts(self) -> Iterator[torch.Tensor | Codes]:
+        """Yield the weight [out, in] of each expert, or its codes."""
+        if not self._stored:
+            assert self.weight is not None
+            yield from self.weight.data.split(self._outputs)
+            return
+        assert self.stored_form is not None
+        codes = stacked([self._stored[part] for part in self.parts]).kept_in(self.stored_form)
+        for expert in range(self.count):
+            first = expert * self._outputs
+            yield codes.of_outputs(torch.arange(first, first + self._outputs))
+
+    def _biases(self) -> Sequence[torch.Tensor | None]:
+        if self.bias is None:
+            return [None] * self.count
+        return self.bias.data.split(self._outputs)
 
     @property
     def packed_bytes(self) -> int:
@@ -98,26 +132,33 @@ class ExpertLinear(Linear):
         assert self.weight is not None
         if x.is_meta and self.kernels != "triton":  # how many rows an expert has is unknown
             return x.new_empty(len(x), self._outputs)
-        weight = self.weight.unflatten(0, (self.count, self._outputs))
-        return experts_linear(x, weight, rows, kernels=self.kernels)
+        by_expert = self.count, self._outputs
+        bias = None if self.bias is None else self.bias.unflatten(0, by_expert)
+        weight = self.weight.unflatten(0, by_expert)
+        return experts_linear(x, weight, bias, rows, kernels=self.kernels)
 
 
 class Experts(nn.Module):
     """Feed-forward networks [hidden] -> [hidden]. Each token uses a few of them.
 
     Computes the sum of weight(e) * down(activation(gate(x)) * up(x)) over the experts e of a token.
-    `activation` is a key of GATED.
+    `activation` is a key of GATED, unless the shape has its own.
     """
 
     def __init__(self, hidden: int, shape: ExpertsShape, activation: str) -> None:
         super().__init__()
-        gate, up, down = shape.parts
         size = shape.intermediate
+        ups: int | dict[str, int] = 2 * size
+        downs: int | dict[str, int] = hidden
+        if shape.parts is not None:
+            gate, up, down = shape.parts
+            ups = {gate: size, up: size}
+            downs = {down: hidden}
         self.shape = shape
-        self.activation = GATED[activation]
-        self.router = Linear(hidden, shape.count, is_rounded=False)
-        self.expert_up = ExpertLinear(shape.count, hidden, {gate: size, up: size})
-        self.expert_down = ExpertLinear(shape.count, size, {down: hidden})
+        self.activation = shape.activation or GATED[activation]
+        self.router = Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)
+        self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias)
+        self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,7 @@ class LlamaConfig:
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
     embed_scale: float = 1.0  # factor on token embeddings
+    has_sinks: bool = False
     experts: ExpertsShape | None = None
     dense_layers: frozenset[int] = frozenset()  # these have no experts
 
@@ -113,6 +114,7 @@ def llama_spec(
         scale=c.head_dim**-0.5 if scale is None else scale,
         window=c.windows[index],
         softcap=softcap,
+        has_sinks=c.has_sinks,
     )
 
 

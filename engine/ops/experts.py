@@ -91,12 +91,23 @@ def expert_by_expert(
 
 
 def experts_linear(
-    x: torch.Tensor, weight: torch.Tensor, rows: ExpertRows, *, kernels: Kernels
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: ExpertRows,
+    *,
+    kernels: Kernels,
 ) -> torch.Tensor:
-    """Return [P, out] for x [P, in], sorted by expert, and a weight [experts, out, in]."""
+    """Return [P, out] for x [P, in], sorted by expert.
+
+    The weight is [experts, out, in] and the bias [experts, out].
+    """
     if kernels == "triton":
         from engine.kernels.triton.experts import multiply_experts
 
-        return multiply_experts(x, weight, rows.starts)
-    multiplies = [partial(linear, weight=own, kernels=kernels) for own in weight]
+        return multiply_experts(x, weight, bias, rows.starts)
+    multiplies = []
+    for expert, own in enumerate(weight):
+        own_bias = None if bias is None else bias[expert]
+        multiplies.append(partial(linear, weight=own, bias=own_bias, kernels=kernels))
     return expert_by_expert(x, multiplies, rows)

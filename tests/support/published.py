@@ -98,6 +98,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
     "Phi-3-mini-4k": decoder("Phi3", 3072, 32, 32, sliding_window=2047),
     "Phi-4-mini": decoder("Phi3", 3072, 24, 8, partial_rotary_factor=0.75),
+    "gpt-oss-20b": decoder(
+        "GptOss",
+        *(2880, 64, 8, 64),
+        sliding_window=128,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+    ),
     "nanochat-d20": decoder("NanoChat", 1280, 10, 10, hidden_act="relu2"),
     "bert-base": encoder("BertModel", 768, 12),
     "all-MiniLM-L6": encoder("BertModel", 384, 12),

@@ -90,7 +90,9 @@ def _share_of_keys(
     """
     highest = scores.amax(-1, keepdim=True).float()
     largest = weights.amax(-1, keepdim=True)  # 1 / sum of exp(score - highest)
-    return 1 / (1 + torch.exp(sinks[..., None] - highest) * largest)
+    above = sinks[..., None] - highest
+    ratio = torch.exp(above) * largest  # of the sink's weight to that of all keys
+    return 1 / (1 + ratio)
 
 
 def _whole_splits(tables: torch.Tensor, block_size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -40,6 +40,11 @@ class Features:
         return None if self.bias is None else self.bias.shape[1] // 2
 
     @property
+    def arguments(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        """The arguments of both kernels that these features set."""
+        return self.bias, self.sinks, self.scale
+
+    @property
     def constants(self) -> dict[str, float | None]:
         """The constants of both kernels that these features set."""
         return {"WINDOW": self.window, "SOFTCAP": self.softcap, "BIAS_REACH": self.bias_reach}
@@ -129,12 +134,6 @@ def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def mean(result, total):
-    """Divide weighted values by the sum of weights; without keys (graph padding) return zeros."""
-    return result / tl.where(total == 0, 1.0, total)[:, None]
-
-
-@triton.jit
 def with_sink(total, highest, sinks, heads, real):
     """Add the weight of each head's sink, if there are sinks, to a sum of weights."""
     if sinks is not None:
@@ -142,6 +141,17 @@ def with_sink(total, highest, sinks, heads, real):
         # Without keys (graph padding), only 0 is divided by the sum.
         total += tl.where(total == 0, 1.0, tl.exp2(score - highest))
     return total
+
+
+@triton.jit
+def mean(found, sinks, heads, real):
+    """Divide weighted values by the sum of weights; without keys (graph padding) return zeros.
+
+    `found` is the result of `attend_keys`.
+    """
+    highest, total, result = found
+    total = with_sink(total, highest, sinks, heads, real)
+    return result / tl.where(total == 0, 1.0, total)[:, None]
 
 
 @triton.jit

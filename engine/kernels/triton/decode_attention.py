@@ -104,16 +104,15 @@ def decode_kernel(
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
     heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
-    query += sequence * query_stride + heads[:, None] * head_stride
-    q = load_rows(query, real, HEAD_DIM, DIMS)
+    place = sequence * query_stride + heads[:, None] * head_stride
+    q = load_rows(query + place, real, HEAD_DIM, DIMS)
     own = kv_head * (BLOCK_SIZE * HEAD_DIM)
-    tables += sequence * table_stride
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         found = attend_keys(
             q,
             (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
             (keys + own, values + own, key_scales, value_scales),
-            (tables, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
+            (tables + sequence * table_stride, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
             span_of(split, first, origin, size, length),
             bias,
             scale,
@@ -123,11 +122,9 @@ def decode_kernel(
             SOFTCAP,
             BIAS_REACH,
         )
-        highest, total, result = found
         place = sequence * (kv_heads * SHARED) + heads
         if splits == 1:
-            total = with_sink(total, highest, sinks, heads, real)
-            store_rows(out, place, mean(result, total), real, HEAD_DIM)
+            store_rows(out, place, mean(found, sinks, heads, real), real, HEAD_DIM)
         else:
             place = place * max_splits + split
             store_partial(partial_out, partial_stats, place, found, real, HEAD_DIM)
@@ -221,9 +218,7 @@ def decode_attention(
         *as_loaded(keys, values, scales),
         tables,
         lengths,
-        features.bias,
-        features.sinks,
-        features.scale,
+        *features.arguments,
         splits,
         query.stride(0),
         query.stride(1),

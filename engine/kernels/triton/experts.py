@@ -35,6 +35,7 @@ MANY_ROWS = 16  # from this mean number of rows of an expert on
 def _experts_kernel(
     x_ptr,
     weight_ptr,
+    bias_ptr,  # [experts, outputs], or None
     starts_ptr,
     out_ptr,
     x_stride,
@@ -74,18 +75,26 @@ def _experts_kernel(
         w = tl.load(weight_rows[:, None] + column[None, :], within, 0.0)
         x = tl.load(x_rows[None, :] + column[:, None], inside[:, None] & (row < end)[None, :], 0.0)
         total = tl.dot(w, x, total)
+    if bias_ptr is not None:
+        own_bias = tl.load(bias_ptr + expert * outputs + at, at < outputs, 0.0)
+        total += own_bias.to(tl.float32)[:, None]
     place = row[None, :] * outputs + at[:, None]
     inside = (row < end)[None, :] & (at < outputs)[:, None]
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), inside)
 
 
 def multiply_experts(
-    x: torch.Tensor, weight: torch.Tensor, starts: torch.Tensor, tile: ExpertsTile | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    starts: torch.Tensor,
+    tile: ExpertsTile | None = None,
 ) -> torch.Tensor:
     """Return [P, out] for x [P, in], a weight [experts, out, in] and `starts` [experts + 1].
 
-    Rows starts[e] to starts[e + 1] use weight[e]. Sums are fp32, the result has x's dtype. The
-    shapes alone choose the tile, so a captured step launches the same kernel each time.
+    The bias is [experts, out]. Rows starts[e] to starts[e + 1] use weight[e]. Sums are fp32, the
+    result has x's dtype. The shapes alone choose the tile, so a captured step launches the same
+    kernel each time.
     """
     rows, inputs = x.shape
     experts, outputs, _ = weight.shape
@@ -101,6 +110,7 @@ def multiply_experts(
     _experts_kernel[(triton.cdiv(outputs, tile.outputs), most_tiles)](
         x,
         weight,
+        bias,
         starts,
         out,
         x.stride(0),

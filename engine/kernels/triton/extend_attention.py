@@ -27,7 +27,6 @@ from engine.kernels.triton.attention_tiles import (
     rows_per_tile,
     shared_memory,
     store_rows,
-    with_sink,
 )
 
 # Shared memory for heads wider than 128 with five stages. An RTX 4090, L4 or A10 has only 99 KiB.
@@ -86,6 +85,14 @@ def head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE: tl.cons
     return offset
 
 
+@triton.jit
+def table_of(tables, sequence, table_stride):
+    """Return the address of a sequence's block table, if keys are in blocks."""
+    if tables is not None:
+        tables += sequence.to(tl.int64) * table_stride
+    return tables
+
+
 @triton.jit(
     do_not_specialize=["tables", "query_starts", "key_lengths", "sequences", "table_stride"]
 )
@@ -128,12 +135,11 @@ def extend_kernel(
     number, heads, real = tile_rows(first, count, kv_head, SHARED, PACKED, ROWS)
     past = tl.load(key_lengths + sequence) - count
     tokens = (start + number).to(tl.int64)
-    query += tokens[:, None] * query_stride + heads[:, None] * head_stride
+    places = tokens[:, None] * query_stride + heads[:, None] * head_stride
     own = head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE)
-    if BLOCK_SIZE is not None:
-        tables += sequence.to(tl.int64) * table_stride
-    highest, total, result = attend_keys(
-        load_rows(query, real, HEAD_DIM, DIMS),
+    tables = table_of(tables, sequence, table_stride)
+    found = attend_keys(
+        load_rows(query + places, real, HEAD_DIM, DIMS),
         (past + number, heads),
         (keys + own, values + own, key_scales, value_scales),
         (tables, own, block_stride, key_stride),
@@ -148,9 +154,8 @@ def extend_kernel(
         CAUSAL,
         WINDOW,
     )
-    total = with_sink(total, highest, sinks, heads, real)
     place = tokens * (tl.num_programs(1) * SHARED) + heads
-    store_rows(out, place, mean(result, total), real, HEAD_DIM)
+    store_rows(out, place, mean(found, sinks, heads, real), real, HEAD_DIM)
 
 
 def _strides(keys: torch.Tensor) -> tuple[int, int, int]:
@@ -201,9 +206,7 @@ def extend_attention(
         tables,
         query_starts,
         key_lengths,
-        features.bias,
-        features.sinks,
-        features.scale,
+        *features.arguments,
         sequences,
         query.stride(0),
         query.stride(1),

@@ -25,7 +25,7 @@ def routed(tokens: int, experts: int, most: int, per_token: int = 2) -> ExpertRo
 
 
 def check(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rows: ExpertRows) -> None:
-    due = experts_linear(x.double(), weight.double(), rows, kernels="torch")
+    due = experts_linear(x.double(), weight.double(), None, rows, kernels="torch")
     rtol, atol = TOLERANCE[found.dtype]
     torch.testing.assert_close(found.double(), due, rtol=rtol, atol=atol)
 
@@ -38,14 +38,14 @@ def test_experts_kernel_equals_torch(experts: int, most: int, tile: str) -> None
     for tokens in (1, 3, 70):
         rows = routed(tokens, experts, most)
         x = draw(2 * tokens, 136, seed=2)
-        check(kernel.multiply_experts(x, weight, rows.starts, TILES[tile]), x, weight, rows)
+        check(kernel.multiply_experts(x, weight, None, rows.starts, TILES[tile]), x, weight, rows)
 
 
 def test_one_expert_may_have_all_rows() -> None:
     weight, x = draw(4, 40, 32, seed=1), draw(50, 32, seed=2)
     for expert in (0, 3):
         rows = rows_by_expert(torch.full((50, 1), expert), 4)
-        check(experts_linear(x, weight, rows, kernels="triton"), x, weight, rows)
+        check(experts_linear(x, weight, None, rows, kernels="triton"), x, weight, rows)
 
 
 def test_rows_select_the_tile() -> None:
@@ -54,16 +54,16 @@ def test_rows_select_the_tile() -> None:
     for tokens in (10, 48):
         rows = routed(tokens, 3, 3)
         x = wide[: 2 * tokens, 32:]
-        check(experts_linear(x, weight, rows, kernels="triton"), x, weight, rows)
-    assert len(experts_linear(wide[:0, :32], weight, rows, kernels="triton")) == 0
+        check(experts_linear(x, weight, None, rows, kernels="triton"), x, weight, rows)
+    assert len(experts_linear(wide[:0, :32], weight, None, rows, kernels="triton")) == 0
 
 
 def test_bits_of_a_row_do_not_depend_on_other_rows() -> None:
     weight, x = draw(3, 40, 200, seed=1), draw(12, 200, seed=2)
     chosen = torch.tensor([[0], [1], [1], [2]]).repeat(3, 1)
     rows = rows_by_expert(chosen, 3)
-    due = experts_linear(x[rows.tokens], weight, rows, kernels="triton")
+    due = experts_linear(x[rows.tokens], weight, None, rows, kernels="triton")
     for place, token in enumerate(rows.tokens.tolist()):
         alone = rows_by_expert(chosen[token : token + 1], 3)
-        found = experts_linear(x[token : token + 1], weight, alone, kernels="triton")
+        found = experts_linear(x[token : token + 1], weight, None, alone, kernels="triton")
         assert torch.equal(found[0], due[place])
