@@ -115,6 +115,21 @@ def query_heads(kv_head, rows, SHARED: tl.constexpr):
 
 
 @triton.jit
+def load_queries(
+    query,
+    tokens,
+    heads,
+    real,
+    strides,  # (between tokens, between heads)
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """Load the queries [R, DIMS] of `heads` [R] of a token, or of `tokens` [R]."""
+    rows = tokens * strides[0] + heads * strides[1]
+    return load_rows(query + rows[:, None], real, HEAD_DIM, DIMS)
+
+
+@triton.jit
 def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
     """Load [R, DIMS] from the pointers `rows` [R, 1]; zeros in the rows that are not `real` [R]."""
     dims = tl.arange(0, DIMS)
@@ -134,24 +149,25 @@ def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def with_sink(total, highest, sinks, heads, real):
-    """Add the weight of each head's sink, if there are sinks, to a sum of weights."""
-    if sinks is not None:
-        score = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32) * LOG2E
-        # Without keys (graph padding), only 0 is divided by the sum.
-        total += tl.where(total == 0, 1.0, tl.exp2(score - highest))
-    return total
+def mean(result, total):
+    """Divide weighted values by the sum of weights; without keys (graph padding) return zeros."""
+    return result / tl.where(total == 0, 1.0, total)[:, None]
 
 
 @triton.jit
-def mean(found, sinks, heads, real):
-    """Divide weighted values by the sum of weights; without keys (graph padding) return zeros.
+def before_keys(heads, sinks, counts, ROWS: tl.constexpr):
+    """Return (highest score [ROWS], sum of weights [ROWS]) before any key was seen.
 
-    `found` is the result of `attend_keys`.
+    A sink that `counts` is like a key that was seen already, whose value is 0.
     """
-    highest, total, result = found
-    total = with_sink(total, highest, sinks, heads, real)
-    return result / tl.where(total == 0, 1.0, total)[:, None]
+    if sinks is None:
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+    else:
+        score = tl.load(sinks + heads).to(tl.float32) * LOG2E
+        highest = tl.where(counts, score, float("-inf"))
+        total = tl.where(counts, tl.full([ROWS], 1.0, tl.float32), 0.0)
+    return highest, total
 
 
 @triton.jit
@@ -235,6 +251,7 @@ def attend_keys(
     source,  # (table, own, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
     bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
+    sinks,  # (pointer to [heads], or None; whether they count), see `before_keys`
     scale,
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
@@ -261,8 +278,7 @@ def attend_keys(
         value_scales += own // HEAD_DIM
     dims = tl.arange(0, query.shape[1])
     is_dim = dims < HEAD_DIM
-    highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([query.shape[0]], tl.float32)
+    highest, total = before_keys(heads, sinks[0], sinks[1], query.shape[0])
     out = tl.zeros(query.shape, tl.float32)
     origin = begin // TILE * TILE
     for first in range(origin, end, TILE):

@@ -26,12 +26,11 @@ from engine.kernels.triton.attention_tiles import (
     as_loaded,
     attend_keys,
     keys_per_tile,
-    load_rows,
+    load_queries,
     mean,
     padded,
     query_heads,
     store_rows,
-    with_sink,
 )
 from engine.kernels.triton.overlap import launch_options, wait_for_inputs
 
@@ -104,8 +103,7 @@ def decode_kernel(
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
     heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
-    place = sequence * query_stride + heads[:, None] * head_stride
-    q = load_rows(query + place, real, HEAD_DIM, DIMS)
+    q = load_queries(query, sequence, heads, real, (query_stride, head_stride), HEAD_DIM, DIMS)
     own = kv_head * (BLOCK_SIZE * HEAD_DIM)
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         found = attend_keys(
@@ -115,6 +113,7 @@ def decode_kernel(
             (tables + sequence * table_stride, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
             span_of(split, first, origin, size, length),
             bias,
+            (sinks, split == 0),
             scale,
             HEAD_DIM,
             TILE,
@@ -122,9 +121,10 @@ def decode_kernel(
             SOFTCAP,
             BIAS_REACH,
         )
+        _, total, result = found
         place = sequence * (kv_heads * SHARED) + heads
         if splits == 1:
-            store_rows(out, place, mean(found, sinks, heads, real), real, HEAD_DIM)
+            store_rows(out, place, mean(result, total), real, HEAD_DIM)
         else:
             place = place * max_splits + split
             store_partial(partial_out, partial_stats, place, found, real, HEAD_DIM)
@@ -136,7 +136,6 @@ def reduce_kernel(
     partial_out,  # [S, H, max_splits, D] fp32
     partial_stats,  # [S, H, max_splits, 2] fp32
     lengths,  # [S] int32
-    sinks,  # [H], or None
     max_splits,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
@@ -162,7 +161,6 @@ def reduce_kernel(
         weight = tl.exp2(tl.load(stats + part * 2) - highest)
         total += weight * tl.load(stats + part * 2 + 1)
         result += weight * tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
-    total = with_sink(total, highest, sinks, tl.program_id(1), True)
     target = out + place * HEAD_DIM + dims
     tl.store(target, (result / total).to(out.dtype.element_ty), mask=real)
 
@@ -239,7 +237,6 @@ def decode_attention(
             out,
             *partial,
             lengths,
-            features.sinks,
             splits,
             HEAD_DIM=dim,
             DIMS=padded(dim),

@@ -20,7 +20,7 @@ from engine.kernels.triton.attention_tiles import (
     as_loaded,
     attend_keys,
     keys_per_tile,
-    load_rows,
+    load_queries,
     mean,
     padded,
     query_heads,
@@ -85,14 +85,6 @@ def head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE: tl.cons
     return offset
 
 
-@triton.jit
-def table_of(tables, sequence, table_stride):
-    """Return the address of a sequence's block table, if keys are in blocks."""
-    if tables is not None:
-        tables += sequence.to(tl.int64) * table_stride
-    return tables
-
-
 @triton.jit(
     do_not_specialize=["tables", "query_starts", "key_lengths", "sequences", "table_stride"]
 )
@@ -131,20 +123,20 @@ def extend_kernel(
     sequence, start, count, first, last = owner_of(query_starts, sequences, ROWS // PACKED)
     if first >= count:
         return
-    kv_head = tl.program_id(1)
-    number, heads, real = tile_rows(first, count, kv_head, SHARED, PACKED, ROWS)
+    number, heads, real = tile_rows(first, count, tl.program_id(1), SHARED, PACKED, ROWS)
     past = tl.load(key_lengths + sequence) - count
     tokens = (start + number).to(tl.int64)
-    places = tokens[:, None] * query_stride + heads[:, None] * head_stride
-    own = head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE)
-    tables = table_of(tables, sequence, table_stride)
-    found = attend_keys(
-        load_rows(query + places, real, HEAD_DIM, DIMS),
+    own = head_offset(tl.program_id(1), start, key_head_stride, key_stride, BLOCK_SIZE)
+    if BLOCK_SIZE is not None:
+        tables += sequence.to(tl.int64) * table_stride
+    _, total, result = attend_keys(
+        load_queries(query, tokens, heads, real, (query_stride, head_stride), HEAD_DIM, DIMS),
         (past + number, heads),
         (keys + own, values + own, key_scales, value_scales),
         (tables, own, block_stride, key_stride),
         visible_span(past, first, last, count, CAUSAL, WINDOW),
         bias,
+        (sinks, True),
         scale,
         HEAD_DIM,
         TILE,
@@ -155,7 +147,7 @@ def extend_kernel(
         WINDOW,
     )
     place = tokens * (tl.num_programs(1) * SHARED) + heads
-    store_rows(out, place, mean(found, sinks, heads, real), real, HEAD_DIM)
+    store_rows(out, place, mean(result, total), real, HEAD_DIM)
 
 
 def _strides(keys: torch.Tensor) -> tuple[int, int, int]:

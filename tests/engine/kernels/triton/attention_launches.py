@@ -81,3 +81,7 @@ def published() -> Iterator[str]:
         for spec in attention_specs("gemma-2-2b"):
             launch(spec, torch.bfloat16, block_size)
         yield f"gemma-2-2b, blocks of {block_size}"
+
+
+def with_sinks() -> Iterator[str]:
+    yield from launches(["gpt-oss-20b"])
