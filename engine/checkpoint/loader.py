@@ -7,7 +7,7 @@ it. Nothing in a checkpoint is ever unpickled or executed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ def load_weights(
     Raises ConfigError if the tensors in `folder` do not fit the model.
     """
     tensors = checkpoint_tensors(folder)
-    targets, copies = _assign(tensors, weight_map, folder)
+    targets, copies = assign(tensors, weight_map, folder)
     _check_copies(tensors, copies)
     wanted = [name for name in tensors if name in targets]  # in the order of the files
     filled: dict[str, set[str]] = {}
@@ -76,7 +76,7 @@ def stored_codes(weight_map: WeightMap, folder: Path) -> StoredCodes:
     A parameter is left out if one of its parts has no codes that can.
     """
     tensors = checkpoint_tensors(folder)
-    targets, _ = _assign(tensors, weight_map, folder)
+    targets, _ = assign(tensors, weight_map, folder)
     forms: dict[str, list[CodesForm | None]] = {}
     kinds: Counter[str] = Counter()
     for name, tensor in tensors.items():
@@ -122,7 +122,7 @@ def _refuse_conv1d(name: str, tensor: CheckpointTensor, target: Target) -> None:
         )
 
 
-def _assign(
+def assign(
     tensors: Mapping[str, CheckpointTensor], weight_map: WeightMap, folder: Path
 ) -> tuple[dict[str, list[Target]], dict[str, str]]:
     """Return (checkpoint name -> its targets, copy -> its original).
@@ -157,10 +157,10 @@ def _assign(
         and not _is_zero_bias(name, tensors)
     )
     if missing:
-        raise ConfigError(f"The weights in {folder} lack {_listed(missing)}.")
+        raise ConfigError(f"The weights in {folder} lack {listed(missing)}.")
     if extra:
         file = tensors[extra[0]].file
-        raise ConfigError(f"{file} holds {_listed(extra)}, which this architecture does not use.")
+        raise ConfigError(f"{file} holds {listed(extra)}, which this architecture does not use.")
     return targets, copies
 
 
@@ -182,7 +182,8 @@ def _check_copies(tensors: Mapping[str, CheckpointTensor], copies: dict[str, str
             )
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, for a message."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 

@@ -65,24 +65,38 @@ class StoredTensor:
             raise ConfigError(f"{self.file} became shorter while it was being read.")
         return raw.view(DTYPES[self.dtype]).reshape(self.shape)
 
-    def chunks(self) -> Iterator[bytearray]:
-        """Yield the bytes in order, CHUNK elements at a time."""
-        width = self.size // max(math.prod(self.shape), 1)
-        left = self.size
+    @property
+    def width(self) -> int:
+        """The bytes of an element."""
+        return self.size // max(math.prod(self.shape), 1)
+
+    def chunks(self, elements: int | None = None) -> Iterator[bytearray]:
+        """Yield the bytes in order, `elements` (default: CHUNK) at a time."""
+        left, most = self.size, (elements or CHUNK) * self.width
         with self.file.open("rb") as stream:
             stream.seek(self.begin)
             while left:
-                buffer = bytearray(min(left, CHUNK * width))
+                buffer = bytearray(min(left, most))
                 if stream.readinto(buffer) < len(buffer):
                     raise ConfigError(f"{self.file} became shorter while it was being read.")
                 left -= len(buffer)
                 yield buffer
 
-    def floats(self) -> Iterator[torch.Tensor]:
-        """Yield the values in order as flat tensors of CHUNK elements, in fp32 (fp64 stays)."""
+    def floats(self, elements: int | None = None) -> Iterator[torch.Tensor]:
+        """Yield the values in order, `elements` at a time, as flat tensors in fp32 (fp64 stays)."""
         dtype = FLOATS[self.dtype]
-        for buffer in self.chunks():
+        for buffer in self.chunks(elements):
             yield torch.frombuffer(buffer, dtype=dtype).to(torch.promote_types(dtype, torch.float))
+
+    def rows(self, multiple: int) -> Iterator[torch.Tensor]:
+        """Yield a matrix of floats as `floats` does, some rows [n, columns] at a time.
+
+        Each n except the last is a multiple of `multiple`.
+        """
+        columns = self.shape[1]
+        count = max(CHUNK // columns // multiple, 1) * multiple
+        for values in self.floats(count * columns):
+            yield values.view(-1, columns)
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:

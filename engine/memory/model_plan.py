@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
@@ -34,7 +33,7 @@ from engine.memory import estimate
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
-from engine.models.base import Model
+from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
 from engine.ops.kernels import select_kernels
@@ -66,7 +65,7 @@ class ModelPlan:
             sum_in_fp32()
         self.dtype = select_dtype(config.dtype, self.device)
         self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
-        self.module = self._build(build, hf_config)
+        self.module = on_meta_device(build, hf_config, self.max_model_len, self.dtype)
         self.model = cast(Model, self.module)
         self.num_parameters = sum(p.numel() for p in self.module.parameters())
         self.start_token: int | None = None
@@ -113,16 +112,6 @@ class ModelPlan:
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
-
-    def _build(self, build: Any, hf_config: dict[str, Any]) -> nn.Module:
-        try:
-            with torch.device("meta"):
-                module: nn.Module = build(
-                    hf_config, max_positions=self.max_model_len, dtype=self.dtype
-                )
-        except RuntimeError as error:  # more bytes than exist, or than torch can count
-            raise ConfigError(f"config.json has sizes that cannot be laid out: {error}") from error
-        return module
 
     @property
     def prepacks(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap
@@ -54,6 +55,21 @@ class Model(Protocol):
         """
 
     def weight_map(self) -> WeightMap: ...
+
+
+def on_meta_device(
+    build: Any, config: dict[str, Any], max_positions: int, dtype: torch.dtype
+) -> nn.Module:
+    """Return the model of a class from `model_class`, without memory for its parameters.
+
+    Raises ConfigError if config.json is not supported, or has sizes that no memory could hold.
+    """
+    try:
+        with torch.device("meta"):
+            module: nn.Module = build(config, max_positions=max_positions, dtype=dtype)
+    except RuntimeError as error:  # more bytes than exist, or than torch can count
+        raise ConfigError(f"config.json has sizes that cannot be laid out: {error}") from error
+    return module
 
 
 def required(config: dict[str, Any], key: str) -> Any:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from engine.checkpoint.folder import read_json
+from engine.models.base import on_meta_device
 from engine.models.registry import model_class
 from engine.models.structure import structure_of
 
@@ -25,8 +26,7 @@ def main() -> int:
     torch.set_num_threads(1)
     config = read_json(Path(folder) / "config.json")
     _, _, build = model_class(config)
-    with torch.device("meta"):
-        module = build(config, max_positions=int(max_positions), dtype=getattr(torch, dtype))
+    module = on_meta_device(build, config, int(max_positions), getattr(torch, dtype))
     sys.stdout.buffer.write(msgspec.json.encode(structure_of(module)))
     return 0
 

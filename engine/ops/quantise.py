@@ -97,6 +97,14 @@ class Float8Codes:
         return self.codes.float() * scales[:, : self.codes.shape[1]]
 
 
+class ZeroedCodes(NamedTuple):
+    """A weight [out, in] in whole numbers of 4 bits: (code - zero) * scale."""
+
+    codes: torch.Tensor  # uint8 [out, in], from 0 to 15
+    scales: torch.Tensor  # fp16 [out, in / GROUP]
+    zeros: torch.Tensor  # uint8, like scales
+
+
 def is_quantised(inputs: int, kind: Quantization) -> bool:
     """Return whether a weight [out, inputs] is quantised: whole numbers need whole groups."""
     return kind == "fp8" or inputs % GROUP == 0
@@ -134,12 +142,40 @@ def _float8(weight: torch.Tensor) -> Float8Codes:
     outputs, inputs = weight.shape
     missing = -inputs % FLOAT_GROUP
     padded = torch.cat((weight, weight.new_zeros(outputs, missing)), 1)
-    groups = padded.unflatten(1, (-1, FLOAT_GROUP))
+    codes, scales = float8(padded.unflatten(1, (-1, FLOAT_GROUP)))
+    return Float8Codes(codes.flatten(1)[:, :inputs].contiguous(), scales.squeeze(-1))
+
+
+def float8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round groups [..., n] of fp32 numbers to e4m3, with scales [..., 1] fp32."""
     largest = torch.finfo(FLOAT8).max
     scales = _divided(groups.abs().amax(-1, keepdim=True), largest)
     # The quotient of the largest number may lie above `largest` by an fp32 rounding.
     codes = (groups / _step(scales)).clamp(-largest, largest).to(FLOAT8)
-    return Float8Codes(codes.flatten(1)[:, :inputs].contiguous(), scales.squeeze(-1))
+    return codes, scales
+
+
+def int4_with_zeros(weight: torch.Tensor) -> ZeroedCodes:
+    """Round a weight [out, in] for which `is_quantised` to whole numbers with a whole zero.
+
+    The range from smallest to largest number, which is made to include 0, has 15 steps. A scale has
+    7 significant bits: bfloat16 holds it, and fp16 its product with every zero.
+    """
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    low = groups.amin(-1, keepdim=True).clamp(max=0)
+    high = groups.amax(-1, keepdim=True).clamp(min=0)
+    scales = _seven_bits(_divided(high - low, 15)).half()
+    step = _step(scales)
+    zeros = (-low / step).round().clamp(0, 15)
+    codes = ((groups / step).round() + zeros).clamp(0, 15)
+    zeros, scales = zeros.squeeze(-1), scales.squeeze(-1)
+    return ZeroedCodes(codes.to(torch.uint8).flatten(1), scales, zeros.to(torch.uint8))
+
+
+def _seven_bits(numbers: torch.Tensor) -> torch.Tensor:
+    """Round to 7 significant bits."""
+    fractions, exponents = torch.frexp(numbers)  # fractions are 0, or at least 1/2
+    return torch.ldexp((fractions * 128).round() / 128, exponents)
 
 
 def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ import json
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -295,6 +295,25 @@ def merge(
     except (TypeError, ValueError) as error:  # circular references, or keys that are no strings
         raise fail(f"The recipe is not valid: {error}", exit_codes.BAD_CONFIG) from None
     become("engine.checkpoint.merge.merge", output, text)
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As for `penstock serve`.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to create.")],
+    quantization: Annotated[
+        Literal["int8", "int4", "fp8"], typer.Option(help="Form of the linear weights.")
+    ],
+) -> None:
+    """Write a model folder with quantised weights, in the format compressed-tensors."""
+    from engine.config import EngineConfig
+    from server.cli.config import ServerConfig
+    from server.cli.model_source import resolve_model
+
+    try:
+        _, found = resolve_model(ServerConfig(), EngineConfig(model=model))
+    except ConfigError as error:
+        raise fail(error, exit_codes.BAD_CONFIG) from None
+    become("engine.models.quantise_command", found.model, out, quantization)
 
 
 def doctor(config: ConfigFile = None) -> None:

@@ -203,6 +203,8 @@ def e4m3(code: int) -> float:
 
 E4M3 = np.array([e4m3(code) if code & 127 != 127 else np.inf for code in range(256)], np.float32)
 
+EVEN_FIRST = np.argsort(np.arange(256) % 2, kind="stable")  # of two equally near, the even code
+
 
 def fp8(weight: Matrix, height: int, width: int) -> tuple[torch.Tensor, Matrix, Matrix]:
     """Return fp8 codes, scales [blocks, blocks] and numbers."""
@@ -214,7 +216,8 @@ def fp8(weight: Matrix, height: int, width: int) -> tuple[torch.Tensor, Matrix, 
         for column in range(scales.shape[1]):
             part = np.s_[row * height : (row + 1) * height, column * width : (column + 1) * width]
             scale = np.float32(np.abs(weight[part]).max() / 448)
-            found = np.abs((weight[part] / scale)[..., None] - E4M3).argmin(-1)
+            distances = np.abs((weight[part] / scale)[..., None] - E4M3[EVEN_FIRST])
+            found = EVEN_FIRST[distances.argmin(-1)]
             codes[part] = found
             numbers[part] = E4M3[found] * scale
             scales[row, column] = scale

@@ -6,29 +6,22 @@ not grow with the models or their largest tensor. The output folder appears only
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import itertools
 import json
 import math
-import os
-import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from engine.checkpoint.folder import CHECKPOINT_FILES, WEIGHTS_INDEX, full_path, weight_files
+from engine.checkpoint.folder import WEIGHTS_INDEX, full_path
 from engine.checkpoint.merge import blend
 from engine.checkpoint.merge.recipe import Ema, Linear, Liti, Recipe, inputs, parse, template
-from engine.checkpoint.merge.tensors import Checkpoint, Declared, write_file
+from engine.checkpoint.new_folder import Declared, Piece, copy_files, new_folder, write_weights
+from engine.checkpoint.new_folder_command import write_folder
+from engine.checkpoint.plain import Checkpoint, record_of
 from engine.checkpoint.stored import FLOATS, StoredTensor
 from engine.errors import ConfigError
 
@@ -43,44 +36,16 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
     Returns descriptions of the differences that are not merged, such as values in config.json.
     Raises ConfigError if the models do not fit each other or `out` cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an empty folder; give a new one.")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is not a folder, so {out.name} cannot be created in it.")
-    if out.is_dir():
-        _make_anew(out)
-    layout = Checkpoint.open(template(recipe))
-    models = [Checkpoint.open(name) for name in inputs(recipe)]
+    layout = Checkpoint.open(template(recipe), "merged")
+    models = [Checkpoint.open(name, "merged") for name in inputs(recipe)]
     names = _common_tensors([layout, *models])
     notes = [note for model in models for note in _differences(layout, model)]
-    staging = out.parent / f".{out.name}-{os.getpid()}"
-    try:
-        staging.mkdir()
-        _copy_files(layout, staging, recipe.dtype)
+    with new_folder(out) as staging:
         _write_weights(recipe, layout, models, names, staging, progress)
-        record = json.dumps(_record(recipe, models, notes), indent=2)
-        (staging / RECORD).write_text(record + "\n", encoding="utf-8")
-        staging.rename(out)
-    except OSError as error:
-        raise ConfigError(f"Cannot merge into {out}: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        record = {"recipe": msgspec.to_builtins(recipe), "differences": notes, **record_of(models)}
+        (staging / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        copy_files(layout.folder, staging, _changed(layout, recipe.dtype))
     return notes
-
-
-def _make_anew(out: Path) -> None:
-    """Delete and re-create `out`, to check early that the merged folder can replace it.
-
-    Raises ConfigError if that fails, as it does for every kind of mount point.
-    """
-    try:
-        out.rmdir()
-        out.mkdir()
-    except OSError as error:
-        raise ConfigError(
-            f"{out} cannot be replaced by the merged folder: {error.strerror}. If it is a mount "
-            f"point, give {out / 'merged'}."
-        ) from error
 
 
 def _common_tensors(models: Sequence[Checkpoint]) -> set[str]:
@@ -138,14 +103,11 @@ def _differences(layout: Checkpoint, model: Checkpoint) -> Iterator[str]:
         yield f"tokenizer.json stays that of {layout.folder}; in {model.folder} it differs"
 
 
-def _copy_files(layout: Checkpoint, to: Path, dtype: str | None) -> None:
-    for file in (f for pattern in CHECKPOINT_FILES for f in layout.folder.glob(pattern)):
-        copy = to / file.relative_to(layout.folder)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
-    if dtype is not None:
-        told = {key: dtype for key in ("dtype", "torch_dtype") if key in layout.config}
-        (to / "config.json").write_text(json.dumps(layout.config | told, indent=2) + "\n")
+def _changed(layout: Checkpoint, dtype: str | None) -> dict[str, str]:
+    """Return the keys of config.json that change with the dtype of the result."""
+    if dtype is None:
+        return {}
+    return {key: dtype for key in ("dtype", "torch_dtype") if key in layout.config}
 
 
 def _write_weights(
@@ -161,28 +123,22 @@ def _write_weights(
     for name, tensor in layout.tensors.items():
         if name in names:
             files.setdefault(tensor.file.name, {})[name] = _declared(tensor, recipe.dtype)
-    total, done = sum(size for file in files.values() for *_, size in file.values()), 0
 
-    def chunks(file: dict[str, Declared]) -> Iterator[memoryview]:
-        nonlocal done
-        for name, (dtype, *_) in file.items():
-            for chunk in _merged(recipe, name, [model.tensors[name] for model in models], dtype):
-                yield chunk
-                progress((done := done + len(chunk)) / total)
+    def pieces(file_name: str) -> Iterator[Piece]:
+        for name, declared in files[file_name].items():
+            tensors = [model.tensors[name] for model in models]
+            for chunk in _merged(recipe, name, tensors, declared.dtype):
+                yield Piece(name, chunk)
 
-    for file_name, file in files.items():
-        write_file(to / file_name, file, chunks(file))
-    if (layout.folder / WEIGHTS_INDEX).is_file():
-        where = {name: file_name for file_name, file in files.items() for name in file}
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        (to / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    has_index = (layout.folder / WEIGHTS_INDEX).is_file()
+    write_weights(to, files, pieces, progress, has_index=has_index)
 
 
 def _declared(tensor: StoredTensor, wanted: str | None) -> Declared:
     if wanted is None or tensor.dtype not in FLOATS:
-        return tensor.dtype, tensor.shape, tensor.size
+        return Declared(tensor.dtype, tensor.shape, tensor.size)
     dtype = next(name for name, known in FLOATS.items() if str(known) == f"torch.{wanted}")
-    return dtype, tensor.shape, math.prod(tensor.shape) * FLOATS[dtype].itemsize
+    return Declared(dtype, tensor.shape, math.prod(tensor.shape) * FLOATS[dtype].itemsize)
 
 
 def _merged(
@@ -240,54 +196,15 @@ def _dot_and_norms(a: StoredTensor, b: StoredTensor) -> tuple[float, tuple[float
     return dot, (math.sqrt(squares[0]), math.sqrt(squares[1]))
 
 
-def _record(recipe: Recipe, models: Sequence[Checkpoint], notes: list[str]) -> dict[str, Any]:
-    """Return the content of merge.json, which suffices to repeat the merge."""
-    versions = {name: importlib.metadata.version(name) for name in ("penstock", "torch")}
-    return {
-        "recipe": msgspec.to_builtins(recipe),
-        "inputs": [
-            {
-                "folder": str(model.folder),
-                "config_sha256": _sha256(model.folder / "config.json"),
-                "bytes": {f.name: f.stat().st_size for f in weight_files(model.folder)},
-            }
-            for model in models
-        ],
-        "differences": notes,
-        "versions": versions,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def main() -> int:
-    """Merge and return the exit status.
+    """Merge and return the exit status of `write_folder`."""
+    return write_folder("merging", _merge_as_given)
 
-    It is 0 once the merged folder is in place, 2 if nothing was written (the reason is on stderr),
-    and 130 after Ctrl-C.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` clauses run
-    columns = TextColumn("merging"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
-    try:
-        # Follow links: the finished folder is renamed to `out`, which cannot replace a link.
-        out = full_path(Path(sys.argv[1]))
-        recipe = parse(json.loads(sys.argv[2]))
-        with Progress(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        ) as bar:
-            task = bar.add_task("", total=1.0)
-            notes = merge(recipe, out, lambda share: bar.update(task, completed=share))
-    except (ConfigError, OSError) as error:
-        sys.stderr.write(f"penstock: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("penstock: stopped; nothing was written.\n")
-        return 130
-    for note in notes:
-        sys.stderr.write(f"penstock: not merged: {note}\n")
-    sys.stderr.write(f"penstock: wrote {out}; its recipe is in {out / RECORD}\n")
-    return 0
+
+def _merge_as_given(progress: Callable[[float], None]) -> list[str]:
+    # Follow links: the finished folder is renamed to `out`, which cannot replace a link.
+    out = full_path(Path(sys.argv[1]))
+    recipe = parse(json.loads(sys.argv[2]))
+    notes = merge(recipe, out, progress)
+    not_merged = [f"not merged: {note}" for note in notes]
+    return [*not_merged, f"wrote {out}; its recipe is in {out / RECORD}"]

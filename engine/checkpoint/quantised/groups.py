@@ -19,6 +19,15 @@ def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack((raw & 15, raw >> 4), -1).flatten(1)
 
 
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the words that `unpack` takes apart. Zeros fill the last word of a row."""
+    missing = -codes.shape[1] % (32 // bits)
+    padded = torch.cat((codes, codes.new_zeros(len(codes), missing)), 1)
+    if bits == 4:
+        padded = padded[:, 0::2] | padded[:, 1::2] << 4
+    return padded.contiguous().view(torch.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """The matrix (code - zero) * scale, with codes [outputs, inputs].

@@ -114,6 +114,8 @@ def test_api_command_prints_the_page() -> None:
         ),
         (["serve", "a", "--model", "b"], {}, "The model was given twice"),
         (["serve", "--no-such-flag"], {}, "--no-such-flag"),
+        (["quantize", "demo", "x", "--quantization", "int3"], {}, "'int3' is not one of 'int8'"),
+        (["quantize", "/no/such/model", "x", "--quantization=int8"], {}, "No model folder at /no"),
         (["pull", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
         (["serve", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
         (["pull", "a/b"], {"HF_TOKEN": "k\u00e9y"}, "HF_TOKEN has characters that are not"),

@@ -64,8 +64,8 @@ def test_merge_into_mount_point_is_refused_before_merging(
     monkeypatch.setattr(Path, "rmdir", busy)  # Linux gives this error for every kind of mount
     monkeypatch.setattr("engine.checkpoint.merge.merge._write_weights", pytest.fail)
     said = refusal(out, linear(folders))
-    assert f"{out} cannot be replaced by the merged folder: Device or resource busy" in said
-    assert f"give {out}/merged" in said
+    assert f"{out} cannot be replaced by the new folder: Device or resource busy" in said
+    assert f"give {out}/model" in said
 
 
 def test_merge_damaged_input_file_is_refused(make: Make, tmp_path: Path) -> None:
