@@ -76,27 +76,60 @@ class Pair(NamedTuple):
     up: PackedWeight  # [out, sum of ranks]; zero where a part does not use another part's
 
 
+# Numba's kernel for few rows takes multiples of these outputs. oneDNN is slower with few rows.
+KERNEL_OUTPUTS = 64
+
+
 class PackedAdapters:
     """Adapters as pairs of packed weights."""
 
     nbytes = 0
 
-    def __init__(self, shape: LinearShape, tokens: Tokens, num_slots: int) -> None:
+    def __init__(
+        self, shape: LinearShape, tokens: Tokens, num_slots: int, kernels: Kernels
+    ) -> None:
         self._shape = shape
         self._tokens = tokens
+        self._kernels: Kernels = kernels
         self._pairs: list[Pair | None] = [None] * (num_slots + 1)
+
+    def choose_kernels(self, rank: int) -> None:
+        """Let the kernels for adapters of up to `rank` be chosen, which computes.
+
+        `prepare` then computes nothing: a kernel of another thread would be recorded with a step.
+        """
+        inputs, outputs = self._shape.inputs, self._shape.outputs
+        widest = self._width(len(self._shape.parts) * rank)
+        for width in range(KERNEL_OUTPUTS, widest + 1, KERNEL_OUTPUTS):
+            # Random weights: those of equal numbers do not tell how oneDNN orders them.
+            self._pair(torch.rand(width, inputs), torch.rand(outputs, width))
+
+    def _width(self, ranks: int) -> int:
+        """Return the sum of the ranks that is computed."""
+        has_kernel = self._kernels == "numba" and self._shape.dtype == torch.bfloat16
+        return -(-ranks // KERNEL_OUTPUTS) * KERNEL_OUTPUTS if has_kernel else ranks
+
+    def _pair(self, down: torch.Tensor, up: torch.Tensor) -> Pair:
+        dtype = self._shape.dtype
+        return Pair(
+            PackedWeight(down.to(dtype), kernels=self._kernels),
+            PackedWeight(up.to(dtype), kernels=self._kernels),
+        )
 
     def prepare(self, given: LowRankParts) -> Pair | None:
         if not given:
             return None
         shape = self._shape
-        down = torch.cat([a for a, _ in given.values()])
-        up = torch.zeros(shape.outputs, len(down))
+        width = self._width(sum(len(a) for a, _ in given.values()))
+        down = torch.zeros(width, shape.inputs)
+        up = torch.zeros(shape.outputs, width)
         first = 0
         for part, (a, b) in given.items():
-            up[shape.parts[part], first : first + len(a)] = b
+            rows = slice(first, first + len(a))
+            down[rows] = a
+            up[shape.parts[part], rows] = b
             first += len(a)
-        return Pair(PackedWeight(down.to(shape.dtype)), PackedWeight(up.to(shape.dtype)))
+        return self._pair(down, up)
 
     def write(self, slot: int, prepared: Pair | None) -> None:
         self._pairs[slot] = prepared

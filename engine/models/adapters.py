@@ -87,15 +87,15 @@ class ModelAdapters:
         self.at_start: list[LoadedAdapter] = []  # of the plan's sources
         self._layers: dict[str, LinearAdapters] = {}
         for name, shape in plan.shapes.items():
-            made: LinearAdapters = (
-                PackedAdapters(shape, self._tokens, plan.num_slots)
-                if is_packed
-                else StackedAdapters(shape, self._tokens, plan.num_slots, plan.rank, kernels)
-            )
-            self._layers[name] = made
             layer = module.get_submodule(name)
             assert isinstance(layer, Linear)
-            layer.adapters = made
+            if is_packed:
+                layer.adapters = PackedAdapters(shape, self._tokens, plan.num_slots, kernels)
+            else:
+                layer.adapters = StackedAdapters(
+                    shape, self._tokens, plan.num_slots, plan.rank, kernels
+                )
+            self._layers[name] = layer.adapters
 
     @property
     def num_bytes(self) -> int:
@@ -107,6 +107,10 @@ class ModelAdapters:
 
         Raises ConfigError if one cannot be used.
         """
+        alike = {(s.inputs, s.outputs, len(s.parts)): name for name, s in self.plan.shapes.items()}
+        for layer in (self._layers[name] for name in alike.values()):
+            if isinstance(layer, PackedAdapters):
+                layer.choose_kernels(self.plan.rank)
         for source in self.plan.sources:
             try:
                 loaded = self.load(source.path)

@@ -28,7 +28,13 @@ from engine.memory.estimate import rows_bytes
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
-from engine.memory.report import measured_bytes, memory_entries, planned_bytes, weights_bytes
+from engine.memory.report import (
+    ADAPTERS,
+    measured_bytes,
+    memory_entries,
+    planned_bytes,
+    weights_bytes,
+)
 from engine.models.adapters import ModelAdapters
 from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
@@ -365,4 +371,6 @@ def memory_table(
         rows += draft.rows.num_bytes
         draft_kv = draft.kv
     measured = measured_bytes(plan, runner.kv, rows, profile, draft_kv)
+    if runner.adapters is not None and runner.adapters.num_bytes:  # a CPU takes them as they come
+        measured[ADAPTERS] = runner.adapters.num_bytes
     return memory_entries(planned, measured)

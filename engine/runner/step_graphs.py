@@ -142,7 +142,7 @@ class StepGraphs:
         Decodes take the smallest captured size. A step with chunks takes the smallest shape, which
         may not be captured yet: a larger one would compute too many tokens.
         """
-        adapted = has_adapters(step.slices)
+        adapted = self._adapters is not None and has_adapters(step.slices)
         if step.is_decode:
             size = self.size_for(len(step.slices), has_adapters=adapted)
             return None if size is None else GraphShape(size, has_adapters=adapted)

@@ -130,3 +130,14 @@ def test_adapters_over_a_quantised_base_correct_its_outputs(adapted: Adapted) ->
     driver.run()
     got = [driver.tokens(request_id)[:2] for request_id in ids]
     assert got == [adapted.due[adapter][3][:2] for adapter in (0, 1, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_loras", [64, 8])
+def test_64_adapters_of_32_requests_at_a_time_give_tokens_of_merged_models(
+    tmp_path: Path, max_loras: int
+) -> None:
+    ranks = tuple(8 * (1 + n % 8) for n in range(64))
+    adapted = Adapted(tmp_path, ranks)
+    driver = adapted.driver(max_loras=max_loras, max_num_seqs=32)
+    adapted.check(driver, [((5 * n) % 65, n % len(PROMPTS)) for n in range(130)])
