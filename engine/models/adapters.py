@@ -123,8 +123,11 @@ class ModelAdapters:
 
     def load(self, path: str) -> LoadedAdapter:
         """Read the adapter in a folder, in any thread. Raises ConfigError if it cannot be used."""
-        stored = StoredAdapter.open(path)
-        return LoadedAdapter(path, stored, self._prepare(stored))
+        try:
+            stored = StoredAdapter.open(path)
+            return LoadedAdapter(path, stored, self._prepare(stored))
+        except (OSError, MemoryError, RuntimeError) as error:  # torch's for memory is the last one
+            raise ConfigError(f"The adapter in {path} cannot be loaded: {error}") from error
 
     def load_again(self, known: LoadedAdapter) -> LoadedAdapter:
         """Read an adapter that was loaded before, in any thread.

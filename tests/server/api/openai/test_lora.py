@@ -42,6 +42,9 @@ async def test_model_of_a_request_chooses_the_adapter(lora: Served) -> None:
         assert answer["model"] == name
         assert lora.engine.requests[-1].adapter == adapter
         prints.add(answer["system_fingerprint"])
+        await lora.chat(model=name, max_tokens=1)
+        await lora.message(model=name, max_tokens=1)
+        assert [request.adapter for request in lora.engine.requests[-3:]] == [adapter] * 3
     assert len(prints) == 3, "a replay must not compare answers of different adapters"
 
 
