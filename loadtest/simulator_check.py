@@ -217,21 +217,24 @@ def summary(p: Point) -> dict[str, float]:
         "ttft_p90_ms": p.ttft.p90 * 1e3,
         "itl_p50_ms": p.itl.p50 * 1e3,
         "tokens_per_s": p.tokens_per_s,
-        "hit_rate": p.cached_tokens / p.prompt_tokens,
+        "hit_rate": p.cached_tokens / max(p.prompt_tokens, 1),
         "failed": sum(p.failed.values()) + p.rejected,
         "client_cpu": p.client_cpu,
     }
 
 
 def errors(rounds: Sequence[dict[str, Any]], loop: str) -> dict[str, float]:
-    """Return predicted / measured - 1 for the median of each figure over all rounds."""
+    """Return predicted / measured - 1 for the median of each figure over all rounds.
+
+    Of the hit rate it is predicted - measured: a trace may have no prompts with a common prefix.
+    """
     found = {}
     for name in ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "tokens_per_s", "hit_rate"):
         measured, predicted = (
             statistics.median(each[loop][kind][name] for each in rounds)
             for kind in ("measured", "predicted")
         )
-        found[name] = predicted / measured - 1
+        found[name] = predicted - measured if name == "hit_rate" else predicted / measured - 1
     return found
 
 
@@ -241,6 +244,7 @@ async def check(
     flags = [
         *("--block-size", str(CONFIG.block_size), "--threads", str(CONFIG.threads)),
         *("--num-gpu-blocks-override", str(CONFIG.num_gpu_blocks_override), "--no-access-log"),
+        *("--speculation", "off"),  # the simulation has no text to draft from
     ]
     calibration, rounds = Calibration(chosen), []
     with ExitStack() as stack:

@@ -140,6 +140,7 @@ class NumbaPlan:
         key: torch.Tensor | None,
         value: torch.Tensor | None,
         bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert kv is not None
         assert key is not None
@@ -164,6 +165,9 @@ class NumbaPlan:
         if kv.key_scales is not None and kv.value_scales is not None:
             call.key_scales = kv.key_scales.data_ptr()
             call.value_scales = kv.value_scales.data_ptr()
+        if sinks is not None:
+            assert sinks.dtype == query.dtype
+            call.sinks = sinks.data_ptr()
         call.out = out.data_ptr()
         if self._stores_ahead:
             in_threads(kernels.store, call)

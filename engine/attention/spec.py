@@ -26,7 +26,8 @@ class AttentionSpec:
     `full` layer (in encoders) sees its whole sequence and has no KV cache. A `cross` layer sees the
     source, whose KV the encoder's pass has already written. `window` is the number of visible keys,
     including the query's own: position p sees keys p - window + 1 to p. `softcap` c replaces a
-    score s by c * tanh(s / c) before the mask.
+    score s by c * tanh(s / c) before the mask. With `has_sinks` each head has a learned score that
+    takes part in the softmax like that of a further key, whose value is 0 (arXiv 2309.17453).
     """
 
     num_heads: int
@@ -37,8 +38,10 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     relative: RelativeBias | None = None
+    has_sinks: bool = False
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0, "num_heads % num_kv_heads must be 0"
         assert self.window is None or (self.window >= 1 and self.kind == "causal")
         assert self.relative is None or self.window is None
+        assert not self.has_sinks or self.kind == "causal"

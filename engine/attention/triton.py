@@ -65,10 +65,12 @@ class TritonPlan:
         key: torch.Tensor | None,
         value: torch.Tensor | None,
         bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         layout = self.layout
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        features = Features(spec.scale, spec.window, spec.softcap, self._by_distance(spec, bias))
+        distances = self._by_distance(spec, bias)
+        features = Features(spec.scale, spec.window, spec.softcap, distances, sinks)
         if kv is None:
             assert key is not None
             assert value is not None

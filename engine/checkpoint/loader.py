@@ -54,8 +54,9 @@ def load_weights(
                 if numbers is None:
                     numbers = tensors[name].read()
                 _place(model, name, target, numbers, dtype, device, tensors[name].file)
-            filled.setdefault(target.parameter, set()).add(target.part)
             owner_name = target.parameter.rpartition(".")[0]
+            parts = target.rows(_parts(model.get_submodule(owner_name)))
+            filled.setdefault(target.parameter, set()).update(parts)
             if _is_filled(model, owner_name, filled):
                 on_filled(model.get_submodule(owner_name))
         progress((done + 1) / len(targets))
@@ -101,12 +102,17 @@ def _give_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointT
         return True
     assert not isinstance(tensor, StoredTensor)
     codes = tensor.codes()
-    for part in (codes.scales, codes.offsets):
-        if part is not None and not part.isfinite().all():
+    for numbers in (codes.scales, codes.offsets):
+        if numbers is not None and not numbers.isfinite().all():
             raise ConfigError(f"{name} in {tensor.file} holds NaN or infinity.")
-    if codes.codes.shape != owner.weight[_rows(owner, target)].shape:
-        raise _shape_error(name, tensor.file, codes.codes, owner.weight[_rows(owner, target)])
-    needs_numbers: bool = owner.take_codes(target.part, codes)
+    parts = _parts(owner)
+    due = owner.weight[target.place(parts)]
+    if codes.codes.shape != due.shape:
+        raise _shape_error(name, tensor.file, codes.codes, due)
+    needs_numbers = False
+    for part, rows in target.rows(parts).items():
+        own = codes if isinstance(rows, slice) else codes.of_outputs(rows)
+        needs_numbers |= owner.take_codes(part, own)
     return needs_numbers
 
 
@@ -201,8 +207,7 @@ def _place(
         raise ConfigError(
             f"{name} in {file} has dtype {tensor.dtype}; supported: float32, bfloat16, float16."
         )
-    if target.transpose:
-        tensor = tensor.t()
+    tensor = _as_rows(name, target, tensor, file)
     owner_name, _, attribute = target.parameter.rpartition(".")
     owner = model.get_submodule(owner_name)
     parameter: nn.Parameter = getattr(owner, attribute)
@@ -210,19 +215,33 @@ def _place(
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)
         parameter = nn.Parameter(empty, requires_grad=False)
         setattr(owner, attribute, parameter)
-    rows = parameter.data[_rows(owner, target)]
-    if rows.shape != tensor.shape:
-        raise _shape_error(name, file, tensor, rows)
+    parts = _parts(owner)
+    due = parameter.data[target.place(parts)]
+    if due.shape != tensor.shape:
+        raise _shape_error(name, file, tensor, due)
     low, high = torch.aminmax(tensor)
     if not (torch.isfinite(low) and torch.isfinite(high)):
         raise ConfigError(f"{name} in {file} holds NaN or infinity.")
-    rows.copy_(tensor)
+    for part, rows in target.rows(parts).items():
+        parameter.data[parts[part]].copy_(tensor[rows])
 
 
-def _rows(owner: nn.Module, target: Target) -> slice:
-    """Return the rows of a layer's parameter that a tensor fills."""
+def _as_rows(name: str, target: Target, tensor: torch.Tensor, file: Path) -> torch.Tensor:
+    """Return a tensor in the order of the parameter, without a dimension of experts."""
+    if target.experts and (tensor.dim() < 2 or len(tensor) != target.experts):
+        raise ConfigError(
+            f"{name} in {file} has shape {list(tensor.shape)}; config.json asks for "
+            f"{target.experts} experts."
+        )
+    if target.transpose:
+        tensor = tensor.mT
+    return tensor.flatten(0, 1) if target.experts else tensor
+
+
+def _parts(owner: nn.Module) -> dict[str, slice]:
+    """Return the parts of a layer's parameters, each with its rows."""
     parts: dict[str, slice] = getattr(owner, "parts", {"": slice(None)})
-    return parts[target.part]
+    return parts
 
 
 def _shape_error(name: str, file: Path, found: torch.Tensor, due: torch.Tensor) -> ConfigError:
@@ -236,16 +255,12 @@ def _is_filled(model: nn.Module, owner_name: str, filled: Mapping[str, set[str]]
     owner = model.get_submodule(owner_name)
     prefix = f"{owner_name}." if owner_name else ""
     names = [prefix + name for name, _ in owner.named_parameters(recurse=False)]
-    return all(filled.get(name) == _parts(owner) for name in names)
-
-
-def _parts(owner: nn.Module) -> set[str]:
-    return set(getattr(owner, "parts", {"": None}))
+    return all(filled.get(name) == _parts(owner).keys() for name in names)
 
 
 def _check_filled(model: nn.Module, filled: dict[str, set[str]]) -> None:
     """Assert that the weight map fills every parameter. A gap is a mistake in the model file."""
     for name, parameter in model.named_parameters():
         assert not parameter.is_meta, f"no entry of the weight map fills {name}"
-        wanted = _parts(model.get_submodule(name.rpartition(".")[0]))
+        wanted = _parts(model.get_submodule(name.rpartition(".")[0])).keys()
         assert filled[name] == wanted, f"the weight map fills only {filled[name]} of {name}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -13,11 +14,31 @@ BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Destination of one checkpoint tensor: a parameter, or the rows `part` of a stacked one."""
+    """Destination of one checkpoint tensor: a parameter, or the rows `part` of a stacked one.
+
+    If `groups` is not 0, the tensor has the rows of all parts, in this number of equal groups. Each
+    group has its share of every part, in the order of the parts.
+    """
 
     parameter: str
     part: str = ""
     transpose: bool = False  # GPT-2's Conv1D stores [in, out]
+    experts: int = 0  # if not 0, the first dimension: their rows follow each other
+    groups: int = 0
+
+    def place(self, parts: Mapping[str, slice]) -> slice:
+        """Return which rows of the parameter the tensor fills, of all its `parts`."""
+        return slice(None) if self.groups else parts[self.part]
+
+    def rows(self, parts: Mapping[str, slice]) -> dict[str, slice | torch.Tensor]:
+        """Return which rows of the tensor belong to each of the `parts` that it fills."""
+        if not self.groups:
+            return {self.part: slice(None)}
+        sizes = [(rows.stop - rows.start) // self.groups for rows in parts.values()]
+        count = self.groups * sum(sizes)
+        numbers = torch.arange(count, device="cpu").view(self.groups, -1)
+        shares = numbers.split(sizes, dim=1)
+        return {part: share.flatten() for part, share in zip(parts, shares, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +72,8 @@ def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, T
     """Return a target for every parameter of `model`.
 
     `names` maps our module names to those of a checkpoint. In it, {i} is the number of a block and
-    {part} the name of a slice of a stacked linear.
+    {part} the name of a slice of a stacked linear. A name without {part} is that of a tensor with
+    all of them, one after the other.
     """
     targets: dict[str, Target] = {}
     for parameter, _ in model.named_parameters():
@@ -59,11 +81,13 @@ def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, T
         number = BLOCK_NUMBER.search(module)
         pattern = BLOCK_NUMBER.sub("{i}", module)
         assert pattern in names, f"{parameter}: no checkpoint name for {pattern!r}"
-        for part in getattr(model.get_submodule(module), "parts", [""]):
+        parts = list(getattr(model.get_submodule(module), "parts", [""]))
+        is_fused = len(parts) > 1 and "{part}" not in names[pattern]
+        for part in [""] if is_fused else parts:
             spelled = names[pattern].format(i=number and number[0], part=part)
             tensor = f"{spelled}.{kind}".lstrip(".")
             assert tensor not in targets, (
                 f"{tensor} fills both {targets[tensor].parameter} and {parameter}"
             )
-            targets[tensor] = Target(parameter, part)
+            targets[tensor] = Target(parameter, part, groups=int(is_fused))
     return targets

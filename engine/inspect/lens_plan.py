@@ -44,6 +44,7 @@ class LensPlan:
         key: torch.Tensor | None,
         value: torch.Tensor | None,
         bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if spec.kind == "cross":
             key, value = self._sources[id(kv)]
@@ -61,7 +62,7 @@ class LensPlan:
             if spec.softcap is not None:
                 capped = softcap(found, spec.softcap, kernels="torch")
             mask = attention_mask(_group(first, part, key), spec, len(key), torch.float32, bias)
-            shares = torch.softmax(capped + mask[0], dim=-1)  # [H, queries, K]
+            shares = _softmax(capped + mask[0], sinks)  # [H, queries, K]
             outputs.append(torch.einsum("hqk,khd->qhd", shares, values))
             if self._keeps_weights:
                 weights.append(shares)
@@ -70,6 +71,14 @@ class LensPlan:
             self.attention.append(_packed(spec, torch.cat(weights, 1), torch.cat(scores, 1)))
         self._taps.attended("cross" if spec.kind == "cross" else "attention")
         return torch.cat(outputs).to(query.dtype)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Return the weights of keys [H, queries, K]. With `sinks` [H] they add up to less than 1."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    own = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.softmax(torch.cat((scores, own), -1), dim=-1)[..., :-1]
 
 
 def _group(first: int, query: torch.Tensor, key: torch.Tensor) -> QueryGroup:

@@ -13,7 +13,7 @@ from engine.attention.spec import AttentionSpec
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels
-from engine.ops.rotary import HeadNorm, norm_and_rotate, rotate_and_store
+from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_store
 
 
 class Attention(nn.Module):
@@ -32,39 +32,45 @@ class Attention(nn.Module):
         v: torch.Tensor | None,
         batch: ForwardBatch,
         bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """q [T, H, D], k and v [T, Hkv, D] (None in a cross layer) -> [T, H * D].
 
-        `bias` is as in AttentionPlan.attend. An encoder's layer has no KV and ignores `index`.
+        `bias` and `sinks` are as in AttentionPlan.attend. An encoder's layer has no KV and ignores
+        `index`.
         """
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
         if padding := len(q) - batch.num_tokens:
             q = q[: batch.num_tokens]
             k, v = (None if x is None else x[: batch.num_tokens] for x in (k, v))
-        out = batch.plan.attend(self.spec, kv, q, k, v, bias).flatten(1)
+        out = batch.plan.attend(self.spec, kv, q, k, v, bias, sinks).flatten(1)
         return F.pad(out, (0, 0, 0, padding)) if padding else out
 
     def rotate_and_attend(
         self,
         qk: torch.Tensor,
         v: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles | None,
         norm: HeadNorm | None,
         batch: ForwardBatch,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`."""
+        """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`.
+
+        `angles` and `norm` are as in `norm_and_rotate`.
+        """
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
         kv = batch.kv.layers[self.index]
         # The fused kernel stores no codes.
         if self.kernels != "triton" or padded or kv.key_scales is not None:
             qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
-            return self(qk[:, :heads], qk[:, heads:], v, batch)
+            return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
         cache = (kv.keys, kv.values, blocks, layout.token_offsets)
         q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
-        return batch.plan.attend(self.spec, kv, q, None, None).flatten(1)
+        return batch.plan.attend(self.spec, kv, q, None, None, sinks=sinks).flatten(1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
         """Write the source's keys and values [T, Hkv, D] of a cross layer; once per source."""
@@ -87,7 +93,8 @@ class RotaryAttention(nn.Module):
     """Grouped-query attention (arXiv 2305.13245) of layer `index` with rotary embedding.
 
     `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
-    before the rotation (arXiv 2302.05442).
+    before the rotation (arXiv 2302.05442). Without `rotates`, positions have no embedding
+    (arXiv 2305.19466).
     """
 
     def __init__(
@@ -99,24 +106,28 @@ class RotaryAttention(nn.Module):
         qkv_bias: bool = False,
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
+        rotates: bool = True,
     ) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.rotates = spec, rotates
         queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.qkv = Linear(hidden, {"q": queries, "k": keys, "v": keys}, bias=qkv_bias)
         self.q_norm = qk_norm() if qk_norm else None
         self.k_norm = qk_norm() if qk_norm else None
+        self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.has_sinks else None
         self.attend = Attention(spec, index)
         self.out = Linear(queries, hidden, bias=out_bias)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
+        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden]."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
-        return self.out(self.attend.rotate_and_attend(qk, v, (cos, sin), self._norm(), batch))
+        angles = (cos, sin) if self.rotates else None
+        attend = self.attend.rotate_and_attend
+        return self.out(attend(qk, v, angles, self._norm(), batch, self.sinks))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -117,6 +117,11 @@ class LMHead(nn.Module):
         if self._packed is not None:
             self.weight = None
 
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of the packed weight, 0 if it is plain."""
+        return 0 if self._packed is None else self._packed.nbytes
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed(hidden)

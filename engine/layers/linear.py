@@ -19,13 +19,20 @@ from engine.ops.quantise import Codes, CodesForm, stacked
 class Linear(nn.Module):
     """y = x W^T + b with x [T, in], y [T, out].
 
-    `parts` names slices of the output rows that come from different checkpoint tensors.
+    `parts` names slices of the output rows that come from different checkpoint tensors. Unless
+    `is_rounded`, the weight is not quantised when the model is.
     """
 
     def __init__(
-        self, in_features: int, out_features: int | dict[str, int], *, bias: bool = False
+        self,
+        in_features: int,
+        out_features: int | dict[str, int],
+        *,
+        bias: bool = False,
+        is_rounded: bool = True,
     ) -> None:
         super().__init__()
+        self.is_rounded = is_rounded
         sizes = out_features if isinstance(out_features, dict) else {"": out_features}
         self.parts: dict[str, slice] = {}
         rows = 0
@@ -58,11 +65,15 @@ class Linear(nn.Module):
             self.weight = None
             return
         assert self.weight is not None
-        self._packed = pack(
-            self.weight.data, self.bias, kernels=self.kernels, quantization=quantization
-        )
+        kind = quantization if self.is_rounded else None
+        self._packed = pack(self.weight.data, self.bias, kernels=self.kernels, quantization=kind)
         if self._packed is not None:
             self.weight = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """The bytes of the packed weight, 0 if it is plain."""
+        return 0 if self._packed is None else self._packed.nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self._multiply(x)

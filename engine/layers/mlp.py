@@ -24,6 +24,7 @@ def in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation:
 # Keys are the names in config.json.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": in_torch(gelu),
+    "gelu_fast": in_torch(gelu_tanh),
     "gelu_new": in_torch(gelu_tanh),
     "gelu_pytorch_tanh": in_torch(gelu_tanh),
     "relu": in_torch(F.relu),

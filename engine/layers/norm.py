@@ -66,9 +66,9 @@ class PlainRMSNorm(nn.Module):
 class Join(nn.Module):
     """A sum in the residual stream that no norm follows at once."""
 
-    def add(self, x: torch.Tensor, delta: torch.Tensor) -> Tensors:
-        """Return x + delta twice, in the places of a norm's sum and result."""
-        total = x + delta
+    def add(self, x: torch.Tensor, delta: torch.Tensor | None) -> Tensors:
+        """Return x + delta twice, in the places of a norm's sum and result; without delta, x."""
+        total = x if delta is None else x + delta
         return total, total
 
 

@@ -18,12 +18,22 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+}
+# Settings that the reference ignores, but other implementations read.
+REFUSED: dict[str, set[str]] = {
+    "yarn": {"mscale", "mscale_all_dim"},
+    "longrope": {"short_mscale", "long_mscale"},
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Settings that scale rotary frequencies to contexts longer than the original one."""
+    """Settings that scale rotary frequencies to contexts longer than the original one.
+
+    `longrope` (arXiv 2402.13753) divides each frequency by its own factor, from one of two lists.
+    The long one applies if more positions are served than the original ones.
+    """
 
     kind: str = "default"
     factor: float = 1.0
@@ -34,12 +44,16 @@ class RopeScaling:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    share: float = 1.0  # of each head's dimensions, that is rotated
 
     @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> RopeScaling:
+    def from_hf(cls, config: dict[str, Any], *, partial: bool = False) -> RopeScaling:
         """Read `rope_scaling` or `rope_parameters` of a Hugging Face config.
 
-        Raises ConfigError if the settings are incomplete, contradictory or not supported.
+        `partial` is whether the architecture may rotate a part of each head's dimensions. Raises
+        ConfigError if the settings are incomplete, contradictory or not supported.
         """
         given = _rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
@@ -47,23 +61,26 @@ class RopeScaling:
             raise ConfigError(
                 f"rope_scaling type {kind!r} is not supported; supported: {', '.join(NEEDED)}."
             )
-        if kind == "yarn" and {"mscale", "mscale_all_dim"} & given.keys():
+        if refused := sorted(REFUSED.get(kind, set()) & given.keys()):
             raise ConfigError(
-                "config.json has rope_scaling yarn with mscale; only yarn without it is supported."
+                f"config.json has rope_scaling {kind} with {refused[0]}; only {kind} without it is "
+                "supported."
             )
-        partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor")
-        if (partial or 1.0) != 1.0:
+        share = _share(given, config)
+        if share != 1.0 and not partial:
             raise ConfigError(
-                f"config.json has partial_rotary_factor = {partial!r}; only 1.0 is supported."
+                f"config.json has partial_rotary_factor = {share!r}; only 1.0 is supported."
             )
         if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
             raise ConfigError(f"rope_scaling type {kind} in config.json lacks {missing[0]}.")
-        original = _number(config, "max_position_embeddings", 0)
+        longest = original = _number(config, "max_position_embeddings", 0)
         if kind != "dynamic":  # transformers ignores the setting for "dynamic"
             original = _number(given, "original_max_position_embeddings", original)
+            original = _number(config, "original_max_position_embeddings", original)
+        is_long = kind == "longrope"
         return cls(
             kind=kind,
-            factor=_number(given, "factor", 1.0),
+            factor=_number(given, "factor", longest / original if is_long else 1.0),
             low_freq_factor=_number(given, "low_freq_factor", 1.0),
             high_freq_factor=_number(given, "high_freq_factor", 4.0),
             original_max_positions=int(original),
@@ -73,7 +90,20 @@ class RopeScaling:
                 _number(given, "attention_factor", 1.0) if given.get("attention_factor") else None
             ),
             truncate=bool(given.get("truncate", True)),
+            short_factors=_numbers(given, "short_factor") if is_long else (),
+            long_factors=_numbers(given, "long_factor") if is_long else (),
+            share=share,
         )
+
+    def width(self, head_dim: int) -> int:
+        """Return the number of rotated dimensions. Raises ConfigError unless they form pairs."""
+        width = int(head_dim * self.share)
+        if width < 2 or width % 2:
+            raise ConfigError(
+                f"config.json has partial_rotary_factor = {self.share:g} of {head_dim} dimensions; "
+                f"an even number of them must be rotated, not {width}."
+            )
+        return width
 
 
 def rope_theta(config: dict[str, Any]) -> float:
@@ -108,6 +138,22 @@ def _number(given: dict[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
+def _share(given: dict[str, Any], config: dict[str, Any]) -> float:
+    """Return the share of each head's dimensions that is rotated."""
+    key = "partial_rotary_factor"
+    share = _number(given, key, _number(config, key, 1.0))
+    if share > 1:
+        raise ConfigError(f"config.json has {key} = {share:g}; it must be at most 1.")
+    return share
+
+
+def _numbers(given: dict[str, Any], key: str) -> tuple[float, ...]:
+    values = given[key]
+    if not isinstance(values, list):
+        raise ConfigError(f"config.json has {key} = {values!r:.40}; it must be a list of numbers.")
+    return tuple(_number({key: value}, key, 0) for value in values)
+
+
 def rope_frequencies(
     dim: int, theta: float, scaling: RopeScaling, max_positions: int
 ) -> tuple[torch.Tensor, float]:
@@ -126,6 +172,8 @@ def rope_frequencies(
         return _llama3(frequencies, scaling), 1.0
     if scaling.kind == "yarn":
         return _yarn(frequencies, dim, theta, scaling)
+    if scaling.kind == "longrope":
+        return _longrope(exponent, theta, scaling, max_positions)
     return frequencies, 1.0
 
 
@@ -164,18 +212,54 @@ def _yarn(
     return mixed, factor
 
 
-class RotaryEmbedding(nn.Module):
-    """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py)."""
+def _longrope(
+    exponent: torch.Tensor, theta: float, scaling: RopeScaling, max_positions: int
+) -> tuple[torch.Tensor, float]:
+    """Divide each frequency by its own factor (arXiv 2402.13753).
 
-    cos: torch.Tensor  # [max_positions, 1, dim]
-    sin: torch.Tensor  # [max_positions, 1, dim]; the first half is negated
+    The reference chooses between two lists of factors by the length of each pass, which would
+    change keys that are already cached. One choice for the longest served length avoids that.
+    """
+    original = scaling.original_max_positions
+    key, factors = "short_factor", scaling.short_factors
+    if max_positions > original:
+        key, factors = "long_factor", scaling.long_factors
+    if len(factors) != len(exponent):
+        raise ConfigError(
+            f"config.json has {len(factors)} numbers as {key}; {len(exponent)} are needed, one for "
+            "each frequency."
+        )
+    attention_factor = scaling.attention_factor
+    if attention_factor is None:
+        attention_factor = 1.0
+        if scaling.factor > 1 and original > 1:
+            growth = math.log(scaling.factor) / math.log(original)
+            attention_factor = math.sqrt(1 + growth)
+    divisors = torch.tensor(factors, dtype=torch.float32, device="cpu")
+    return 1.0 / (divisors * theta**exponent), attention_factor
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py).
+
+    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1.
+    """
+
+    cos: torch.Tensor  # [max_positions, 1, R]
+    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated
 
     def __init__(
-        self, dim: int, theta: float, scaling: RopeScaling, max_positions: int, dtype: torch.dtype
+        self,
+        head_dim: int,
+        theta: float,
+        scaling: RopeScaling,
+        max_positions: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        frequencies, factor = rope_frequencies(dim, theta, scaling, max_positions)
-        self.frequencies = frequencies  # [dim / 2], the angle per position
+        width = scaling.width(head_dim)
+        frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
+        self.frequencies = frequencies  # [R / 2], the angle per position
         positions = torch.arange(max_positions, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies)
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -184,7 +268,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", table[1].to(dtype).unsqueeze(1), persistent=False)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T] -> cos, sin [T, 1, dim]."""
+        """[T] -> cos, sin [T, 1, R]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 

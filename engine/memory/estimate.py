@@ -12,6 +12,7 @@ from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
+from engine.ops.codes import Quantization
 from engine.speculative.drafts import MOST_ROWS
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def weight_bytes(plan: ModelPlan) -> int:
     """
     numbers = plan.num_parameters
     heads = _layers(plan, LMHead)
-    tied = [head for head in heads if head.weight is None and _packs(plan, head.table, True)]
+    tied = [head for head in heads if head.weight is None and _packs(plan, head, head.table)]
     numbers += sum(head.table.numel() for head in tied)
     tables = sum(buffer.nbytes for buffer in plan.module.buffers())
     return numbers * plan.dtype.itemsize + tables
@@ -48,10 +49,15 @@ def plain_bytes(plan: ModelPlan) -> int:
 
 def packed_bytes(plan: ModelPlan) -> int:
     """Weights that will be kept in oneDNN's packed layout, or quantised."""
-    form = plan.dtype, plan.kernels, plan.rounds_to
     return sum(
         nbytes_of(
-            weight.shape[0], weight.shape[1], isinstance(layer, LMHead), *form, layer.stored_form
+            weight.shape[0],
+            weight.shape[1],
+            isinstance(layer, LMHead),
+            plan.dtype,
+            plan.kernels,
+            _rounds_to(plan, layer),
+            layer.stored_form,
         )
         for layer, weight in _packed(plan)
     )
@@ -72,16 +78,16 @@ def _packed(plan: ModelPlan) -> list[tuple[Linear | LMHead, torch.Tensor]]:
         (layer, layer.weight) for layer in _layers(plan, Linear) if layer.weight is not None
     ]
     weights += [(head, head.table) for head in _layers(plan, LMHead)]
-    return [
-        (layer, weight)
-        for layer, weight in weights
-        if _packs(plan, weight, isinstance(layer, LMHead))
-    ]
+    return [(layer, weight) for layer, weight in weights if _packs(plan, layer, weight)]
 
 
-def _packs(plan: ModelPlan, weight: torch.Tensor, is_head: bool) -> bool:
-    form = plan.kernels, plan.rounds_to
-    return plan.packs and is_packed(weight.shape[1], is_head, *form)
+def _packs(plan: ModelPlan, layer: Linear | LMHead, weight: torch.Tensor) -> bool:
+    form = plan.kernels, _rounds_to(plan, layer)
+    return plan.packs and is_packed(weight.shape[1], isinstance(layer, LMHead), *form)
+
+
+def _rounds_to(plan: ModelPlan, layer: Linear | LMHead) -> Quantization | None:
+    return None if isinstance(layer, Linear) and not layer.is_rounded else plan.rounds_to
 
 
 def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:

@@ -27,6 +27,7 @@ from engine.device.limits import cpu_count, is_memory_limited, machine_memory
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
+from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
@@ -37,7 +38,7 @@ from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
 from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
-from engine.ops.kernels import select_kernels
+from engine.ops.kernels import Kernels, select_kernels
 from engine.protocol import BATCH_VARIANCE
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -86,8 +87,7 @@ class ModelPlan:
             why, cure = BATCH_VARIANCE[self.batch_variance]
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         self.stored_kind = self._keep_stored_codes()
-        if self.rounds_to and not self.packs:
-            raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
+        self._check_kernels()
         step_tokens, encoder_tokens = _default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
@@ -133,6 +133,14 @@ class ModelPlan:
         if kind is not None and has_kernel(kind, self.dtype, self.kernels):
             return kind
         return self.stored_kind
+
+    def _check_kernels(self) -> None:
+        """Raise ConfigError if there is no kernel for the weights as configured."""
+        if self.rounds_to and not self.packs:
+            raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
+        has_experts = any(isinstance(each, ExpertLinear) for each in self.module.modules())
+        if has_experts and self.device.type == "cuda":
+            _check_experts(self.rounds_to, self.kernels)
 
     def _keep_stored_codes(self) -> str | None:
         """Let layers keep the codes of a quantised checkpoint if a kernel multiplies them.
@@ -224,6 +232,17 @@ def _default_budgets(device: torch.device) -> tuple[int, int]:
     if device.type == "cpu":
         return CPU_STEP_TOKENS, CPU_ENCODER_TOKENS
     return GPU_STEP_TOKENS, GPU_ENCODER_TOKENS
+
+
+def _check_experts(rounds_to: Quantization | None, kernels: Kernels) -> None:
+    """Raise ConfigError if a mixture of experts cannot be computed on a GPU."""
+    if rounds_to is not None:
+        raise ConfigError(
+            "--quantization is not possible on a GPU for a mixture of experts: there is no kernel "
+            "for codes of experts. Leave the flag out."
+        )
+    if kernels != "triton":
+        raise ConfigError("A mixture of experts needs the package triton on a GPU.")
 
 
 def _packing_needs(device: torch.device) -> str:

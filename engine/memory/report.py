@@ -9,6 +9,8 @@ from torch import nn
 
 from engine.attention.kv_cache import KVCache
 from engine.device.facts import available_memory, total_memory
+from engine.layers.embedding import LMHead
+from engine.layers.linear import Linear
 from engine.memory import estimate
 from engine.memory.draft_plan import draft_kv_bytes
 from engine.memory.kv_budget import margin
@@ -87,8 +89,8 @@ def weights_bytes(module: nn.Module) -> int:
 
 
 def _packed_bytes(module: nn.Module) -> int:
-    weights = [getattr(layer, "_packed", None) for layer in module.modules()]
-    return sum(weight.nbytes for weight in weights if weight is not None)
+    layers = [layer for layer in module.modules() if isinstance(layer, Linear | LMHead)]
+    return sum(layer.packed_bytes for layer in layers)
 
 
 def _packed_name(plan: ModelPlan) -> str:

@@ -43,10 +43,11 @@ class AdapterPlan:
 
 
 class Place(NamedTuple):
-    """The rows of a linear layer that a module of the checkpoint fills."""
+    """A linear layer that a module of the checkpoint fills, or one of its parts."""
 
     layer: str  # its name in the model
-    part: str
+    rows: Mapping[str, slice | torch.Tensor]  # of the module's outputs, by the part that they fill
+    outputs: int
 
 
 # Adapters of each layer, by its name, as `LinearAdapters.prepare` returns them.
@@ -147,8 +148,9 @@ class ModelAdapters:
             self._check(stored, name)
         parts_of: dict[str, dict[str, LowRank]] = {}
         for name, module in stored.modules.items():
-            place = self._places[name]
-            parts_of.setdefault(place.layer, {})[place.part] = module.read()
+            place, (a, b) = self._places[name], module.read()
+            for part, rows in place.rows.items():
+                parts_of.setdefault(place.layer, {})[part] = LowRank(a, b[rows])
         return {layer: self._layers[layer].prepare(parts) for layer, parts in parts_of.items()}
 
     def _check(self, stored: StoredAdapter, name: str) -> None:
@@ -160,9 +162,7 @@ class ModelAdapters:
                 f"The adapter in {folder} is for {name}, which is no linear layer of this model; "
                 f"its layers are {', '.join(known)}."
             )
-        shape = self.plan.shapes[place.layer]
-        rows = shape.parts[place.part]
-        due = (rows.stop - rows.start, shape.inputs)
+        due = (place.outputs, self.plan.shapes[place.layer].inputs)
         if module.shape != due:
             raise ConfigError(
                 f"The adapter in {folder} is for a weight of shape {list(module.shape)} in {name}; "
@@ -197,8 +197,12 @@ def _places(weight_map: WeightMap, plan: AdapterPlan) -> dict[str, Place]:
         layer = target.parameter.removesuffix(".weight")
         if layer not in plan.shapes:
             continue
+        parts = plan.shapes[layer].parts
+        filled = target.place(parts)
+        count = len(range(*filled.indices(plan.shapes[layer].outputs)))
+        place = Place(layer, target.rows(parts), count)
         for spelling in weight_map.spellings(name):
             for prefix in weight_map.prefixes:
                 module = (prefix + spelling).removesuffix(".weight")
-                places[module] = Place(layer, target.part)
+                places[module] = place
     return places

@@ -137,6 +137,16 @@ def attention_heads(config: dict[str, Any]) -> tuple[int, int, int]:
     return heads, kv_heads, head_dim
 
 
+def experts_per_token(config: dict[str, Any], count: int) -> int:
+    """Return `num_experts_per_tok`. Raises ConfigError if it is above the count of experts."""
+    chosen = positive(config, "num_experts_per_tok")
+    if chosen > count:
+        raise ConfigError(
+            f"config.json has num_experts_per_tok {chosen}, but only {count} experts."
+        )
+    return chosen
+
+
 def nullable(
     config: dict[str, Any], key: str, read: Callable[[dict[str, Any], str], Number]
 ) -> Number | None:

@@ -5,9 +5,10 @@ RMSNorm, rotary position embedding, grouped-query attention and SwiGLU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
+from engine.layers.experts import Experts, ExpertsShape
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -60,9 +62,13 @@ class LlamaConfig:
     mlp_bias: bool
     tied: bool
     windows: tuple[int | None, ...]  # one per layer; None: full attention
+    rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
     embed_scale: float = 1.0  # factor on token embeddings
+    has_sinks: bool = False
+    experts: ExpertsShape | None = None
+    dense_layers: frozenset[int] = frozenset()  # these have no experts
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
@@ -84,38 +90,56 @@ class LlamaConfig:
             "max_positions": positive(config, "max_position_embeddings"),
             "norm_eps": positive_float(config, "rms_norm_eps"),
             "rope_theta": rope_theta(config),
-            "rope_scaling": RopeScaling.from_hf(config),
+            "rope_scaling": own.get("rope_scaling") or RopeScaling.from_hf(config),
             "activation": config.get("hidden_act", "silu"),
             "qkv_bias": bool(config.get("attention_bias", False)),
             "out_bias": bool(config.get("attention_bias", False)),
             "mlp_bias": bool(config.get("mlp_bias", False)),
             "tied": bool(config.get("tie_word_embeddings", False)),
             "windows": (None,) * layers,
+            "rotates": (True,) * layers,
         }
         return cls(**(facts | own))
 
 
-def llama_attention(
+def llama_spec(
     config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
-) -> RotaryAttention:
-    """Return the attention of layer `index`. Relatives may set their own scale and softcap."""
+) -> AttentionSpec:
+    """Return the spec of layer `index`. Relatives may set their own scale and softcap."""
     c = config
-    spec = AttentionSpec(
+    return AttentionSpec(
         c.heads,
         c.kv_heads,
         c.head_dim,
         scale=c.head_dim**-0.5 if scale is None else scale,
         window=c.windows[index],
         softcap=softcap,
+        has_sinks=c.has_sinks,
     )
+
+
+def llama_attention(
+    config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
+) -> RotaryAttention:
+    """Return the attention of layer `index`; scale and softcap are as in `llama_spec`."""
+    c = config
     return RotaryAttention(
         c.hidden,
-        spec,
+        llama_spec(c, index, scale=scale, softcap=softcap),
         index,
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,
         qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
+        rotates=c.rotates[index],
     )
+
+
+def llama_mlp(config: LlamaConfig, index: int) -> nn.Module:
+    """Return the feed-forward network of layer `index`, or its mixture of experts."""
+    c = config
+    if c.experts is None or index in c.dense_layers:
+        return GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
+    return Experts(c.hidden, c.experts, c.activation)
 
 
 class LlamaBlock(nn.Module):
@@ -125,7 +149,7 @@ class LlamaBlock(nn.Module):
         self.attention_norm = c.norm(c.hidden, c.norm_eps)
         self.attention = llama_attention(c, index)
         self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
+        self.mlp = llama_mlp(c, index)
 
     def forward(
         self,
@@ -145,6 +169,10 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
+    # A relative may have another block and other names of tensors.
+    block: ClassVar[type[nn.Module]] = LlamaBlock
+    names: ClassVar[Mapping[str, str]] = NAMES
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         return LlamaConfig.from_hf(config)
@@ -156,7 +184,7 @@ class Llama(nn.Module):
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
-        self.blocks = nn.ModuleList(LlamaBlock(c, i) for i in range(c.layers))
+        self.blocks = nn.ModuleList(self.block(c, i) for i in range(c.layers))
         self.norm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 
@@ -172,5 +200,5 @@ class Llama(nn.Module):
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
-        targets = targets_by_module(self, NAMES)
+        targets = targets_by_module(self, self.names)
         return WeightMap(targets, aliases=aliases, ignored=("rotary_emb.inv_freq",))

@@ -91,7 +91,7 @@ def _is_rounded(tensor: StoredTensor, owners: Mapping[Target, nn.Module], form: 
     """
     is_linear = False
     for target, owner in owners.items():
-        if not isinstance(owner, Linear):
+        if not isinstance(owner, Linear) or not owner.is_rounded:
             continue
         if target.transpose:
             raise ConfigError(
@@ -99,7 +99,7 @@ def _is_rounded(tensor: StoredTensor, owners: Mapping[Target, nn.Module], form: 
                 "served, so they are not written."
             )
         assert owner.weight is not None
-        check_shape(tensor, tuple(owner.weight[owner.parts[target.part]].shape))
+        check_shape(tensor, tuple(owner.weight[target.place(owner.parts)].shape))
         if tensor.dtype not in FLOATS:
             raise ConfigError(
                 f"{tensor.name} in {tensor.file} has dtype {tensor.dtype}; supported: "

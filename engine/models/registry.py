@@ -10,14 +10,22 @@ from engine.protocol import ModelKind
 
 DECODERS = {
     "GPT2LMHeadModel": ("engine.models.gpt2", "GPT2"),
+    "GPTNeoXForCausalLM": ("engine.models.gpt_neox", "GPTNeoX"),
     "LlamaForCausalLM": ("engine.models.llama", "Llama"),
     "MistralForCausalLM": ("engine.models.mistral", "Mistral"),
+    "MixtralForCausalLM": ("engine.models.mixtral", "Mixtral"),
     "Qwen2ForCausalLM": ("engine.models.qwen2", "Qwen2"),
     "Qwen3ForCausalLM": ("engine.models.qwen3", "Qwen3"),
+    "Qwen3MoeForCausalLM": ("engine.models.qwen3_moe", "Qwen3Moe"),
     "GemmaForCausalLM": ("engine.models.gemma", "Gemma"),
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "GraniteForCausalLM": ("engine.models.granite", "Granite"),
+    "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
+    "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
+    "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
+    "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS = {
@@ -31,6 +39,8 @@ ENCODER_DECODERS = {
     "MarianMTModel": ("engine.models.marian", "Marian"),
     "T5ForConditionalGeneration": ("engine.models.t5", "T5"),
 }
+# Classes in published checkpoints that became part of transformers, our reference.
+KNOWN_CODE = {"Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
     **{name: ("decoder", *where) for name, where in DECODERS.items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},
@@ -42,12 +52,13 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
     """Return (architecture, kind, class) for a config.json.
 
     Raises ConfigError, listing the supported architectures, if none of them is named. Checkpoints
-    with their own code (`auto_map`) are refused: it may compute something else than our model of
-    that name.
+    with their own code (`auto_map`) are refused, unless it is KNOWN_CODE: it may compute something
+    else than our model of that name.
     """
     given = config.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-    if code := config.get("auto_map"):
+    code = config.get("auto_map")
+    if code and not _is_known(code, names):
         raise ConfigError(
             f"config.json has auto_map {code}, which requires code from the checkpoint; such code "
             "is never run. If the weights are those of a supported architecture "
@@ -61,3 +72,12 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
         f"Architecture {', '.join(names) or '(none given)'} is not served; "
         f"supported: {', '.join(sorted(ARCHITECTURES))}."
     )
+
+
+def _is_known(code: Any, names: list[str]) -> bool:
+    """Whether `auto_map` gives the first architecture the class that transformers has too."""
+    source = code.get("AutoModelForCausalLM") if isinstance(code, dict) else None
+    if not isinstance(source, str) or not names:
+        return False
+    _, _, place = source.rpartition("--")  # after the repository that has the code
+    return KNOWN_CODE.get(names[0]) == place

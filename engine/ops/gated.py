@@ -40,6 +40,19 @@ def _gated(
     return activation(gate) * up
 
 
+def clamped_swiglu(gate_up: torch.Tensor, limit: float, sharpness: float) -> torch.Tensor:
+    """Return (up + 1) * gate * sigmoid(sharpness * gate) [..., F], for [..., 2F] in turns.
+
+    Gate is clamped from above and up from both sides, as in gpt-oss (arXiv 2508.10925). It is
+    computed in fp32.
+    """
+    gate, up = gate_up.float().unflatten(-1, (-1, 2)).unbind(-1)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
+    share = sigmoid(gate * sharpness)
+    return ((up + 1) * gate * share).to(gate_up.dtype)
+
+
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Return x / (1 + exp(-x)) (arXiv 1702.03118)."""
     if not _splits_change_bits(x):

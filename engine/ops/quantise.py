@@ -50,13 +50,20 @@ class Codes:
     def form(self) -> CodesForm:
         return CodesForm(self.bits, self.offsets is not None)
 
+    def of_outputs(self, outputs: torch.Tensor) -> Codes:
+        """Return the codes of some outputs, by their numbers."""
+        offsets = None if self.offsets is None else self.offsets[outputs]
+        return Codes(self.codes[outputs], self.scales[outputs], offsets, self.bits)
+
     def kept_in(self, form: CodesForm) -> Codes:
         """Return the same weight in a form with as many bits, and offsets if it has some."""
-        codes, offsets = self.codes, self.offsets
+        codes = self.codes
+        offsets = self.offsets
+        zero = middle(self.bits)
         if offsets is None and form.has_offsets:
-            offsets = self.scales * -(1 << self.bits - 1)
+            offsets = self.scales * -zero
         elif offsets is None:
-            codes = codes + ((1 << form.bits - 1) - (1 << self.bits - 1))
+            codes = codes + (middle(form.bits) - zero)
         return Codes(codes, self.scales, offsets, form.bits)
 
     def numbers(self) -> torch.Tensor:
@@ -64,8 +71,16 @@ class Codes:
         groups = self.codes.float().unflatten(1, (-1, GROUP))
         scales = self.scales.float()[..., None]
         if self.offsets is None:
-            return ((groups - (1 << self.bits - 1)) * scales).flatten(1)
-        return (groups * scales + self.offsets.float()[..., None]).flatten(1)
+            numbers = (groups - middle(self.bits)) * scales
+        else:
+            offsets = self.offsets.float()[..., None]
+            numbers = groups * scales + offsets
+        return numbers.flatten(1)
+
+
+def middle(bits: int) -> int:
+    """Return the code that stands for 0 without offsets."""
+    return 1 << bits - 1
 
 
 def stacked(parts: Sequence[Codes]) -> Codes:
@@ -124,16 +139,22 @@ def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
 
 
 def _int8(groups: torch.Tensor) -> Codes:
-    scales = _divided(groups.abs().amax(-1, keepdim=True), 127).half()
-    codes = (groups / _step(scales)).round().clamp(-128, 127) + 128
+    largest = groups.abs().amax(-1, keepdim=True)
+    scales = _divided(largest, 127).half()
+    steps = groups / _step(scales)
+    codes = steps.round().clamp(-128, 127) + 128
     whole = codes.to(torch.uint8).flatten(1)
     return Codes(whole, scales.squeeze(-1), None, bits=8)
 
 
 def _int4(groups: torch.Tensor) -> Codes:
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scales, offsets = _divided(high - low, 15).half(), low.half()
-    codes = ((groups - offsets.float()) / _step(scales)).round().clamp(0, 15)
+    low = groups.amin(-1, keepdim=True)
+    high = groups.amax(-1, keepdim=True)
+    scales = _divided(high - low, 15).half()
+    offsets = low.half()
+    above = groups - offsets.float()
+    steps = above / _step(scales)
+    codes = steps.round().clamp(0, 15)
     whole = codes.to(torch.uint8).flatten(1)
     return Codes(whole, scales.squeeze(-1), offsets.squeeze(-1), bits=4)
 
@@ -149,9 +170,11 @@ def _float8(weight: torch.Tensor) -> Float8Codes:
 def float8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round groups [..., n] of fp32 numbers to e4m3, with scales [..., 1] fp32."""
     largest = torch.finfo(FLOAT8).max
-    scales = _divided(groups.abs().amax(-1, keepdim=True), largest)
+    magnitudes = groups.abs().amax(-1, keepdim=True)
+    scales = _divided(magnitudes, largest)
     # The quotient of the largest number may lie above `largest` by an fp32 rounding.
-    codes = (groups / _step(scales)).clamp(-largest, largest).to(FLOAT8)
+    steps = groups / _step(scales)
+    codes = steps.clamp(-largest, largest).to(FLOAT8)
     return codes, scales
 
 
@@ -164,12 +187,15 @@ def int4_with_zeros(weight: torch.Tensor) -> ZeroedCodes:
     groups = weight.float().unflatten(1, (-1, GROUP))
     low = groups.amin(-1, keepdim=True).clamp(max=0)
     high = groups.amax(-1, keepdim=True).clamp(min=0)
-    scales = _seven_bits(_divided(high - low, 15)).half()
+    exact = _divided(high - low, 15)
+    scales = _seven_bits(exact).half()
     step = _step(scales)
     zeros = (-low / step).round().clamp(0, 15)
-    codes = ((groups / step).round() + zeros).clamp(0, 15)
-    zeros, scales = zeros.squeeze(-1), scales.squeeze(-1)
-    return ZeroedCodes(codes.to(torch.uint8).flatten(1), scales, zeros.to(torch.uint8))
+    steps = (groups / step).round()
+    codes = (steps + zeros).clamp(0, 15)
+    whole = codes.to(torch.uint8).flatten(1)
+    whole_zeros = zeros.squeeze(-1).to(torch.uint8)
+    return ZeroedCodes(whole, scales.squeeze(-1), whole_zeros)
 
 
 def _seven_bits(numbers: torch.Tensor) -> torch.Tensor:

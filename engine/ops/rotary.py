@@ -9,25 +9,31 @@ import torch
 from engine.ops.kernels import Kernels
 from engine.ops.norm import rms_norm
 
+Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines [T, 1, R]
+
 
 def apply_rotary(
-    x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor, *, kernels: Kernels
+    x_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, *, kernels: Kernels
 ) -> torch.Tensor:
-    """Rotate dimensions i and i + D/2 of each head by the token's angle (Llama's layout).
+    """Rotate dimensions i and i + R/2 of each head by the token's angle (Llama's layout).
 
-    The first half of `sin_T1D` is negated, so that it can be multiplied with a plain roll of
-    `x_THD`. The rotation then takes three operations instead of seven.
+    Only the first R dimensions are rotated; the others pass unchanged. The first half of `sin_T1R`
+    is negated, so that it can be multiplied with a plain roll. The rotation then takes three
+    operations instead of seven.
     """
     if kernels == "triton":
         from engine.kernels.triton.rotary import rotate
 
-        return rotate(x_THD, cos_T1D, sin_T1D)
+        return rotate(x_THD, cos_T1R, sin_T1R)
     if kernels == "numba":
         from engine.kernels.numba.rowwise import rotate as rotate_rows
 
-        return rotate_rows(x_THD, cos_T1D, sin_T1D)
-    rolled = torch.roll(x_THD, x_THD.shape[-1] // 2, dims=-1)
-    return (x_THD * cos_T1D).addcmul_(rolled, sin_T1D)
+        return rotate_rows(x_THD, cos_T1R, sin_T1R)
+    width = cos_T1R.shape[-1]
+    x_THR = x_THD[..., :width]
+    rolled = torch.roll(x_THR, width // 2, dims=-1)
+    turned = (x_THR * cos_T1R).addcmul_(rolled, sin_T1R)
+    return turned if width == x_THD.shape[-1] else torch.cat((turned, x_THD[..., width:]), dim=-1)
 
 
 def apply_rotary_pairs(
@@ -59,18 +65,22 @@ class HeadNorm:
 def norm_and_rotate(
     qk: torch.Tensor,
     heads: int,
-    angles: tuple[torch.Tensor, torch.Tensor],
+    angles: Angles | None,
     norm: HeadNorm | None,
     *,
     kernels: Kernels,
 ) -> torch.Tensor:
-    """Return queries and keys [T, H + Hkv, D] normed and rotated; the first `heads` are queries."""
+    """Return queries and keys [T, H + Hkv, D] normed and rotated; the first `heads` are queries.
+
+    Without `angles` they are not rotated.
+    """
     if norm and not norm.after:
         q, k = qk[:, :heads], qk[:, heads:]
         q = rms_norm(q, norm.q_weight, norm.eps, offset=norm.offset, kernels=kernels)
         k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset, kernels=kernels)
         qk = torch.cat((q, k), dim=1)
-    qk = apply_rotary(qk, *angles, kernels=kernels)
+    if angles is not None:
+        qk = apply_rotary(qk, *angles, kernels=kernels)
     if norm and norm.after:  # no supported model has weights here
         qk = rms_norm(qk, None, norm.eps, kernels=kernels)
     return qk
@@ -78,7 +88,7 @@ def norm_and_rotate(
 
 def rotate_and_store(
     qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    angles: tuple[torch.Tensor, torch.Tensor],
+    angles: Angles | None,
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     norm: HeadNorm | None,
 ) -> torch.Tensor:
@@ -91,11 +101,13 @@ def rotate_and_store(
     from engine.kernels.triton.rotary import rotate
 
     q, k, v = qkv
+    cos, sin = angles or (None, None)
     if norm is None:
-        return rotate(q, *angles, k=k, v=v, cache=cache)
+        return rotate(q, cos, sin, k=k, v=v, cache=cache)
     return rotate(
         q,
-        *angles,
+        cos,
+        sin,
         k=k,
         v=v,
         cache=cache,

@@ -16,9 +16,12 @@ from tests.engine.models import (
     test_gemma2,
     test_gemma3,
     test_gpt2,
+    test_gpt_neox,
     test_llama,
     test_nanochat,
+    test_phi3,
     test_qwen3,
+    test_smollm3,
     test_t5,
 )
 from tests.support.forward import chunked, forward, whole
@@ -31,6 +34,9 @@ CASES = {
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
     "gpt2": test_gpt2.CASES[0],
+    "gpt-neox": test_gpt_neox.CASE,
+    "phi3": test_phi3.CASE,
+    "smollm3": test_smollm3.CASE,
     "nanochat": test_nanochat.CASES[0],
     "t5": test_t5.CASES[0],
 }

@@ -16,6 +16,7 @@ from loadtest import simulate
 from loadtest.measure import Slo
 from loadtest.schedule import Ask, asks, timetable, token_ids
 from loadtest.simulate import FittedReplica, Question, Simulation
+from loadtest.simulator_check import errors
 from loadtest.step_time import Scrape, StepTime, fit
 from loadtest.workload import Shape, fixed, mix
 
@@ -212,6 +213,17 @@ def test_fit_has_no_negative_term_and_refuses_too_few_data() -> None:
         fit(runs(STEP, 0.0)[:1], ttft=[0.1])
     with pytest.raises(ValueError, match="too few"):
         fit(runs(STEP, 0.0), ttft=[])
+
+
+def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
+    """Of the hit rate they are the difference, of other figures the ratio."""
+    figures = {"ttft_p50_ms": 10.0, "ttft_p90_ms": 20.0, "itl_p50_ms": 5.0, "tokens_per_s": 100.0}
+    measured = figures | {"hit_rate": 0.0}
+    predicted = figures | {"tokens_per_s": 110.0, "hit_rate": 0.02}
+    found = errors([{"open": {"measured": measured, "predicted": predicted}}], "open")
+    assert found == pytest.approx(
+        dict.fromkeys(figures, 0.0) | {"tokens_per_s": 0.1, "hit_rate": 0.02}
+    )
 
 
 def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.inspect.inspectors import Inspectors
+from engine.layers.experts import ExpertLinear
 from engine.message import Message
 from engine.protocol import (
     Abort,
@@ -219,6 +220,8 @@ class Driver:
         weights = [*model.parameters(), *model.buffers()]
         adapters = [m.adapters for m in model.modules() if getattr(m, "adapters", None)]
         packed = [m._packed._packed for m in model.modules() if getattr(m, "_packed", None)]
+        experts = [m._experts.weights for m in model.modules() if isinstance(m, ExpertLinear)]
+        packed += [weight._packed for weights in experts for weight in weights]
         owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}

@@ -217,7 +217,8 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
         if parameter.dim() > 1:
             parameter.copy_(noise * 2 * hidden**-0.5)
         else:
-            parameter.add_(noise * 0.5)  # norms start at one, Gemma's at zero
+            # Norms start at one, Gemma's at zero, and some parameters at small random numbers.
+            parameter.round_().add_(noise * 0.5)
 
 
 def last_logits(golden: Golden, runner: ModelRunner, size: int | None = None) -> torch.Tensor:

@@ -29,6 +29,11 @@ PRE_NORMS = (
 )
 AFTER_ATTENTION = r"post_attention_layernorm$"  # unless there is one before the MLP, too
 POST_NORMS = (r"self_attn_layer_norm$", r"encoder_attn_layer_norm$", r"final_layer_norm$")
+# Modules whose outputs join the stream, of models in which two norms do not show it.
+SUBLAYERS = {
+    "olmo2": r"post_(attention|feedforward)_layernorm$",
+    "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
+}
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
 
 
@@ -85,6 +90,8 @@ def inside_of_transformers(reference: Any, inputs: dict[str, torch.Tensor]) -> I
         patterns = list(POST_NORMS)
     elif not any("pre_feedforward" in name for name in names):
         patterns.append(AFTER_ATTENTION)
+    if sublayers := SUBLAYERS.get(reference.config.model_type):
+        patterns.append(sublayers)
     with _recorded(reference, patterns) as norms:
         found = reference(**inputs, output_attentions=True, output_hidden_states=True)
     return _inside(reference, found, norms, is_post_norm=is_post_norm)
@@ -126,7 +133,10 @@ def _inside(reference: Any, found: Any, calls: list[Any], *, is_post_norm: bool)
     streams = {}
     for stack, states in hidden.items():
         own = calls if len(hidden) == 1 else [c for c in calls if f"{stack}." in c[0]]
-        streams[stack] = _stream(own, states, is_post_norm=is_post_norm)
+        if kind in SUBLAYERS:
+            streams[stack] = _stream_of_outputs(own, SUBLAYERS[kind], states)
+        else:
+            streams[stack] = _stream(own, states, is_post_norm=is_post_norm)
     inside = Inside({k: [layer[0] for layer in v] for k, v in attention.items()}, streams)
     if "decoder" in hidden:
         last = None if is_post_norm else _module(reference, calls[-1][0])
@@ -156,6 +166,19 @@ def _stream(calls: list[Any], states: Sequence[torch.Tensor], *, is_post_norm: b
     return stream
 
 
+def _stream_of_outputs(calls: list[Any], sublayers: str, states: Sequence[torch.Tensor]) -> Stream:
+    """Return the stream that the outputs of these modules join; other calls are of its norms."""
+    is_output = [bool(re.search(sublayers, name)) for name, *_ in calls]
+    pairs = list(zip(is_output, calls, strict=True))
+    stream = Stream([(before, after) for found, (_, before, after) in pairs if not found])
+    total = states[0][0]
+    for output in (after for found, (_, _, after) in pairs if found):
+        stream.joins.append((output, total))
+        total = total + output
+    torch.testing.assert_close(total, stream.norms[-1][0])
+    return stream
+
+
 def _module(reference: Any, name: str) -> Any:
     return dict(reference.named_modules())[name]
 
@@ -166,6 +189,7 @@ def head(reference: Any, hidden: torch.Tensor) -> torch.Tensor:
     if config.model_type == "t5" and config.scale_decoder_outputs:
         hidden = hidden * config.d_model**-0.5
     logits = reference.lm_head(hidden) + getattr(reference, "final_logits_bias", 0)
+    logits = logits / getattr(config, "logits_scaling", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

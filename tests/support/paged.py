@@ -26,6 +26,7 @@ class Sequences:
     queries: list[torch.Tensor]
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
+    sinks: torch.Tensor | None = None  # [heads]
 
     @property
     def lengths(self) -> list[int]:
@@ -42,7 +43,13 @@ def random_sequences(
         shapes = [(length, heads, spec.head_dim) for length in lengths]
         return [(torch.randn(s, generator=generator) * 1.4).to(dtype) for s in shapes]
 
-    return Sequences(spec, draw(spec.num_heads), draw(spec.num_kv_heads), draw(spec.num_kv_heads))
+    queries, keys, values = (
+        draw(heads) for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+    )
+    sinks = None
+    if spec.has_sinks:
+        sinks = (torch.randn(spec.num_heads, generator=generator) * 2 + 2).to(dtype)
+    return Sequences(spec, queries, keys, values, sinks)
 
 
 class PagedRun:
@@ -116,7 +123,7 @@ class PagedRun:
         plan = self.backend.plan(self.layout(parts))
         kv = self.cache.layers[0]
         arguments = gathered(s.queries), gathered(s.keys), gathered(s.values)
-        result = plan.attend(s.spec, kv, *arguments)
+        result = plan.attend(s.spec, kv, *arguments, sinks=s.sinks)
         for (i, start, count), part in zip(parts, result.split([p[2] for p in parts]), strict=True):
             self.outputs[i][start : start + count] = part
 
@@ -153,7 +160,9 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
                 scores = k[first : last + 1, head // shared] @ q[position, head] * spec.scale
                 if spec.softcap:
                     scores = spec.softcap * torch.tanh(scores / spec.softcap)
-                weights = torch.softmax(scores, 0)
+                if sequences.sinks is not None:
+                    scores = torch.cat((scores, sequences.sinks[head : head + 1].double()))
+                weights = torch.softmax(scores, 0)[: last + 1 - first]
                 out[position, head] = weights @ v[first : last + 1, head // shared]
         results.append(out)
     return results

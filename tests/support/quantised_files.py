@@ -297,7 +297,7 @@ def write_quantised(source: Path, folder: Path, form: Format, **more: Any) -> di
     )
     tensors, numbers = {}, {}
     for name, value in load_file(source / "model.safetensors").items():
-        if not name.endswith("_proj.weight"):
+        if value.dim() < 2 or "embed" in name or "lm_head" in name:
             tensors[name] = value
             continue
         stored, numbers[name] = form.quantise(value.float().numpy())

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.support.captured_experts import captured_experts
 from tests.support.captured_groups import captured_groups
 
 # The results of these ops, or their shapes, depend on tensor values: a device cannot replay them.
@@ -89,7 +90,11 @@ class TapeRecorder:
         def forbidden(self: torch.Tensor, *args: Any) -> Any:
             raise AssertionError("a tensor is read on the host")
 
-        with mock.patch("engine.attention.torch.backend.query_groups", captured_groups):
+        with (
+            mock.patch("engine.attention.torch.backend.query_groups", captured_groups),
+            mock.patch("engine.layers.experts.expert_by_expert", captured_experts),
+            mock.patch("engine.ops.experts.expert_by_expert", captured_experts),
+        ):
             compute()
             with (
                 mock.patch.object(torch.Tensor, "tolist", forbidden),

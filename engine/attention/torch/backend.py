@@ -56,6 +56,7 @@ class TorchPlan:
         key: torch.Tensor | None,
         value: torch.Tensor | None,
         bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if kv is None:
             assert key is not None
@@ -68,10 +69,10 @@ class TorchPlan:
             attentions = self._prepare(kv, spec, query.dtype, bias)
             self._attentions[kv.group, spec, id(bias)] = attentions
         if len(attentions) == 1 and attentions[0].rows.order is None:
-            return attentions[0](kv, query)
+            return attentions[0](kv, query, sinks)
         result = torch.empty_like(query)
         for attention in attentions:
-            attention.rows.write(attention(kv, query), result)
+            attention.rows.write(attention(kv, query, sinks), result)
         return result
 
     def _prepare(

@@ -28,7 +28,7 @@ class FusedAttention:
 
     @staticmethod
     def supports(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
-        if spec.softcap or spec.head_dim < FUSED_HEAD_DIM:
+        if spec.softcap or spec.has_sinks or spec.head_dim < FUSED_HEAD_DIM:
             return False
         return dtype == torch.bfloat16 and onednn_has_matmul(device, dtype) and cpu_has_amx()
 
@@ -65,8 +65,11 @@ class FusedAttention:
         last_keys = num_keys % FUSED_SPLIT or min(num_keys, FUSED_SPLIT)
         return missing_rows(last_rows, last_keys * head_dim, dtype, fewest=2)
 
-    def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, kv: LayerKV, query: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
+        assert sinks is None
         gather_pieces(kv.keys, kv.key_scales, self._index, self._key_pieces)
         gather_pieces(kv.values, kv.value_scales, self._index, self._value_pieces)
         rows = self.rows.gather(query, self._padding)

@@ -49,11 +49,13 @@ class MatmulAttention:
         # Values reuse the keys' buffer: they are gathered once the scores are computed.
         self._values = self._pieces.view(num_matmuls * self._num_splits, -1, spec.head_dim)
 
-    def __call__(self, kv: LayerKV, query: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, kv: LayerKV, query: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
         gather_pieces(kv.keys, kv.key_scales, self._index, self._pieces)
         rows = self.rows.gather(query, self._padding)
-        weights = self._weights(rows)
+        weights = self._weights(rows, sinks)
         gather_pieces(kv.values, kv.value_scales, self._index, self._pieces)
         if self._num_splits == 1:
             return self.rows.by_token(torch.bmm(weights, self._values))
@@ -63,7 +65,7 @@ class MatmulAttention:
         parts = parts.view(num_matmuls, self._num_splits, num_rows, -1)
         return self.rows.by_token(_sum_splits(parts, self._is_windowed))
 
-    def _weights(self, rows: torch.Tensor) -> torch.Tensor:
+    def _weights(self, rows: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
         """Return the softmax of the scores, [N, R, keys], for the rows [N, R, D]."""
         spec = self._spec
         if spec.softcap is None:
@@ -71,7 +73,26 @@ class MatmulAttention:
         else:
             scores = torch.bmm(rows, self._keys).float().mul_(spec.scale / spec.softcap)
             scores.tanh_().mul_(spec.softcap).add_(self._mask)
-        return torch.softmax(scores, dim=-1).to(rows.dtype)  # fp32 inside
+        if sinks is None:
+            return torch.softmax(scores, dim=-1).to(rows.dtype)  # fp32 inside
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32)
+        by_row = self.rows.by_head(sinks, self._padding)
+        return (weights * _share_of_keys(scores, weights, by_row)).to(rows.dtype)
+
+
+def _share_of_keys(
+    scores: torch.Tensor, weights: torch.Tensor, sinks: torch.Tensor
+) -> torch.Tensor:
+    """Return the weight of all keys together, [N, R, 1], when a sink [N, R] takes the rest.
+
+    `weights` are the softmax of `scores` alone. Only maxima are computed: the bits of a sum would
+    depend on the number of masked keys.
+    """
+    highest = scores.amax(-1, keepdim=True).float()
+    largest = weights.amax(-1, keepdim=True)  # 1 / sum of exp(score - highest)
+    above = sinks[..., None] - highest
+    ratio = torch.exp(above) * largest  # of the sink's weight to that of all keys
+    return 1 / (1 + ratio)
 
 
 def _whole_splits(tables: torch.Tensor, block_size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -48,6 +48,12 @@ class QueryRows:
             rows = F.pad(rows, (0, 0, 0, padding))
         return rows
 
+    def by_head(self, numbers: torch.Tensor, padding: int) -> torch.Tensor:
+        """Return a number for each head [H] as those of its rows, [N, R + padding] in fp32."""
+        sequences, heads, shared, count, _ = self._head_shape
+        own = numbers.float().view(1, heads, shared, 1).expand(sequences, -1, -1, count)
+        return F.pad(own.reshape(self.num_matmuls, self.num_rows), (0, padding))
+
     def by_token(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the outputs [S * count, H, D] in rows [N, R + padding, D]."""
         by_head = rows[:, : self.num_rows].view(self._head_shape)

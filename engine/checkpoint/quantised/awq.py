@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.checkpoint.quantised.groups import Grouped, form_of
-from engine.checkpoint.quantised.layer import FLOATS, Layer, check_divides, check_shape
+from engine.checkpoint.quantised.layer import FLOATS, OF_MODULE, Layer, check_divides, check_shape
 from engine.checkpoint.quantised.settings import Settings, choice, format_of, group_size
 from engine.ops.quantise import CodesForm
 
@@ -32,6 +32,7 @@ class AWQ:
 
     group_size: int | None
 
+    names = OF_MODULE
     kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales"})
     marks = endings  # that only quantised layers have

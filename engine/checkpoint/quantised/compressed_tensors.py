@@ -15,6 +15,7 @@ import torch
 from engine.checkpoint.quantised.groups import Grouped, form_of, in_blocks, unpack
 from engine.checkpoint.quantised.layer import (
     FLOATS,
+    OF_MODULE,
     Layer,
     Shape,
     check_divides,
@@ -47,6 +48,7 @@ class CompressedTensors:
     schemes: Sequence[Scheme]
     has_kv_scales: bool
 
+    names = OF_MODULE
     kind = NAME
     endings = frozenset(
         {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}

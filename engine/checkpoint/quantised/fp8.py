@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.checkpoint.quantised.groups import Grouped, in_blocks
-from engine.checkpoint.quantised.layer import FLOATS, Layer, check_shape
+from engine.checkpoint.quantised.layer import FLOATS, OF_MODULE, Layer, check_shape
 from engine.checkpoint.quantised.settings import Settings, block_size, choice
 
 NAME = "fp8"
@@ -24,6 +24,7 @@ class FP8:
     block: tuple[int, int] | None  # height and width
     has_kv_scales: bool
 
+    names = OF_MODULE
     kind = NAME
     endings = frozenset({"weight", *SCALES})
     marks = frozenset(SCALES)

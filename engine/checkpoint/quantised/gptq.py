@@ -12,6 +12,7 @@ import torch
 from engine.checkpoint.quantised.groups import Grouped, form_of, unpack
 from engine.checkpoint.quantised.layer import (
     FLOATS,
+    OF_MODULE,
     Layer,
     check_divides,
     check_shape,
@@ -48,6 +49,7 @@ class GPTQ:
     zero_offset: int
     needs_groups: bool  # inputs were quantised in the order of their activations
 
+    names = OF_MODULE
     kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     marks = endings

@@ -15,6 +15,18 @@ FLOATS = ("F16", "BF16", "F32")  # dtypes of scales
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """How the stored tensors of a layer are named, and the weight that they stand for."""
+
+    separator: str  # between the layer's name and what follows it
+    weight: str  # what follows the layer's name in the checkpoint that was quantised
+
+
+OF_MODULE = Names(".", ".weight")
+OF_PARAMETER = Names("_", "")
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """The stored tensors of a layer, by what follows its name: `qweight`, `weight_scale`."""
 

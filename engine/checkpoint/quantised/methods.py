@@ -9,9 +9,10 @@ from engine.checkpoint.quantised.awq import AWQ
 from engine.checkpoint.quantised.compressed_tensors import CompressedTensors
 from engine.checkpoint.quantised.fp8 import FP8
 from engine.checkpoint.quantised.gptq import GPTQ
+from engine.checkpoint.quantised.mxfp4 import MXFP4
 from engine.errors import ConfigError
 
-Method = AWQ | GPTQ | FP8 | CompressedTensors
+Method = AWQ | GPTQ | FP8 | CompressedTensors | MXFP4
 KEYS = ("quantization_config", "compression_config")  # the second is older
 METHODS: dict[str, type[Method]] = {
     "awq": AWQ,
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
     "fbgemm_fp8": FP8,
     "fp8": FP8,
     "gptq": GPTQ,
+    "mxfp4": MXFP4,
 }
 
 

@@ -61,9 +61,10 @@ def original_tensors(
     layers = _layers_of(stored, method)
     found: dict[str, StoredTensor | QuantisedTensor] = {}
     for name, tensor in stored.items():
-        base, _, ending = name.rpartition(".")
+        base, _, ending = name.rpartition(method.names.separator)
         if base in layers and ending in method.endings:
-            found.setdefault(f"{base}.weight", QuantisedTensor(layers[base], method))
+            weight = base + method.names.weight
+            found.setdefault(weight, QuantisedTensor(layers[base], method))
             continue
         is_of_inputs = base in layers and ending in method.unused
         is_of_kv_cache = method.has_kv_scales and ending in OF_KV_CACHE
@@ -78,13 +79,13 @@ def _layers_of(stored: Mapping[str, StoredTensor], method: Method) -> dict[str, 
     """Return the quantised layers by name. Raises ConfigError if one has a plain weight too."""
     names = set()
     for name, tensor in stored.items():
-        base, _, ending = name.rpartition(".")
+        base, _, ending = name.rpartition(method.names.separator)
         holds_codes = ending == "weight" and ending in method.endings and tensor.dtype in CODES
         if ending in method.marks or holds_codes:
             names.add(base)
     parts: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
     for name, tensor in stored.items():
-        base, _, ending = name.rpartition(".")
+        base, _, ending = name.rpartition(method.names.separator)
         if base in names and ending in method.endings:
             parts[base][ending] = tensor
         elif base in names and ending == "weight":

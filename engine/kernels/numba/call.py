@@ -34,6 +34,14 @@ TASK = np.dtype(
 )
 
 
+ROW_FIELD = np.dtype(
+    [
+        ("offset", np.int64),  # of the field in an expert's call
+        ("base", np.int64),  # address of the first row of all experts, or a value for each
+        ("row_bytes", np.int64),  # 0 for a value
+    ],
+    align=True,
+)
 LAUNCH = np.dtype([("kernel", np.int64), ("call", np.int64)], align=True)  # addresses
 
 
@@ -72,6 +80,7 @@ class AttentionCall(ctypes.Structure):
         ("values", INT),  # address of [blocks, Hkv, block_size, D]
         ("key_scales", INT),  # address of [blocks, Hkv, block_size] fp32, if keys are codes
         ("value_scales", INT),  # likewise
+        ("sinks", INT),  # address of [H], or 0
         ("out", INT),  # address of [T, H, D]
         ("window", INT),  # number of visible keys
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e
@@ -143,6 +152,23 @@ class RoundCall(ctypes.Structure):
     ]
 
 
+class ExpertsCall(ctypes.Structure):
+    """Arguments of the linear layers of several experts, whose calls are of one type."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the number of threads that began
+        ("experts", INT),  # number of experts
+        ("starts", INT),  # address of [experts + 1]: the first row of each expert
+        ("kernel", INT),  # address of the kernel that multiplies
+        ("calls", INT),  # address of [experts] calls
+        ("call_bytes", INT),
+        ("counters", INT),  # address of [experts, 8]: the counters of the calls
+        ("fields", INT),  # address of [num_fields] ROW_FIELD
+        ("num_fields", INT),
+        ("rows_offset", INT),  # of the number of rows in a call
+    ]
+
+
 class RowsCall(ctypes.Structure):
     """Arguments of a row-wise operation."""
 
@@ -161,6 +187,7 @@ class RowsCall(ctypes.Structure):
         ("eps", FLOAT),
         ("offset", FLOAT),  # added to each weight
         ("dim", INT),  # head dimension
-        ("cos", INT),  # address of [rows, dim]
-        ("sin", INT),  # address of [rows, dim]
+        ("width", INT),  # number of rotated dimensions of a head
+        ("cos", INT),  # address of [rows, width]
+        ("sin", INT),  # address of [rows, width]
     ]

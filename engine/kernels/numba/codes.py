@@ -20,6 +20,7 @@ from engine.kernels.numba.call import (
 )
 from engine.kernels.numba.cpu import has_avx512_bf16, has_avx512_vnni
 from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.prepared import PreparedRows
 
 SHARES = 4  # a thread takes its panels in about this number of parts
 PART = 2**15  # inputs that are worth a thread
@@ -47,21 +48,21 @@ class CodesLinear:
         *,
         wide: bool = False,
     ) -> None:
-        self._outputs, inputs = codes.shape
+        self.outputs, inputs = codes.shape
         self._groups = inputs // GROUP
         self._zero = 1 << bits - 1 if offsets is None else 0
         self._dtype = torch.float32 if wide else torch.bfloat16
-        panels = -(-self._outputs // LANES)
+        panels = -(-self.outputs // LANES)
         self._codes = _in_panels(codes, bits, panels)
         parts = [scales] if offsets is None else [scales, offsets]
         self._scales = torch.stack([_by_panel(part, panels) for part in parts], 2)
         self._bias = None if bias is None else _padded(bias[:, None], panels)[:, 0].contiguous()
         store = kernel_store()
         shape = bits, offsets is not None, bias is not None, wide
-        self._kernel = store.address("codes.multiply_kernel", *shape)
+        self.kernel = store.address("codes.multiply_kernel", *shape)
         self._round = store.address("codes.round_kernel")
         self._padded = panels * LANES
-        self._call = CodesCall(
+        self.call = CodesCall(
             panels=panels,
             at_once=max(1, panels // (SHARES * torch.get_num_threads())),
             codes=self._codes.data_ptr(),
@@ -78,41 +79,54 @@ class CodesLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs] for x [rows, inputs]."""
         rows = x.shape[0]
+        out = self.empty(rows)
+        rounded = self.prepared(x)
+        call = self.call
+        for name, (value, _) in rounded.fields.items():
+            setattr(call, name, value)
+        call.rows = rows
+        call.out = out.data_ptr()
+        in_threads(self.kernel, call)
+        return out[:, : self.outputs]
+
+    def empty(self, rows: int) -> torch.Tensor:
+        """Return room for the products [rows, outputs], and for those of padding."""
+        return torch.empty(rows, self._padded, dtype=self._dtype)
+
+    def prepared(self, x: torch.Tensor) -> PreparedRows:
+        """Round x [rows, inputs] for this weight, or another one of the same shape and form."""
         assert x.stride(1) == 1
-        codes = torch.empty(rows, self._groups, GROUP, dtype=torch.int8)
-        scales, sums = torch.empty(2, rows, self._groups)
+        rows, groups = x.shape[0], self._groups
+        codes = torch.empty(rows, groups, GROUP, dtype=torch.int8)
+        scales, sums = torch.empty(2, rows, groups)
         counts = torch.empty(rows, dtype=torch.int32)
         most = int(x.shape[1] / OUTLIER_FROM**2) + 1  # more would raise the root mean square
         outliers, numbers = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, most)
-        call = self._call
-        call.x = codes.data_ptr()
-        call.x_scales = scales.data_ptr()
-        call.x_sums = sums.data_ptr()
-        call.num_outliers = counts.data_ptr()
-        call.outliers = outliers.data_ptr()
-        call.outlier_numbers = numbers.data_ptr()
-        call.most_outliers = most
         rounding = RoundCall(
             rows=rows,
             at_once=max(1, PART // x.shape[1]),
-            groups=self._groups,
+            groups=groups,
             zero=self._zero,
             x=x.data_ptr(),
             x_stride=x.stride(0),
-            codes=call.x,
-            scales=call.x_scales,
-            sums=call.x_sums,
-            num_outliers=call.num_outliers,
-            outliers=call.outliers,
-            outlier_numbers=call.outlier_numbers,
+            codes=codes.data_ptr(),
+            scales=scales.data_ptr(),
+            sums=sums.data_ptr(),
+            num_outliers=counts.data_ptr(),
+            outliers=outliers.data_ptr(),
+            outlier_numbers=numbers.data_ptr(),
             most_outliers=most,
         )
         in_threads(self._round, rounding, alone=x.numel() <= PART)
-        out = torch.empty(rows, self._padded, dtype=self._dtype)
-        call.rows = rows
-        call.out = out.data_ptr()
-        in_threads(self._kernel, call)
-        return out[:, : self._outputs]
+        tensors = {
+            "x": codes,
+            "x_scales": scales,
+            "x_sums": sums,
+            "num_outliers": counts,
+            "outliers": outliers,
+            "outlier_numbers": numbers,
+        }
+        return PreparedRows(tensors, {"most_outliers": most})
 
 
 def _padded(rows: torch.Tensor, panels: int) -> torch.Tensor:

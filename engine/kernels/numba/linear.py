@@ -19,6 +19,7 @@ from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import CACHE_LINE, LinearCall
 from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.prepared import PreparedRows
 
 # With AMX, oneDNN is faster above this number of rows. Without, it never is.
 MOST_ROWS_AMX = 4
@@ -66,10 +67,10 @@ class PackedMultiply:
         # The call holds only their addresses.
         self._packed = layer.packed
         self._bias = layer.bias
-        self._outputs = outputs
+        self.outputs = outputs
         self._dtype = torch.float32 if wide else torch.bfloat16
-        self._kernel = kernel_store().address("linear.rows_kernel", width, has_bias, wide)
-        self._call = LinearCall(
+        self.kernel = kernel_store().address("linear.rows_kernel", width, has_bias, wide)
+        self.call = LinearCall(
             panels=panels,
             at_once=max(1, panels // shares),
             weight=torch.ops.mkldnn.data_ptr(layer.packed),
@@ -85,15 +86,23 @@ class PackedMultiply:
         """Return [rows, outputs] for x [rows, inputs]."""
         rows = x.shape[0]
         assert rows <= self.most
-        assert x.stride(1) == 1
-        out = torch.empty(rows, self._outputs, dtype=self._dtype)
-        call = self._call
-        call.x = x.data_ptr()
-        call.x_bytes = 2 * x.stride(0)
+        out = self.empty(rows)
+        call = self.call
+        for name, (value, _) in self.prepared(x).fields.items():
+            setattr(call, name, value)
         call.rows = rows
         call.out = out.data_ptr()
-        in_threads(self._kernel, call)
+        in_threads(self.kernel, call)
         return out
+
+    def prepared(self, x: torch.Tensor) -> PreparedRows:
+        """Return x [rows, inputs] as the kernel reads it."""
+        assert x.stride(1) == 1
+        return PreparedRows({"x": x}, {"x_bytes": 2 * x.stride(0)})
+
+    def empty(self, rows: int) -> torch.Tensor:
+        """Return room for the products [rows, outputs]."""
+        return torch.empty(rows, self.outputs, dtype=self._dtype)
 
 
 # ---- recognizing oneDNN's format and order ---------------------------------------------------

@@ -79,7 +79,7 @@ def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [T, H, D] by cos and sin [T, 1, D], as ops.rotary.apply_rotary does.
+    """Rotate x [T, H, D] by cos and sin [T, 1, R], as ops.rotary.apply_rotary does.
 
     x is copied unless the heads of a token are contiguous.
     """
@@ -96,6 +96,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         x_stride=x.stride(0),
         out=out.data_ptr(),
         dim=x.shape[2],
+        width=cos.shape[2],
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
     )

@@ -26,16 +26,23 @@ class Features:
     """How a layer computes its attention scores.
 
     `bias` [H, 2 * reach + 1] fp32 is added by distance (key - query), clamped to [-reach, reach].
+    `sinks` [H] are scores that have no value.
     """
 
     scale: float
     window: int | None = None  # visible keys including the query's own
     softcap: float | None = None
     bias: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
 
     @property
     def bias_reach(self) -> int | None:
         return None if self.bias is None else self.bias.shape[1] // 2
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        """The arguments of both kernels that these features set."""
+        return self.bias, self.sinks, self.scale
 
     @property
     def constants(self) -> dict[str, float | None]:
@@ -108,6 +115,21 @@ def query_heads(kv_head, rows, SHARED: tl.constexpr):
 
 
 @triton.jit
+def load_queries(
+    query,
+    tokens,
+    heads,
+    real,
+    strides,  # (between tokens, between heads)
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+):
+    """Load the queries [R, DIMS] of `heads` [R] of a token, or of `tokens` [R]."""
+    rows = tokens * strides[0] + heads * strides[1]
+    return load_rows(query + rows[:, None], real, HEAD_DIM, DIMS)
+
+
+@triton.jit
 def load_rows(rows, real, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr):
     """Load [R, DIMS] from the pointers `rows` [R, 1]; zeros in the rows that are not `real` [R]."""
     dims = tl.arange(0, DIMS)
@@ -130,6 +152,22 @@ def store_rows(out, rows, values, real, HEAD_DIM: tl.constexpr):
 def mean(result, total):
     """Divide weighted values by the sum of weights; without keys (graph padding) return zeros."""
     return result / tl.where(total == 0, 1.0, total)[:, None]
+
+
+@triton.jit
+def before_keys(heads, sinks, counts, ROWS: tl.constexpr):
+    """Return (highest score [ROWS], sum of weights [ROWS]) before any key was seen.
+
+    A sink that `counts` is like a key that was seen already, whose value is 0.
+    """
+    if sinks is None:
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+    else:
+        score = tl.load(sinks + heads).to(tl.float32) * LOG2E
+        highest = tl.where(counts, score, float("-inf"))
+        total = tl.where(counts, tl.full([ROWS], 1.0, tl.float32), 0.0)
+    return highest, total
 
 
 @triton.jit
@@ -213,6 +251,7 @@ def attend_keys(
     source,  # (table, own, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
     bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
+    sinks,  # (pointer to [heads], or None; whether they count), see `before_keys`
     scale,
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
@@ -239,8 +278,7 @@ def attend_keys(
         value_scales += own // HEAD_DIM
     dims = tl.arange(0, query.shape[1])
     is_dim = dims < HEAD_DIM
-    highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
-    total = tl.zeros([query.shape[0]], tl.float32)
+    highest, total = before_keys(heads, sinks[0], sinks[1], query.shape[0])
     out = tl.zeros(query.shape, tl.float32)
     origin = begin // TILE * TILE
     for first in range(origin, end, TILE):

@@ -26,7 +26,7 @@ from engine.kernels.triton.attention_tiles import (
     as_loaded,
     attend_keys,
     keys_per_tile,
-    load_rows,
+    load_queries,
     mean,
     padded,
     query_heads,
@@ -80,6 +80,7 @@ def decode_kernel(
     tables,  # [S, width] int64
     lengths,  # [S] int32: number of keys
     bias,
+    sinks,  # [H], or None
     scale,
     max_splits,
     query_stride,
@@ -102,18 +103,17 @@ def decode_kernel(
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
     heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
-    query += sequence * query_stride + heads[:, None] * head_stride
-    q = load_rows(query, real, HEAD_DIM, DIMS)
+    q = load_queries(query, sequence, heads, real, (query_stride, head_stride), HEAD_DIM, DIMS)
     own = kv_head * (BLOCK_SIZE * HEAD_DIM)
-    tables += sequence * table_stride
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         found = attend_keys(
             q,
             (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
             (keys + own, values + own, key_scales, value_scales),
-            (tables, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
+            (tables + sequence * table_stride, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
             span_of(split, first, origin, size, length),
             bias,
+            (sinks, split == 0),
             scale,
             HEAD_DIM,
             TILE,
@@ -216,8 +216,7 @@ def decode_attention(
         *as_loaded(keys, values, scales),
         tables,
         lengths,
-        features.bias,
-        features.scale,
+        *features.arguments,
         splits,
         query.stride(0),
         query.stride(1),

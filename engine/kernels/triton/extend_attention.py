@@ -20,7 +20,7 @@ from engine.kernels.triton.attention_tiles import (
     as_loaded,
     attend_keys,
     keys_per_tile,
-    load_rows,
+    load_queries,
     mean,
     padded,
     query_heads,
@@ -99,6 +99,7 @@ def extend_kernel(
     query_starts,  # [S + 1] int32
     key_lengths,  # [S] int32
     bias,
+    sinks,  # [H], or None
     scale,
     sequences,
     query_stride,
@@ -122,21 +123,20 @@ def extend_kernel(
     sequence, start, count, first, last = owner_of(query_starts, sequences, ROWS // PACKED)
     if first >= count:
         return
-    kv_head = tl.program_id(1)
-    number, heads, real = tile_rows(first, count, kv_head, SHARED, PACKED, ROWS)
+    number, heads, real = tile_rows(first, count, tl.program_id(1), SHARED, PACKED, ROWS)
     past = tl.load(key_lengths + sequence) - count
     tokens = (start + number).to(tl.int64)
-    query += tokens[:, None] * query_stride + heads[:, None] * head_stride
-    own = head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE)
+    own = head_offset(tl.program_id(1), start, key_head_stride, key_stride, BLOCK_SIZE)
     if BLOCK_SIZE is not None:
         tables += sequence.to(tl.int64) * table_stride
     _, total, result = attend_keys(
-        load_rows(query, real, HEAD_DIM, DIMS),
+        load_queries(query, tokens, heads, real, (query_stride, head_stride), HEAD_DIM, DIMS),
         (past + number, heads),
         (keys + own, values + own, key_scales, value_scales),
         (tables, own, block_stride, key_stride),
         visible_span(past, first, last, count, CAUSAL, WINDOW),
         bias,
+        (sinks, True),
         scale,
         HEAD_DIM,
         TILE,
@@ -198,8 +198,7 @@ def extend_attention(
         tables,
         query_starts,
         key_lengths,
-        features.bias,
-        features.scale,
+        *features.arguments,
         sequences,
         query.stride(0),
         query.stride(1),

@@ -36,17 +36,20 @@ def _rotated(
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
     DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.arange(0, BLOCK)
     mask = at < DIM
-    other = at ^ 1 if PAIRS else tl.where(at < DIM // 2, at + DIM // 2, at - DIM // 2)
+    other = at ^ 1 if PAIRS else tl.where(at < WIDTH // 2, at + WIDTH // 2, at - WIDTH // 2)
     x = tl.load(head_ptr + at, mask, 0.0).to(tl.float32)
     partner = tl.load(head_ptr + other, mask, 0.0).to(tl.float32)
     if NORM == "first":
         x, partner = _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET, DIM)
-    x *= tl.load(cos_ptr + at, mask, 0.0).to(tl.float32)
-    x += partner * tl.load(sin_ptr + at, mask, 0.0).to(tl.float32)
+    if WIDTH > 0:
+        is_rotated = at < WIDTH
+        x *= tl.load(cos_ptr + at, is_rotated, 1.0).to(tl.float32)
+        x += partner * tl.load(sin_ptr + at, is_rotated, 0.0).to(tl.float32)
     if NORM == "last":
         x, _ = _scaled(x, x, weight_ptr, at, at, mask, eps, OFFSET, DIM)
     return x
@@ -77,6 +80,7 @@ def _rotate_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     NORM: tl.constexpr,
     OFFSET: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -87,11 +91,14 @@ def _rotate_kernel(
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     mask = at < DIM
-    cos_ptr += token * DIM
-    sin_ptr += token * DIM
+    if WIDTH > 0:
+        cos_ptr += token * WIDTH
+        sin_ptr += token * WIDTH
     if head < HEADS:
         q_ptr += token * q_stride + head * q_head_stride
-        x = _rotated(q_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, BLOCK)
+        x = _rotated(
+            q_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, WIDTH, BLOCK
+        )
         out_ptr += (token * HEADS + head) * DIM
         tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask)
     elif KV_HEADS > 0:
@@ -101,7 +108,7 @@ def _rotate_kernel(
         if head < HEADS + KV_HEADS:
             k_ptr += token * k_stride + kv_head * k_head_stride
             x = _rotated(
-                k_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, BLOCK
+                k_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, WIDTH, BLOCK
             )
             tl.store(keys_ptr + place, x.to(keys_ptr.dtype.element_ty), mask)
         else:
@@ -111,8 +118,8 @@ def _rotate_kernel(
 
 def rotate(
     q: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
     *,
     k: torch.Tensor | None = None,
     v: torch.Tensor | None = None,
@@ -123,23 +130,24 @@ def rotate(
     offset: bool = False,
     pairs: bool = False,
 ) -> torch.Tensor:
-    """Rotate q [T, H, D] by the dense cos and sin [T, 1, D] of engine.ops.rotary; return it dense.
+    """Rotate q [T, H, D] by the dense cos and sin [T, 1, R] of engine.ops.rotary; return it dense.
 
+    Only the first R dimensions of each head are rotated, without cos and sin none.
     If given, k [T, Hkv, D] is rotated in the same way and written to `cache` with v. `cache` is
     (keys, values, blocks, offsets): keys and values [blocks, Hkv, block_size, D], and the block and
     offset of each token, [T] int64. Tokens and heads of q, k and v may have any stride.
 
     `norm` says where each head passes an RMS norm: "none", "first" (before rotation) or "last".
     `weights` [D] are those of q and k; `offset` adds one to them. With `pairs`, dimension 2i is
-    rotated against 2i + 1 instead of i against i + D/2.
+    rotated against 2i + 1 instead of i against i + R/2.
     """
     tokens, heads, dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sources = [q, q if k is None else k, q if v is None else v]
     kv_heads = 0 if k is None else k.shape[1]
     assert all(source.stride(-1) == 1 for source in sources)
-    assert cos.is_contiguous()
-    assert sin.is_contiguous()
+    assert cos is None or cos.is_contiguous()
+    assert sin is None or sin.is_contiguous()
     if tokens:
         _rotate_kernel[(tokens, heads + 2 * kv_heads)](
             *sources,
@@ -154,6 +162,7 @@ def rotate(
             HEADS=heads,
             KV_HEADS=kv_heads,
             DIM=dim,
+            WIDTH=0 if cos is None else cos.shape[-1],
             NORM=norm,
             OFFSET=int(offset),
             PAIRS=pairs,

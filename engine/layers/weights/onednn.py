@@ -6,11 +6,14 @@ long row uses another kernel. A single row is therefore computed as two equal ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.ops.kernels import Kernels
+
+if TYPE_CHECKING:
+    from engine.kernels.numba.linear import PackedMultiply
 
 PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
 
@@ -32,13 +35,15 @@ class PackedWeight:
     ) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
-        self._own: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._own: PackedMultiply | None = None
+        self.any_rows: PackedMultiply | None = None  # our own kernel, if it takes all rows
         self._most = 0  # the largest number of rows for our own kernel
         if kernels == "numba":
-            from engine.kernels.numba.linear import multiply_for
+            from engine.kernels.numba.linear import ANY_ROWS, multiply_for
 
             if kernel := multiply_for(weight, self._packed, bias, wide=wide):
                 self._own, self._most = kernel, kernel.most
+                self.any_rows = kernel if kernel.most == ANY_ROWS else None
 
     @property
     def nbytes(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,6 +20,9 @@ from engine.ops.quantise import (
     is_quantised,
     quantise,
 )
+
+if TYPE_CHECKING:
+    from engine.kernels.numba.experts import ExpertsMultiply, LayerKernel
 
 
 class Weight(Protocol):
@@ -65,6 +69,24 @@ def pack_codes(codes: Codes, bias: torch.Tensor | None, *, wide: bool = False) -
     from engine.kernels.numba.codes import CodesLinear
 
     return CodesLinear(codes.codes, codes.scales, codes.offsets, codes.bits, bias, wide=wide)
+
+
+def experts_kernel(weights: Sequence[Weight], kernels: Kernels) -> ExpertsMultiply | None:
+    """Return a kernel for the packed weights of all experts, or None if each one goes alone."""
+    if kernels != "numba":
+        return None
+    from engine.kernels.numba.codes import CodesLinear
+    from engine.kernels.numba.experts import ExpertsMultiply
+
+    layers: list[LayerKernel] = []
+    for weight in weights:
+        if isinstance(weight, PackedWeight) and weight.any_rows is not None:
+            layers.append(weight.any_rows)
+        elif isinstance(weight, CodesLinear):
+            layers.append(weight)
+        else:
+            return None
+    return ExpertsMultiply(layers)
 
 
 def keeps_stored_codes(dtype: torch.dtype, kernels: Kernels) -> bool:

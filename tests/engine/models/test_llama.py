@@ -141,7 +141,7 @@ def test_llama_unpacked_weights_match_transformers(golden: Golden, equality: Equ
         ({"num_attention_heads": True}, "num_attention_heads = True"),
         ({"num_key_value_heads": 4}, "6 attention heads .* 4 key/value heads"),
         ({"head_dim": 7}, "head_dim = 7"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "ntk"}}, "'ntk' is not supported"),
         ({"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}}, "mscale"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "big"}}, "factor.*'big'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

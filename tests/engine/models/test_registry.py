@@ -26,6 +26,23 @@ def test_model_class_every_name_gives_a_class_that_reads_config(name: str) -> No
         model_class({"architectures": [name]})[-1].read_config({})
 
 
+def test_model_class_accepts_code_that_is_in_transformers() -> None:
+    """Microsoft's checkpoints name it. It is not run, as no code of a checkpoint is."""
+    name = "Phi3ForCausalLM"
+    for source in ("modeling_phi3.", "microsoft/Phi-4-mini-instruct--modeling_phi3."):
+        code = {
+            "AutoConfig": "configuration_phi3.Phi3Config",
+            "AutoModelForCausalLM": source + name,
+        }
+        assert model_class({"architectures": [name], "auto_map": code})[0] == name
+        for other in ({"architectures": ["LlamaForCausalLM"]}, {"architectures": []}):
+            with pytest.raises(ConfigError, match="auto_map"):
+                model_class({"auto_map": code} | other)
+    for wrong in ({"AutoModelForCausalLM": "modeling_evil." + name}, {"AutoConfig": "x.Y"}, "x.Y"):
+        with pytest.raises(ConfigError, match="auto_map"):
+            model_class({"architectures": [name], "auto_map": wrong})
+
+
 def test_every_architecture_has_published_sizes_and_is_in_docs() -> None:
     published = {model_class(config)[-1].__module__ for config in PUBLISHED.values()}
     assert {module for _, module, _ in ARCHITECTURES.values()} <= published

@@ -59,6 +59,7 @@ MARIAN = {
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt-neox": ("GPTNeoXForCausalLM", BERT),
     "llama": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": False}),
     "llama tied": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True}),
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 16}),
@@ -67,6 +68,10 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", LLAMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
+    "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
+    "olmo2": ("Olmo2ForCausalLM", LLAMA),
+    "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
+    "phi3": ("Phi3ForCausalLM", LLAMA | {"pad_token_id": None, "partial_rotary_factor": 0.5}),
     "nanochat": ("NanoChatForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
     "bert": ("BertModel", BERT),
     "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
@@ -178,6 +183,14 @@ def test_structure_of_gemma_2_norms_before_and_after_each_sublayer() -> None:
     assert flow(found, "blocks.0") == [
         *("attention_norm", "attention", "attention_post_norm", "embed + attention_post_norm"),
         *("mlp_norm", "mlp", "mlp_post_norm", "add + mlp_post_norm"),
+    ]
+
+
+def test_structure_of_olmo_2_norms_only_after_each_sublayer() -> None:
+    found, _ = of_transformers("olmo2")
+    assert flow(found, "blocks.0") == [
+        *("attention", "attention_norm", "embed + attention_norm"),
+        *("mlp", "mlp_norm", "add + mlp_norm"),
     ]
 
 

@@ -196,13 +196,25 @@ def test_apply_rotary_matches_complex_multiplication(
 
 
 def test_apply_rotary_strided_input_equals_contiguous(kernels: Kernels) -> None:
-    """Some models rotate only part of each head. The heads of a token are then not contiguous."""
+    """The heads of a token need not be contiguous."""
     x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
     part = x[..., :8]
     assert torch.equal(
         apply_rotary(part, angles, angles, kernels=kernels),
         apply_rotary(+part, angles, angles, kernels=kernels),
     )
+
+
+@dtypes
+@pytest.mark.parametrize(("dim", "width"), [(8, 2), (16, 12), (80, 32)])
+def test_apply_rotary_of_a_part_leaves_the_rest_of_each_head(
+    dim: int, width: int, dtype: torch.dtype, kernels: Kernels
+) -> None:
+    x, angles = draw(5, 3, dim, dtype=dtype), draw(2, 5, 1, width, dtype=dtype, seed=1)
+    found = apply_rotary(x, *angles, kernels=kernels)
+    assert torch.equal(found[..., width:], x[..., width:])
+    due = apply_rotary(x[..., :width], *angles, kernels=kernels)
+    assert torch.equal(found[..., :width], due)
 
 
 def test_ops_do_not_modify_their_inputs(kernels: Kernels) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
-from tests.engine.models import test_gemma2, test_gemma3, test_gpt2, test_llama, test_qwen3
+from tests.engine.models import (
+    test_gemma2,
+    test_gemma3,
+    test_gpt2,
+    test_llama,
+    test_qwen3,
+    test_smollm3,
+)
 from tests.engine.models import test_nanochat as nanochat
 from tests.support.driver import Driver
 from tests.support.golden import Case, Golden
@@ -17,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CASES: dict[str, Case] = {
     "llama": test_llama.CASES[0],
     "qwen3": test_qwen3.CASE,
+    "smollm3": test_smollm3.CASE,
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
     "gpt2": test_gpt2.CASES[0],
@@ -48,7 +56,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
     recorded = found.runner.programs._replays
     assert set(range(1, MOST_SEQUENCES + 1)) == recorded.keys()
-    if name in ("llama", "gemma2", "qwen3"):
+    if name in ("llama", "gemma2", "qwen3", "smollm3"):
         assert all(recorded.values()), "nothing was replayed"
 
 

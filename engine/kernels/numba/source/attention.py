@@ -240,6 +240,22 @@ def weigh(scores, tops, totals, keep, row, r, block_size):
 
 
 @njit(inline="always")
+def begin_softmax(call, head, tops, totals, used, shared, kind):
+    """Set the highest score and the sum of weights of each row as they are before any key.
+
+    A sink is like a key that was seen already, whose value is 0.
+    """
+    tops[:used] = np.float32(-np.inf)
+    totals[:used] = np.float32(0)
+    if call.sinks:
+        sinks = array_at(call.sinks, (1, shared), kind)
+        for row in range(used):
+            score = to_fp32(sinks[head, row % shared])
+            tops[row] = score * np.float32(LOG2_E)
+            totals[row] = np.float32(1)
+
+
+@njit(inline="always")
 def write_outputs(call, task, head, outputs, totals, shared, dim, kind):
     out = array_at(call.out, (1, call.heads, shared, dim), kind)
     for t in range(task.num_tokens):
@@ -302,8 +318,7 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool, form: i
             load_queries(call, task, head, queries, shared, dim, kind)
             used = task.num_tokens * shared
             outputs[:used] = np.float32(0)
-            tops[:used] = np.float32(-np.inf)
-            totals[:used] = np.float32(0)
+            begin_softmax(call, head, tops, totals, used, shared, kind)
             table = tables[task.sequence]
             first = max(0, task.position - call.window + 1) // block_size
             last = (task.position + task.num_tokens - 1) // block_size

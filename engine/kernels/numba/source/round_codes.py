@@ -24,6 +24,8 @@ from engine.kernels.numba.source.llvm import (
 
 NUMBERS = ir.VectorType(FP32, LANES)
 WHOLE = ir.VectorType(INT32, LANES)
+SMALL = ir.VectorType(INT8, LANES)
+HALF = ir.VectorType(INT16, LANES)
 ZEROS = ir.Constant(NUMBERS, None)
 MOST = 127.0  # the largest code
 
@@ -44,11 +46,16 @@ def add_squares(typing, x, groups):
         builder.store(ZEROS, poisons)
         with cgutils.for_range(builder, count) as loop:
             for numbers in _group(builder, address, loop.index):
-                total = builder.call(fma, [numbers, numbers, builder.load(squares)])
+                so_far = builder.load(squares)
+                total = builder.call(fma, [numbers, numbers, so_far])
                 builder.store(total, squares)
-                poison = builder.call(fma, [numbers, ZEROS, builder.load(poisons)])
+                so_far = builder.load(poisons)
+                poison = builder.call(fma, [numbers, ZEROS, so_far])
                 builder.store(poison, poisons)
-        found = [_sum(builder, builder.load(place)) for place in (squares, poisons)]
+        found = []
+        for place in (squares, poisons):
+            lanes = builder.load(place)
+            found.append(_sum(builder, lanes))
         return context.make_tuple(builder, signature.return_type, found)
 
     return types.UniTuple(types.float32, 2)(types.int64, types.int64), code
@@ -71,16 +78,22 @@ def round_group(typing, x, codes, group, limit):
         largest = _largest(builder, [_abs(builder, half) for half in kept])
         is_zero = builder.fcmp_ordered("==", largest, FP32(0))
         divisor = builder.select(is_zero, FP32(1), largest)
-        factor = spread(builder, builder.fdiv(FP32(MOST), divisor), LANES)
-        begin = builder.add(codes, builder.mul(group, INT64(GROUP)))
+        quotient = builder.fdiv(FP32(MOST), divisor)
+        factor = spread(builder, quotient, LANES)
+        distance = builder.mul(group, INT64(GROUP))
+        begin = builder.add(codes, distance)
         totals = []
         for index, half in enumerate(kept):
-            whole = _round(builder, builder.fmul(half, factor))
-            small = builder.trunc(whole, ir.VectorType(INT8, LANES))
-            store(builder, small, offset(builder, begin, LANES * index), align=1)
+            steps = builder.fmul(half, factor)
+            whole = _round(builder, steps)
+            small = builder.trunc(whole, SMALL)
+            place = offset(builder, begin, LANES * index)
+            store(builder, small, place, align=1)
             totals.append(whole)
-        reduce = declare(builder, f"llvm.vector.reduce.add.v{LANES}i32", INT32, [WHOLE])
-        total = builder.call(reduce, [builder.add(*totals)])
+        name = f"llvm.vector.reduce.add.v{LANES}i32"
+        reduce = declare(builder, name, INT32, [WHOLE])
+        both = builder.add(*totals)
+        total = builder.call(reduce, [both])
         found = [largest, total, _bits(builder, large)]
         return context.make_tuple(builder, signature.return_type, found)
 
@@ -100,12 +113,14 @@ def lowest_bit(typing, bits):
 
 def _group(builder, address, group):
     """Load a group of bf16 as two vectors of fp32."""
-    begin = builder.add(address, builder.mul(group, INT64(2 * GROUP)))
+    distance = builder.mul(group, INT64(2 * GROUP))
+    begin = builder.add(address, distance)
     halves = []
     for half in range(GROUP // LANES):
         place = offset(builder, begin, 2 * LANES * half)
-        bits = load(builder, place, ir.VectorType(INT16, LANES), align=2)
-        halves.append(widen_vector(builder, bits, LANES))
+        bits = load(builder, place, HALF, align=2)
+        numbers = widen_vector(builder, bits, LANES)
+        halves.append(numbers)
     return halves
 
 
@@ -133,5 +148,7 @@ def _sum(builder, numbers):
 
 def _bits(builder, masks):
     """Return two vectors of conditions as a number of 32 bits."""
-    low, high = (builder.zext(builder.bitcast(mask, ir.IntType(LANES)), INT64) for mask in masks)
-    return builder.or_(low, builder.shl(high, INT64(LANES)))
+    sets = [builder.bitcast(mask, ir.IntType(LANES)) for mask in masks]
+    low, high = (builder.zext(bits, INT64) for bits in sets)
+    shifted = builder.shl(high, INT64(LANES))
+    return builder.or_(low, shifted)

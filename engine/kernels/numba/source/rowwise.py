@@ -66,13 +66,16 @@ def activate_row(call, row, operation, kind, item):
 def rotate_row(call, row, kind, item):
     size = call.size
     dim = call.dim
+    width = call.width
     x = row_of(call.x, row, call.x_stride, size, kind, item)
     out = row_of(call.out, row, size, size, kind, item)
-    cos = row_of(call.cos, row, dim, dim, kind, item)
-    sin = row_of(call.sin, row, dim, dim, kind, item)
+    cos = row_of(call.cos, row, width, width, kind, item)
+    sin = row_of(call.sin, row, width, width, kind, item)
     for begin in range(0, size, dim):
-        end = begin + dim
+        end = begin + width
         rotate_head(x[begin:end], cos, sin, out[begin:end])
+        for i in range(end, begin + dim):
+            out[i] = x[i]
 
 
 # ---- loops over elements ---------------------------------------------------------------------

@@ -74,6 +74,17 @@ def test_qwen2_with_biases_equals_transformers(name: str, qwen2: Reference, tmp_
     check(qwen2, tmp_path / "model", name)
 
 
+@pytest.mark.parametrize("architecture", ["Phi3", "GPTNeoX"])
+def test_fused_layers_equal_transformers(architecture: str, tmp_path: Path) -> None:
+    """One tensor has q, k and v: one after the other, or head by head."""
+    import transformers
+
+    heads = HEADS if architecture == "Phi3" else HEADS | {"num_key_value_heads": 4}
+    config = getattr(transformers, f"{architecture}Config")(**SIZES, **heads, pad_token_id=None)
+    reference = of_transformers(config, tmp_path / "source"), tmp_path / "source"
+    check(reference, tmp_path / "model", "awq")
+
+
 def test_rounding_is_seen(llama: Reference, tmp_path: Path) -> None:
     """Another format gives other logits, so the comparisons above can fail."""
     for name in ("awq", "gptq 4"):

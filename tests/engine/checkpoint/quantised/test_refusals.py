@@ -50,7 +50,7 @@ def refusal(folder: Path) -> str:
     "given",
     [
         *({"quant_method": name, "bits": 4} for name in ("bitsandbytes", "hqq", "quanto")),
-        *({"quant_method": name} for name in ("torchao", "mxfp4", "modelopt", "auto-round")),
+        *({"quant_method": name} for name in ("torchao", "mxfp8", "modelopt", "auto-round")),
         {"load_in_4bit": True},
         {"quant_method": ["gptq"]},
         {"quant_method": {}},

@@ -45,7 +45,8 @@ def launch(
     qkv = meta(tokens, heads + 2 * kv_heads, dim)
     query, key, value = qkv.split([heads, kv_heads, kv_heads], 1)
     bias = meta(spec.relative.num_buckets, heads) if spec.relative else None
-    TritonBackend(lengths.device).plan(layout).attend(spec, kv, query, key, value, bias)
+    sinks = meta(heads) if spec.has_sinks else None
+    TritonBackend(lengths.device).plan(layout).attend(spec, kv, query, key, value, bias, sinks)
 
 
 def launches(names: Iterable[str], dtype: torch.dtype = torch.bfloat16) -> Iterator[str]:
@@ -80,3 +81,7 @@ def published() -> Iterator[str]:
         for spec in attention_specs("gemma-2-2b"):
             launch(spec, torch.bfloat16, block_size)
         yield f"gemma-2-2b, blocks of {block_size}"
+
+
+def with_sinks() -> Iterator[str]:
+    yield from launches(["gpt-oss-20b"])

@@ -24,6 +24,8 @@ def _interpreter() -> None:
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill new tensors with NaN, so that elements a kernel does not write are noticed."""
+    with torch.device("meta"):  # torch notes at the first use which functions make tensors
+        torch.empty(0)
     empty, empty_like = torch.empty, torch.empty_like
 
     def poison(tensor: torch.Tensor) -> torch.Tensor:

@@ -96,3 +96,8 @@ def published() -> Iterator[str]:
 def benchmarked() -> Iterator[str]:
     for name in ("qwen3-0.6b", "gemma-2-2b"):
         yield from launches(name, PUBLISHED[name], torch.bfloat16)
+
+
+def experts() -> Iterator[str]:
+    for name in ("Mixtral-8x7B-v0.1", "Qwen3-30B-A3B"):
+        yield from launches(name, PUBLISHED[name], torch.bfloat16)

@@ -36,6 +36,7 @@ FEATURES = {
     "window-20": replace(PLAIN, window=20),
     "softcap": replace(PLAIN, softcap=1.5),
     "gqa-3": AttentionSpec(6, 2, 8, scale=0.3),
+    "sinks": AttentionSpec(6, 2, 8, scale=0.3, window=20, has_sinks=True),
     "mqa-17": AttentionSpec(17, 1, 8, scale=0.4, softcap=2.0, window=33),
 }
 
@@ -55,11 +56,13 @@ class BothBackends:
         bias, kernels, reference = self.bias, TritonBackend(CPU).plan(layout), TorchBackend()
 
         class Plan:
-            def attend(self, spec: AttentionSpec, kv: Any, *given: Any) -> torch.Tensor:
+            def attend(
+                self, spec: AttentionSpec, kv: Any, *given: Any, sinks: torch.Tensor | None = None
+            ) -> torch.Tensor:
                 exact = [None if x is None else x.float() for x in given]  # no rounding between ops
                 copy = kv and LayerKV(kv.keys.float(), kv.values.float(), kv.group)
-                due = reference.plan(layout).attend(spec, copy, *exact, bias)
-                found = kernels.attend(spec, kv, *given, bias)
+                due = reference.plan(layout).attend(spec, copy, *exact, bias, sinks)
+                found = kernels.attend(spec, kv, *given, bias, sinks)
                 check(found, due.to(found.dtype))
                 assert kv is None or equal(kv.keys.float(), copy.keys)
                 assert kv is None or equal(kv.values.float(), copy.values)
@@ -100,6 +103,11 @@ def test_attention_each_feature_equals_reference(spec: AttentionSpec) -> None:
     """One step has a decode, a chunk of two tokens, a chunk in mid-prompt and a whole prompt."""
     run = run_of(spec, [17, 40, 50, 9])
     run.step([(0, 16, 1), (1, 38, 2), (2, 20, 30), (3, 0, 9)])
+
+
+def test_sinks_count_once_however_many_splits_a_sequence_has() -> None:
+    run = run_of(AttentionSpec(6, 2, 8, scale=0.3, has_sinks=True), [700, 256, 30])
+    decode_all(run)
 
 
 def test_attention_relative_bias_equals_reference() -> None:

@@ -26,3 +26,9 @@ def test_attention_kernels_over_codes_compile_without_spills() -> None:
 def test_attention_kernels_of_published_models_compile_without_spills() -> None:
     """Every served architecture, and fp32 and other block sizes where they differ."""
     assert len(compile_ahead("tests.engine.kernels.triton.attention_launches", "published")) > 200
+
+
+@pytest.mark.slow
+def test_kernels_with_sinks_compile_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "with_sinks")
+    assert {"decode_kernel", "extend_kernel", "reduce_kernel"} <= {r.kernel for r in reports}

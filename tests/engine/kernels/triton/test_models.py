@@ -12,9 +12,12 @@ from tests.engine.models import (
     test_gemma2,
     test_gemma3,
     test_gpt2,
+    test_gpt_neox,
     test_llama,
     test_nanochat,
+    test_phi3,
     test_qwen3,
+    test_smollm3,
 )
 from tests.engine.models import test_t5 as t5
 from tests.support.forward import forward
@@ -31,6 +34,9 @@ CASES = {
     "gemma2": (test_gemma2.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
     "gemma3": (test_gemma3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
     "gpt2": (test_gpt2.CASES[0], {NORM, EMBED}),
+    "gpt-neox": (test_gpt_neox.CASE, {NORM, EMBED, ROTATE}),
+    "phi3": (test_phi3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
+    "smollm3": (test_smollm3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
     "nanochat": (test_nanochat.CASES[-1], {NORM, EMBED, ROTATE, ACTIVATE}),
     "t5": (t5.CASES[0], {NORM, EMBED}),
 }

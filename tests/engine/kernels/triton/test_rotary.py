@@ -40,6 +40,7 @@ class Case:
     kv_heads: int
     dim: int
     norm: str | None = None
+    width: int | None = None  # rotated dimensions; None: all of them
 
 
 CASES = [
@@ -50,6 +51,9 @@ CASES = [
     Case(4, 2, 256, "first"),
     Case(4, 4, 64, "last"),
     Case(2, 1, 8, "weightless"),
+    Case(4, 2, 128, width=96),
+    Case(2, 1, 80, "first", width=32),
+    Case(2, 1, 64, width=0),
 ]
 
 
@@ -76,17 +80,18 @@ def test_rotate_and_store_equals_separate_ops(case: Case, tokens: int, dtype: to
     qkv = draw(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
     before = qkv.clone()
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
-    cos, sin = angles(tokens, dim, dtype)
+    width = dim if case.width is None else case.width
+    turn = angles(tokens, width, dtype) if width else None
     blocks = torch.tensor([3, 1, 3, 0, 5])[:tokens]
     offsets = torch.tensor([15, 0, 7, 7, 1])[:tokens]
     caches = [draw(6, kv_heads, SIZE, dim, dtype=dtype, seed=seed) for seed in (1, 2)]
     due_caches = [cache.clone() for cache in caches]
     norm = head_norm(case, dtype)
-    turned = norm_and_rotate(qkv[:, : heads + kv_heads], heads, (cos, sin), norm, kernels="torch")
+    turned = norm_and_rotate(qkv[:, : heads + kv_heads], heads, turn, norm, kernels="torch")
     due, turned = turned[:, :heads], turned[:, heads:]
     due_caches[0][blocks, :, offsets] = turned
     due_caches[1][blocks, :, offsets] = v
-    found = rotate_and_store((q, k, v), (cos, sin), (*caches, blocks, offsets), norm)
+    found = rotate_and_store((q, k, v), turn, (*caches, blocks, offsets), norm)
     assert found.is_contiguous()
     check(found, due)
     check(caches[0], due_caches[0])

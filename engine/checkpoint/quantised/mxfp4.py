@@ -1,0 +1,64 @@
+"""mxfp4 of gpt-oss: groups of 32 numbers of 4 bits (e2m1), with scales that are powers of two.
+
+The format is OCP's Microscaling (MX) specification, version 1.0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoint.quantised.groups import Grouped, form_of
+from engine.checkpoint.quantised.layer import OF_PARAMETER, Layer, check_shape
+from engine.checkpoint.quantised.settings import Settings
+from engine.ops.quantise import GROUP, CodesForm
+
+NAME = "mxfp4"
+# Twice the number of each code, which is whole. The codes from 8 on are negative.
+DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)
+BIAS = 127  # of a scale's exponent
+
+
+@dataclass(frozen=True, slots=True)
+class MXFP4:
+    """A layer stores the matrices of all experts.
+
+    - blocks [experts, outputs, groups, 16] uint8: 32 codes, the lower half of a byte first
+    - scales [experts, outputs, groups] uint8: exponents of 2, plus 127
+    """
+
+    names = OF_PARAMETER
+    kind = NAME
+    endings = frozenset({"blocks", "scales"})
+    marks = frozenset({"blocks"})
+    unused = frozenset[str]()
+    has_kv_scales = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> MXFP4:
+        """Return the method, which has no variants."""
+        return cls()
+
+    def check(self, layer: Layer) -> None:
+        """Raise ConfigError if the tensors of a layer do not fit each other."""
+        blocks = layer.part("blocks", ("U8",), 4)
+        experts, outputs, groups, _ = blocks.shape
+        check_shape(blocks, (experts, outputs, groups, GROUP // 2))
+        check_shape(layer.part("scales", ("U8",)), (experts, outputs, groups))
+
+    def form(self, layer: Layer) -> CodesForm | None:
+        """Return that of 8 bits: its steps hold all numbers of a group without another rounding."""
+        groups = layer.parts["blocks"].shape[2]
+        return form_of(8, GROUP * groups, groups, has_zeros=False)
+
+    def read(self, layer: Layer) -> Grouped:
+        """Return the weights [experts * outputs, inputs] of a checked layer."""
+        packed = layer.parts["blocks"].read().flatten(0, 1).flatten(1)
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+        negative = [-number for number in DOUBLED]
+        table = torch.tensor([*DOUBLED, *negative], dtype=torch.int8)
+        exponents = layer.parts["scales"].read().flatten(0, 1).int() - BIAS
+        halves = torch.full(exponents.shape, 0.5)
+        scales = torch.ldexp(halves, exponents)
+        return Grouped(table[codes.int()], scales)

@@ -1,0 +1,87 @@
+"""Linear layers of several experts in one launch, each with its own rows.
+
+They multiply as they would alone, so a row has the same bits as from its expert's layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.device.openmp import in_threads
+from engine.kernels.numba.call import CACHE_LINE, ROW_FIELD, ExpertsCall
+from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.prepared import PreparedRows
+
+
+class LayerKernel(Protocol):
+    """A linear layer whose kernel takes any number of rows."""
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def kernel(self) -> int:
+        """Its address."""
+
+    @property
+    def call(self) -> ctypes.Structure:
+        """Its arguments, without those of the rows."""
+
+    def prepared(self, x: torch.Tensor) -> PreparedRows: ...
+
+    def empty(self, rows: int) -> torch.Tensor: ...
+
+
+class ExpertsMultiply:
+    """Products of rows with the weights of experts, which are of one shape and form."""
+
+    def __init__(self, layers: Sequence[LayerKernel]) -> None:
+        first = layers[0]
+        self._layers = layers
+        kind = type(first.call)
+        self._calls = (kind * len(layers))()
+        self._counters = np.zeros((len(layers), CACHE_LINE // 8), dtype=np.int64)
+        for own, layer, counter in zip(self._calls, layers, self._counters, strict=True):
+            assert layer.kernel == first.kernel
+            ctypes.memmove(ctypes.byref(own), ctypes.byref(layer.call), ctypes.sizeof(kind))
+            own.counter = counter.ctypes.data
+        self._kind = kind
+        store = kernel_store()
+        self._share = store.address("experts.share_kernel")
+        self._run = store.address("experts.run_experts_kernel")
+
+    def __call__(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """Return [P, out] for x [P, in]. Rows starts[e] to starts[e + 1] are those of expert e."""
+        first = self._layers[0]
+        out = first.empty(len(x))
+        prepared = first.prepared(x)  # the call holds only addresses
+        given = prepared.fields | PreparedRows({"out": out}).fields
+        # A tensor, because a recorder keeps it: a replay of this launch reads it again.
+        fields = torch.empty(len(given), ROW_FIELD.itemsize // 8, dtype=torch.int64)
+        for row, (name, (base, row_bytes)) in zip(fields, given.items(), strict=True):
+            row[0] = self._offset(name)
+            row[1] = base
+            row[2] = row_bytes
+        call = ExpertsCall(
+            experts=len(self._layers),
+            starts=starts.data_ptr(),
+            kernel=first.kernel,
+            calls=ctypes.addressof(self._calls),
+            call_bytes=ctypes.sizeof(self._kind),
+            counters=self._counters.ctypes.data,
+            fields=fields.data_ptr(),
+            num_fields=len(fields),
+            rows_offset=self._offset("rows"),
+        )
+        in_threads(self._share, call, alone=True)
+        in_threads(self._run, call)
+        return out[:, : first.outputs]
+
+    def _offset(self, name: str) -> int:
+        offset: int = getattr(self._kind, name).offset
+        return offset

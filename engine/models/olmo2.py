@@ -1,0 +1,94 @@
+"""OLMo 2 (arXiv 2501.00656): Llama with norms after the sublayers instead of before them.
+
+Queries and keys are normed before the rotation, over the whole projection and not per head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.layers.attention import Attention
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import Join, RMSNorm
+from engine.models.base import expect
+from engine.models.llama import NAMES, Llama, LlamaConfig, llama_spec
+from engine.ops.norm import Tensors
+
+NAMES_OLMO2 = NAMES | {
+    "blocks.{i}.attention_norm": "model.layers.{i}.post_attention_layernorm",
+    "blocks.{i}.mlp_norm": "model.layers.{i}.post_feedforward_layernorm",
+}
+
+
+class Olmo2Attention(nn.Module):
+    """Rotary attention whose norms of queries and keys are as wide as their projections."""
+
+    def __init__(self, config: LlamaConfig, index: int) -> None:
+        super().__init__()
+        self.spec = spec = llama_spec(config, index)
+        self.queries = spec.num_heads * spec.head_dim
+        self.keys = spec.num_kv_heads * spec.head_dim
+        parts = {"q": self.queries, "k": self.keys, "v": self.keys}
+        self.qkv = Linear(config.hidden, parts, bias=config.qkv_bias)
+        self.q_norm = RMSNorm(self.queries, config.norm_eps)
+        self.k_norm = RMSNorm(self.keys, config.norm_eps)
+        self.attend = Attention(spec, index)
+        self.out = Linear(self.queries, config.hidden, bias=config.out_bias)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
+        q, k, v = self.qkv(x).split([self.queries, self.keys, self.keys], dim=1)
+        qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+        heads = (-1, self.spec.head_dim)
+        qk, v = qk.unflatten(1, heads), v.unflatten(1, heads)
+        attended = self.attend.rotate_and_attend(qk, v, (cos, sin), None, batch)
+        return self.out(attended)
+
+
+class Olmo2Block(nn.Module):
+    def __init__(self, config: LlamaConfig, index: int) -> None:
+        super().__init__()
+        c = config
+        self.entry = Join()
+        self.attention = Olmo2Attention(c, index)
+        self.attention_norm = RMSNorm(c.hidden, c.norm_eps)
+        self.middle = Join()
+        self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation)
+        self.mlp_norm = RMSNorm(c.hidden, c.norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> Tensors:
+        """Return the residual stream [T, hidden] and the MLP's normed output, not yet added to it.
+
+        `x` and `delta` are these two values of the previous block.
+        """
+        x, _ = self.entry.add(x, delta)
+        attended = self.attention(x, cos, sin, batch)
+        x, _ = self.middle.add(x, self.attention_norm(attended))
+        return x, self.mlp_norm(self.mlp(x))
+
+
+class Olmo2(Llama):
+    block = Olmo2Block
+    names = NAMES_OLMO2
+
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> LlamaConfig:
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        expect(config, "clip_qkv", None)
+        expect(config, "layer_types", None)
+        expect(config, "mlp_bias", None, False)
+        return LlamaConfig.from_hf(config)

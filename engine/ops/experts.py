@@ -1,0 +1,113 @@
+"""Routing of tokens to experts, and linear layers where each row has its expert's weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+
+import torch
+
+from engine.ops.kernels import Kernels
+from engine.ops.linear import linear
+
+Multiply = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] -> [rows, out]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertRows:
+    """The pairs of a token and one of its experts, sorted by expert.
+
+    P = T * k, for T tokens with k experts each.
+    """
+
+    pairs: torch.Tensor  # [P]: t * k + the rank of the expert of token t
+    starts: torch.Tensor  # [experts + 1]: rows starts[e] to starts[e + 1] use expert e
+    per_token: int
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The token of each row, [P]."""
+        return self.pairs // self.per_token
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """`starts` on the host."""
+        found: list[int] = self.starts.tolist()
+        return found
+
+
+def route(
+    logits: torch.Tensor, per_token: int, *, renormalises: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts with the largest logits [T, experts], and their weights [T, k] in fp32.
+
+    Weights are softmax probabilities. With `renormalises` those of a token add up to 1.
+    """
+    weights, experts = logits.float().softmax(-1).topk(per_token)
+    if renormalises:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return experts, weights
+
+
+def rows_by_expert(experts: torch.Tensor, count: int) -> ExpertRows:
+    """Sort the pairs of `experts` [T, k] by expert; those of an expert stay in order."""
+    flat = experts.flatten()
+    ids = torch.arange(count, device=flat.device)
+    ends = (flat[:, None] == ids).sum(0).cumsum(0)
+    starts = torch.cat((ends.new_zeros(1), ends))
+    return ExpertRows(flat.argsort(stable=True), starts, experts.shape[1])
+
+
+def combine(y: torch.Tensor, rows: ExpertRows, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sums [T, N] of the experts' results y [P, N]; weights are [T, k].
+
+    A token's results are added in fp32 in the order of its experts' ranks, so that its bits depend
+    on no other token.
+    """
+    places = rows.pairs.argsort()
+    by_token = y.index_select(0, places)
+    ranked = by_token.unflatten(0, weights.shape).float()
+    shares = weights[..., None]
+    total = ranked[:, 0] * shares[:, 0]
+    for rank in range(1, rows.per_token):
+        part = ranked[:, rank] * shares[:, rank]
+        total = total + part
+    return total.to(y.dtype)
+
+
+def expert_by_expert(
+    x: torch.Tensor, experts: Sequence[Multiply], rows: ExpertRows
+) -> torch.Tensor:
+    """Return [P, out] for x [P, in], sorted by expert."""
+    spans = pairwise(rows.bounds)
+    products = []
+    for (first, end), multiply in zip(spans, experts, strict=True):
+        if end > first:
+            own = x[first:end]
+            products.append(multiply(own))
+    return torch.cat(products)
+
+
+def experts_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rows: ExpertRows,
+    *,
+    kernels: Kernels,
+) -> torch.Tensor:
+    """Return [P, out] for x [P, in], sorted by expert.
+
+    The weight is [experts, out, in] and the bias [experts, out].
+    """
+    if kernels == "triton":
+        from engine.kernels.triton.experts import multiply_experts
+
+        return multiply_experts(x, weight, bias, rows.starts)
+    multiplies = []
+    for expert, own in enumerate(weight):
+        own_bias = None if bias is None else bias[expert]
+        multiplies.append(partial(linear, weight=own, bias=own_bias, kernels=kernels))
+    return expert_by_expert(x, multiplies, rows)
