@@ -59,6 +59,9 @@ class AdapterRegistry:
         self._loading.add(name)
         try:
             problem = await client.load_adapter(adapter.id, path)
+        except BaseException:  # such as a cancelled request: nothing will name this adapter
+            client.unload_adapter(adapter.id)
+            raise
         finally:
             self._loading.discard(name)
         if problem:

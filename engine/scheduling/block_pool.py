@@ -31,7 +31,7 @@ class BlockHasher:
         """Return the parent of a sequence's first hash: of its tenant, adapter and source."""
         tenant = salt.encode()
         if adapter:
-            tenant = self._digest((adapter,), tenant)
+            tenant = self._digest((-1, adapter), tenant)  # no block has a negative token
         # Hash the tenant first: sources have any length, so joining both would be ambiguous.
         return self._digest(encoder_prompt, self._digest((), tenant)) if encoder_prompt else tenant
 

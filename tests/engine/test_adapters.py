@@ -94,8 +94,9 @@ def test_adapters_in_chunks_and_after_preemption_give_tokens_of_merged_models(
     assert driver.stats.preemptions > 0 or "num_gpu_blocks_override" not in config
 
 
-def test_adapter_never_reuses_prefixes_of_another(adapted: Adapted) -> None:
-    driver = adapted.driver(block_size=16)
+@pytest.mark.parametrize("block_size", [16, 64])  # the larger holds parts that are copied
+def test_adapter_never_reuses_prefixes_of_another(adapted: Adapted, block_size: int) -> None:
+    driver = adapted.driver(block_size=block_size)
     first, other, again, base = (1, 11), (2, 11), (1, 11), (0, 11)
     for place, (pair, cached) in enumerate([(first, 0), (other, 0), (base, 0), (again, 48)], 1):
         adapted.check(driver, [pair])

@@ -183,10 +183,11 @@ class FakeEngine:
         if self.death is not None:
             raise self.death
         self.adapters[adapter] = path
+        await self.gate.wait()
         return self.adapter_problem
 
     def unload_adapter(self, adapter: int) -> None:
-        del self.adapters[adapter]
+        self.adapters.pop(adapter, None)
 
     async def look(self, request: LensRequest) -> LensResult:
         if self.death is not None:

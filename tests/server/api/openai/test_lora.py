@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from server.adapters import AdapterRegistry
 from server.app import create_app
 from server.cli.config import ServerConfig
+from server.http.errors import ApiError
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, serving
 
@@ -126,3 +129,20 @@ def test_adapters_with_one_name_twice_are_refused(model: Path) -> None:
         config = EngineConfig(model=str(model), lora_modules=given)
         with pytest.raises(ConfigError, match="is given twice"):
             create_app(ServerConfig(), config, FakeEngine(lambda request: [65]))
+
+
+async def test_cancelled_load_leaves_no_adapter(model: Path) -> None:
+    engine = FakeEngine(lambda request: [65])
+    registry = AdapterRegistry(["base"])
+    engine.gate.clear()
+    loading = asyncio.create_task(registry.load(engine, "it", "/a/italian"))
+    await asyncio.sleep(0)
+    assert engine.adapters == {1: "/a/italian"}
+    with pytest.raises(ApiError, match="is taken"):
+        await registry.load(engine, "it", "/a/italian")
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert engine.adapters == {}
+    engine.gate.set()
+    assert (await registry.load(engine, "it", "/a/italian")).id == 2
