@@ -7,7 +7,7 @@ changing this object, and the choice is printed at start.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +28,7 @@ MAX_TOKENS = 2**24  # fp32 cannot represent every larger position
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS, extra={"size": True})]
 
 
+ADAPTER = r"^[^=\s,]+=\S.*\Z"  # NAME=PATH
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 
 
@@ -114,6 +115,30 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "place of those that followed before. Answers stay the same. Default: none.",
         ),
     ] = None
+    lora_modules: Annotated[
+        tuple[Annotated[str, Meta(pattern=ADAPTER)], ...],
+        setting(
+            MODEL,
+            "LoRA adapters, each as NAME=PATH of a PEFT folder. Clients choose one by its name in "
+            "`model`.",
+            extra={"form": "a list of NAME=PATH"},
+        ),
+    ] = ()
+    max_loras: Annotated[
+        Count | None,
+        setting(
+            MODEL,
+            "Most adapters in memory at once; the least recently used one leaves for another. "
+            "Default: 8 with --lora-modules, else none, and none can be loaded later.",
+        ),
+    ] = None
+    max_lora_rank: Annotated[
+        Count | None,
+        setting(
+            MODEL,
+            "Largest rank of an adapter. Default: the largest of --lora-modules, at least 16.",
+        ),
+    ] = None
     enforce_eager: Annotated[
         bool, setting(MODEL, "Launch kernels one by one, without CUDA graphs.")
     ] = False
@@ -190,3 +215,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "is then killed, its requests fail, and the server exits with status 3.",
         ),
     ] = 120.0
+
+
+class AdapterSource(NamedTuple):
+    """An adapter of --lora-modules."""
+
+    id: int  # from 1
+    name: str
+    path: str
+
+
+def adapter_sources(config: EngineConfig) -> tuple[AdapterSource, ...]:
+    """Return the adapters of --lora-modules, in their order."""
+    pairs = [given.split("=", 1) for given in config.lora_modules]
+    return tuple(AdapterSource(place, *pair) for place, pair in enumerate(pairs, 1))

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.adapter_messages import LoadAdapter, UnloadAdapter
+from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
 from engine.message import Message
@@ -92,11 +94,13 @@ class EngineCore:
             prefix_caching=config.enable_prefix_caching,
             part_size=COPIED_PART if facts.device == "cpu" else 0,
             drafter=_drafter(config, runner),
+            num_adapter_slots=facts.max_loras,
         )
         self.scheduler.speculation.grammars = runner.matchers
         self.facts = facts
         self.runner = runner
         self.matchers = runner.matchers
+        self.adapters = Adapters(self.scheduler, runner.adapters, endpoint.send)
         self.endpoint = endpoint
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
@@ -109,6 +113,7 @@ class EngineCore:
         while self.running:
             self.turn()
         self.matchers.close()
+        self.adapters.close()
 
     def turn(self) -> None:
         """Run the loop body once: handle messages, launch a step, retire a step that is due."""
@@ -118,7 +123,7 @@ class EngineCore:
         idle = not messages and not has_work
         if idle and self.matchers.is_compiling:
             self.matchers.wait()
-        elif idle and not self.runner.capture_when_idle():
+        elif idle and not self.adapters.is_loading and not self.runner.capture_when_idle():
             messages = self.endpoint.drain(block=True)
         for message in messages:
             self.handle(message)
@@ -127,19 +132,26 @@ class EngineCore:
                 self._add(request)
             else:
                 self._reject(request.id, error)
+        refused = self.adapters.finish_loads()
+        for request_id, refusal in refused.items():
+            self.scheduler.abort([request_id])
+            self._reject(request_id, refusal)
         step = self.scheduler.schedule()
+        self.adapters.start_loads()
         if step:
             pending = self.runner.launch(step)
             self.in_flight.append(pending)
             self.admitted += self.scheduler.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
-        elif messages and not step:
+        elif (messages or refused) and not step:
             # Nothing was computed, but aborts changed the counts of requests and blocks.
             now, stats = time.monotonic(), self.stats()
             self.endpoint.send(StepOutputs(now, [], [], stats))
             if self.inspection is not None:
                 self.inspection.stepped(None, now, stats)
+        elif not step and self.adapters.is_loading:
+            self.adapters.wait()
         if self.inspection is not None and self.inspection.has_work:
             self.inspection.work()
 
@@ -157,6 +169,8 @@ class EngineCore:
                 found = {message.id: self.scheduler.num_cached(message)}
                 now = time.monotonic()
                 self.endpoint.send(StepOutputs(now, [], [], self.stats(), lookups=found))
+            case LoadAdapter() | UnloadAdapter():
+                self.adapters.handle(message)
             case Shutdown():
                 self.running = False
             case _:
@@ -169,6 +183,8 @@ class EngineCore:
     def _add(self, request: GenerateRequest | EmbedRequest) -> None:
         """Queue a request, or refuse it if it can never run."""
         try:
+            if isinstance(request, GenerateRequest):
+                self.adapters.check(request)
             self.scheduler.add(request)
         except RequestRejectedError as error:
             self._reject(request.id, error)

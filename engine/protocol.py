@@ -129,6 +129,7 @@ class GenerateRequest(Message, frozen=True):
     salt: str = ""  # tenant: only requests with an equal salt share cached prefixes
     encoder_prompt: TokenIds = field(default_factory=list)
     explain: Explain | None = None
+    adapter: int = 0  # 0: none
 
     @property
     def grammar(self) -> Grammar | None:
@@ -169,6 +170,7 @@ class CacheLookup(Message, frozen=True):
     prompt: TokenIds
     salt: str = ""
     encoder_prompt: TokenIds = field(default_factory=list)
+    adapter: int = 0
 
 
 class Abort(Message, frozen=True):
@@ -254,9 +256,8 @@ class Ready(Message, frozen=True):
     max_lens_tokens: int = 0  # the longest text of a LensRequest
     quantization: str | None = None  # int8, int4 or fp8, if linear weights are kept so
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
-    speculative_model: str | None = (
-        None  # the name of the model that drafts tokens, if there is one
-    )
+    speculative_model: str | None = None  # the name of the model that drafts tokens
+    max_loras: int = 0  # adapters in memory at once; 0: the model takes none
 
 
 class TokenOutput(Record, frozen=True):

@@ -7,7 +7,7 @@ from typing import Literal
 from engine.message import Record
 
 BlockEventKind = Literal["take", "pass", "preempt", "end", "find", "forget"]
-WaitReason = Literal["rows", "budget", "encoder", "blocks", "prefix", "preemption"]
+WaitReason = Literal["rows", "budget", "encoder", "blocks", "prefix", "preemption", "adapter"]
 
 
 class BlockEvent(Record, frozen=True):

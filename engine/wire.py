@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.lens_messages import LensRequest, LensResult
 from engine.protocol import (
     Abort,
@@ -19,12 +20,23 @@ from engine.protocol import (
 )
 from engine.watch_messages import Blocks, StepTrace, Watch
 
-ToEngine = GenerateRequest | EmbedRequest | CacheLookup | LensRequest | Abort | Watch | Shutdown
+ToEngine = (
+    GenerateRequest
+    | EmbedRequest
+    | CacheLookup
+    | LensRequest
+    | LoadAdapter
+    | UnloadAdapter
+    | Abort
+    | Watch
+    | Shutdown
+)
 FromEngine = (
     Progress
     | Ready
     | StepOutputs
     | LensResult
+    | AdapterLoaded
     | Explained
     | StepTrace
     | Blocks

@@ -19,8 +19,9 @@ from starlette.routing import Match, Route
 
 from engine.checkpoint.folder import model_folder
 from engine.client.interface import EngineClient
-from engine.config import EngineConfig
+from engine.config import EngineConfig, adapter_sources
 from engine.errors import ConfigError
+from server.adapters import AdapterRegistry
 from server.api import capabilities, docs, ops
 from server.api.anthropic import messages
 from server.api.openai import (
@@ -29,6 +30,7 @@ from server.api.openai import (
     completions,
     embeddings,
     files,
+    lora,
     models,
     rerank,
     score,
@@ -73,6 +75,7 @@ ROUTE_FILES = (
     files,
     batches,
     models,
+    lora,
     tokenize,
     capabilities,
     ops,
@@ -99,6 +102,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     folder = model_folder(engine_config.model)
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
+    adapters = AdapterRegistry(names, adapter_sources(engine_config))
     tokenizer = Tokenizer.from_folder(folder)
     template = ChatTemplate.from_folder(folder, override)
     answers, hermes = answer_formats(
@@ -121,6 +125,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         recorder=recorder,
         live=LiveEngine(client, recorder),
         names=names,
+        adapters=adapters,
         created=int(time.time()),
         batches=_batches(config, client),
         record=RecordFile(config.record) if config.record else None,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from engine.client.interface import EngineClient
 from engine.errors import EngineUnavailableError
 from engine.protocol import Ready
+from server.adapters import AdapterRegistry, ServedAdapter
 from server.batch.runner import BatchRunner
 from server.cli.config import ServerConfig
 from server.http.auth import ApiKeys
@@ -51,6 +52,7 @@ class AppState:
     changed_settings: list[dict[str, str]]  # flag, value and default of each
     live: LiveEngine  # the engine while somebody watches it
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
+    adapters: AdapterRegistry  # of this model
     created: int  # Unix seconds
     batches: BatchRunner | None = None  # None without --batch-dir
     record: RecordFile | None = None  # None without --record
@@ -65,8 +67,8 @@ class AppState:
         """Return the model name for the response. Raises a 404 ApiError for an unknown model."""
         if not asked:  # some clients send an empty name if none is configured
             return self.names[0]
-        if asked not in self.names:
-            served = ", ".join(self.names)
+        if asked not in self.names and self.adapters.find(asked) is None:
+            served = ", ".join([*self.names, *(adapter.name for adapter in self.adapters)])
             message = f"The model {asked[:128]!r} does not exist; available: {served}."
             raise ApiError(404, "model_not_found", message, param="model")
         return asked
@@ -101,9 +103,17 @@ class AppState:
 
     @property
     def fingerprint(self) -> str:
+        """The fingerprint of the base model."""
+        return self.fingerprint_of(None)
+
+    def fingerprint_of(self, adapter: ServedAdapter | None) -> str:
         """OpenAI's `system_fingerprint`: equal for equal versions, models and number formats."""
         info = self.loaded()
-        parts = (VERSION, info.architecture, info.dtype, info.device, info.parameters)
+        parts: tuple[object, ...] = (
+            *(VERSION, info.architecture, info.dtype, info.device, info.parameters),
+        )
+        if adapter is not None:
+            parts += (adapter.name, adapter.path)
         return f"fp_{zlib.crc32(repr(parts).encode()):08x}"
 
     @property

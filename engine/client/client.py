@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.client.admission import AdmissionControl
 from engine.client.interface import State, WatchListener
 from engine.client.output_stream import OutputStream
@@ -69,7 +70,7 @@ class ProcessClient:
         self.step_listeners: list[Callable[[StepOutputs], None]] = []
         self.config_error = False
         self._streams: dict[int, OutputStream[Any]] = {}
-        # By message id: the answers to CacheLookup and LensRequest messages.
+        # By message id: the answers to CacheLookup, LensRequest and LoadAdapter messages.
         self._lookups: dict[int, asyncio.Future[Any]] = {}
         self._watcher: WatchListener | None = None
         self._watch_id = 0  # of a Watch whose Blocks has not come; 0: none
@@ -181,6 +182,8 @@ class ProcessClient:
                     stream.fail(RequestRejectedError(message.code, message.message, message.param))
             case LensResult():
                 self._answered(message.id, message)
+            case AdapterLoaded():
+                self._answered(message.id, message.problem)
             case Notice():
                 log.log(message.level, "%s", message.text)
             case Fatal():
@@ -218,7 +221,7 @@ class ProcessClient:
                 stream.explained = {}
             stream.explained[message.index] = message  # again after a preemption
 
-    def _answered(self, lookup_id: int, answer: int | LensResult) -> None:
+    def _answered(self, lookup_id: int, answer: int | str | LensResult) -> None:
         lookup = self._lookups.get(lookup_id)
         if lookup is not None and not lookup.done():
             lookup.set_result(answer)
@@ -253,9 +256,13 @@ class ProcessClient:
         self._queue.check(1, 0, self._stats)
 
     async def num_cached(
-        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+        self,
+        prompt: Sequence[int],
+        salt: str,
+        encoder_prompt: Sequence[int] = (),
+        adapter: int = 0,
     ) -> int:
-        lookup = CacheLookup(self.next_id(), list(prompt), salt, list(encoder_prompt))
+        lookup = CacheLookup(self.next_id(), list(prompt), salt, list(encoder_prompt), adapter)
         found: int = await self._answer_to(lookup)
         return found
 
@@ -268,7 +275,15 @@ class ProcessClient:
             raise
         return result
 
-    async def _answer_to(self, message: CacheLookup | LensRequest) -> Any:
+    async def load_adapter(self, adapter: int, path: str) -> str:
+        problem: str = await self._answer_to(LoadAdapter(self.next_id(), adapter, path))
+        return problem
+
+    def unload_adapter(self, adapter: int) -> None:
+        if self._death is None:
+            self._endpoint.send(UnloadAdapter(adapter))
+
+    async def _answer_to(self, message: CacheLookup | LensRequest | LoadAdapter) -> Any:
         if self._death is not None:
             raise self._death
         if self.info is None:

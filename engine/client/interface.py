@@ -63,7 +63,11 @@ class EngineClient(Protocol):
         """Submit texts to embed, as `submit` does. In the queue they count as one request."""
 
     async def num_cached(
-        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+        self,
+        prompt: Sequence[int],
+        salt: str,
+        encoder_prompt: Sequence[int] = (),
+        adapter: int = 0,
     ) -> int:
         """Return how many tokens of a prompt and its source are in the prefix cache. The answer
         comes between two steps. Raises EngineUnavailableError or EngineDeadError."""
@@ -71,6 +75,13 @@ class EngineClient(Protocol):
     async def look(self, request: LensRequest) -> LensResult:
         """Return what a lens shows. It is computed while no request waits; a cancelled call drops
         it. Raises EngineUnavailableError or EngineDeadError."""
+
+    async def load_adapter(self, adapter: int, path: str) -> str:
+        """Load the adapter in a folder, whose number no other one has had. Return why the engine
+        refuses it, or "". Raises EngineUnavailableError or EngineDeadError."""
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Refuse further requests for an adapter, and free its memory when the last has ended."""
 
     def watch(self, listener: WatchListener | None) -> int:
         """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from engine.layers.lora import LinearAdapters
 from engine.layers.weights.pack import Weight, pack, pack_codes
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels
@@ -44,6 +45,7 @@ class Linear(nn.Module):
         self._stored: dict[str, Codes] = {}
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
         self._packed: Weight | None = None
+        self.adapters: LinearAdapters | None = None
         self.kernels: Kernels = "torch"
 
     def take_codes(self, part: str, codes: Codes) -> bool:
@@ -74,6 +76,10 @@ class Linear(nn.Module):
         return 0 if self._packed is None else self._packed.nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._multiply(x)
+        return y if self.adapters is None else self.adapters.add(x, y)
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             return self._packed(x)
         assert self.weight is not None

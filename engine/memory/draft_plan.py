@@ -63,6 +63,8 @@ def _plan(plan: ModelPlan, name: str) -> ModelPlan:
         plan.config,
         model=name,
         speculative_model=None,
+        lora_modules=(),
+        max_loras=None,
         max_model_len=min(longest, plan.max_model_len),
         max_num_seqs=DRAFT_SLOTS,
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Layer = TypeVar("Layer")
 
 GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a guess
-ROW_PARAMETER_BYTES = 32  # lengths and sampling parameters of a row of SequenceRows
+ROW_PARAMETER_BYTES = 36  # lengths, sampling parameters and adapter of a row of SequenceRows
 # Python and the libraries of the engine, of the API process and of the one that renders templates,
 # measured as resident memory, with the kernels that oneDNN compiles for a model.
 PROCESS_BYTES = 440_000_000
@@ -125,10 +125,13 @@ def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
     sizes = decode_sizes(plan.config.max_num_seqs)
     tokens = sizes[-1]
     if shapes:
-        tokens = max(tokens, sum(shapes[-1]))
+        tokens = max(tokens, shapes[-1].decodes + shapes[-1].chunk_tokens)
     logits = 3 * sizes[-1] * plan.model.config.vocab_size * 4
     step = plan.step_bytes * tokens // _layer_tokens(plan)
-    graphs = 2 * len(sizes) + len(shapes)  # a decode size has a second graph, which draws
+    steps = len(sizes) + len(shapes)
+    if plan.adapters is not None:  # each step has a variant with adapters
+        steps *= 2
+    graphs = steps + len(sizes)  # a decode size has a second graph, which draws
     return logits + step + graphs * GRAPH_BYTES
 
 

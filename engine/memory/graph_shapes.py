@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from engine.speculative.drafts import MOST_ROWS
@@ -18,6 +18,7 @@ class GraphShape(NamedTuple):
 
     decodes: int
     chunk_tokens: int = 0  # 0: a step of decodes alone
+    has_adapters: bool = False  # whether its tokens may use adapters
 
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
@@ -38,3 +39,11 @@ def mixed_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> list[GraphSh
 def _up_to(sizes: Sequence[int], limit: int) -> list[int]:
     most = min(limit, sizes[-1])
     return [size for size in sizes if size < most] + [most]
+
+
+def with_variants(shapes: Iterable[GraphShape], *, has_adapters: bool) -> list[GraphShape]:
+    """Return the shapes, and before them those of steps with adapters, if the model takes some."""
+    plain = list(shapes)
+    if not has_adapters:
+        return plain
+    return [shape._replace(has_adapters=True) for shape in plain] + plain

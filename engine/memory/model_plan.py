@@ -31,6 +31,7 @@ from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
+from engine.memory.adapter_plan import plan_adapters
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
@@ -85,15 +86,11 @@ class ModelPlan:
         if config.batch_invariant == "on" and self.batch_variance:
             why, cure = BATCH_VARIANCE[self.batch_variance]
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
-        is_cpu = self.device.type == "cpu"
         self.stored_kind = self._keep_stored_codes()
         self._check_kernels()
-        self.max_num_batched_tokens = config.max_num_batched_tokens or (
-            CPU_STEP_TOKENS if is_cpu else GPU_STEP_TOKENS
-        )
-        self.max_num_encoder_tokens = config.max_num_encoder_tokens or (
-            CPU_ENCODER_TOKENS if is_cpu else GPU_ENCODER_TOKENS
-        )
+        step_tokens, encoder_tokens = _default_budgets(self.device)
+        self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
+        self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
         self.kv_specs = kv_specs(self.module)
         self.kv_groups = group_layers(self.kv_specs).groups
         if config.kv_cache_dtype != "auto" and not self.kv_groups:
@@ -109,6 +106,7 @@ class ModelPlan:
         self.packed_bytes = estimate.packed_bytes(self)
         self.loading_bytes = estimate.loading_bytes(self)
         self.step_bytes = estimate.step_bytes(self)
+        self.adapters = plan_adapters(self)
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
@@ -116,7 +114,12 @@ class ModelPlan:
     @property
     def prepacks(self) -> bool:
         """Whether linear weights will be kept in oneDNN's packed layout."""
-        return self.config.prepack and onednn_has_matmul(self.device, self.dtype)
+        return self.config.prepack and self.can_pack
+
+    @property
+    def can_pack(self) -> bool:
+        """Whether oneDNN can multiply packed weights here."""
+        return onednn_has_matmul(self.device, self.dtype)
 
     @property
     def rounds_to(self) -> Quantization | None:
@@ -222,6 +225,13 @@ class ModelPlan:
             most=machine_memory() if total is None else free,
             fill=total is not None,
         )
+
+
+def _default_budgets(device: torch.device) -> tuple[int, int]:
+    """Return the token budgets of a step, of its decoder part and its encoder part."""
+    if device.type == "cpu":
+        return CPU_STEP_TOKENS, CPU_ENCODER_TOKENS
+    return GPU_STEP_TOKENS, GPU_ENCODER_TOKENS
 
 
 def _check_experts(rounds_to: Quantization | None, kernels: Kernels) -> None:

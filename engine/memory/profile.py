@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import ConfigError
-from engine.memory.graph_shapes import GraphShape, decode_sizes
+from engine.memory.graph_shapes import GraphShape, decode_sizes, with_variants
 from engine.memory.model_plan import ModelPlan
 from engine.protocol import Pooling, SamplingParams
 from engine.sampling.logprobs import PROMPT_ROWS
@@ -53,7 +53,8 @@ def profile_steps(
     graphs = kept_by(lambda: made.append(capturing()))
     [capture] = made
     decodes = [GraphShape(size) for size in decode_sizes(plan.config.max_num_seqs)]
-    for shapes in (decodes, plan.mixed_graph_shapes):
+    for plain in (decodes, plan.mixed_graph_shapes):
+        shapes = with_variants(plain, has_adapters=plan.adapters is not None)
         if shapes:
             # Filled up to its shape, a captured step may have more tokens than any other step.
             kept, peak = _capture_largest(capture, shapes)

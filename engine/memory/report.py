@@ -28,6 +28,7 @@ KV_CACHE = "KV cache"
 DRAFT_WEIGHTS = "weights of the draft model"
 DRAFT_GRAPHS = "CUDA graphs of the draft model"
 DRAFT_KV_CACHE = "KV cache of the draft model"
+ADAPTERS = "LoRA adapters"
 MARGIN = "safety margin"
 
 
@@ -57,6 +58,8 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     planned[WEIGHTS] = plan.plain_bytes
     if plan.packed_bytes:
         planned[_packed_name(plan)] = plan.packed_bytes
+    if plan.adapters is not None:
+        planned[ADAPTERS] = plan.adapters.num_bytes
     planned[ROWS] = estimate.rows_bytes(plan, max_model_len)
     if plan.captures_graphs:
         planned[GRAPHS] = estimate.graph_bytes(plan, plan.mixed_graph_shapes)

@@ -1,8 +1,12 @@
-"""Build the ForwardBatch of a step: from its slices, or for decodes from the rows alone."""
+"""Build the ForwardBatch of a step: from its slices, or for decodes from the rows alone.
+
+`compute` runs the model on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +18,14 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.attention.layout import GroupLayout, StepLayout
 from engine.device.transfer import to_device
+from engine.models.adapters import ModelAdapters
+from engine.models.base import Model
+from engine.ops.lora import AdapterGroup, TokenAdapters
 from engine.ops.sequence_rows import gather_decode_inputs
 from engine.runner.sequence_rows import SequenceRows
 from engine.scheduling.step import ScheduledSlice, Step
+
+GROUP_TOKENS_MULTIPLE = 8
 
 
 class StepInputs(NamedTuple):
@@ -63,12 +72,40 @@ def count_decodes(slices: Sequence[ScheduledSlice]) -> int:
     return next((i for i, s in enumerate(slices) if s.count != 1), len(slices))
 
 
+def has_adapters(slices: Sequence[ScheduledSlice]) -> bool:
+    """Return whether a sequence of a step uses an adapter."""
+    return any(s.adapter_slot for s in slices)
+
+
+def adapter_groups(slices: Sequence[ScheduledSlice]) -> tuple[AdapterGroup, ...]:
+    """Return the tokens of each adapter of a step, for a CPU.
+
+    Their counts are rounded up, because oneDNN compiles a kernel for each number of rows.
+    """
+    counts = [s.count for s in slices]
+    slots = np.repeat([s.adapter_slot for s in slices], counts)
+    groups = []
+    for slot in sorted(set(slots.tolist()) - {0}):
+        tokens = np.flatnonzero(slots == slot)
+        count = len(tokens)
+        if count == len(slots):
+            return (AdapterGroup(slot, count, None),)
+        if count > GROUP_TOKENS_MULTIPLE:
+            tokens = np.pad(tokens, (0, -count % GROUP_TOKENS_MULTIPLE), mode="edge")
+        groups.append(AdapterGroup(slot, count, torch.from_numpy(tokens)))
+    return tuple(groups)
+
+
 def build_batch(
     step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
 ) -> ForwardBatch:
     """Gather the token ids, positions and KV slots of all tokens of `step`."""
     inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
-    return mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
+    batch = mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
+    if not has_adapters(step.slices):
+        return batch
+    groups = adapter_groups(step.slices) if rows.device.type == "cpu" else ()
+    return replace(batch, adapters=TokenAdapters(rows.adapters[inputs.token_rows], groups))
 
 
 def mixed_batch(
@@ -168,3 +205,12 @@ def decode_batch(
     )
     ids, plan = (inputs.input_ids, inputs.prev_ids), backend.plan(layout)
     return ForwardBatch(*ids, inputs.positions, numbers[:-1], kv, plan, len(row_ids))
+
+
+def compute(model: Model, adapters: ModelAdapters | None, batch: ForwardBatch) -> torch.Tensor:
+    """Return the hidden states [T, hidden] of a batch, with the adapters of its tokens."""
+    if batch.adapters is None:
+        return model.forward(batch)
+    assert adapters is not None, "the scheduler gives slots only if there are some"
+    with adapters.applied(batch.adapters):
+        return model.forward(batch)

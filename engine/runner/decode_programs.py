@@ -33,6 +33,8 @@ class DecodePrograms:
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [T, hidden], valid until the next call."""
         count = batch.num_tokens
+        if batch.adapters is not None:  # other tensors in each step
+            return self._forward(batch)
         if count > MOST_SEQUENCES or batch.plan.layout.num_decodes < count:
             return self._forward(batch)
         if count not in self._replays:

@@ -28,7 +28,14 @@ from engine.memory.estimate import rows_bytes
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
-from engine.memory.report import measured_bytes, memory_entries, planned_bytes, weights_bytes
+from engine.memory.report import (
+    ADAPTERS,
+    measured_bytes,
+    memory_entries,
+    planned_bytes,
+    weights_bytes,
+)
+from engine.models.adapters import ModelAdapters
 from engine.ops.kernels import report_compiling, use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.draft_model import DraftModel
@@ -65,18 +72,22 @@ def load_engine(
     torch.set_num_threads(plan.threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
+    adapters = _make_adapters(plan, recorder)  # before the weights are packed
     loaded_bytes = _load_weights(plan, report)
+    if adapters is not None:
+        report(Progress("loading adapters", 0.0))
+        adapters.load_sources()
     # Before the KV cache is sized: on a GPU that one gets the memory that is left.
     draft = _load_draft(plan, report, recorder, openmp_wait)
     profile: StepProfile | None = None
     if plan.device.type == "cuda":
         report(Progress("measuring the largest step", 0.0))
-        profile = measure_steps(plan, openmp_wait)
+        profile = measure_steps(plan, openmp_wait, adapters)
     report(Progress("allocating the KV cache", 0.0))
     matchers = _matchers(plan)  # it reserves address space, which the KV cache must leave
     reserved = _bytes_beside_kv_cache(plan, profile)
     num_blocks, max_model_len = plan.plan_blocks(available_memory(plan.device), reserved)
-    runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers)
+    runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers, adapters)
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
     release_unused()
@@ -139,6 +150,23 @@ def _facts(
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
+        max_loras=0 if plan.adapters is None else plan.adapters.num_slots,
+    )
+
+
+def _make_adapters(plan: ModelPlan, recorder: Recorder | None) -> ModelAdapters | None:
+    """Give the layers room for adapters, if the model takes some.
+
+    With a recorder the steps are captured, and read adapters of any slot.
+    """
+    if plan.adapters is None:
+        return None
+    return ModelAdapters(
+        plan.model,
+        plan.module,
+        plan.adapters,
+        kernels=plan.kernels,
+        is_packed=plan.adapters.is_packed and recorder is None,
     )
 
 
@@ -203,6 +231,7 @@ def _make_runner(
     max_model_len: int,
     openmp_wait: OpenMPWait,
     matchers: Matchers,
+    adapters: ModelAdapters | None = None,
 ) -> ModelRunner:
     config = plan.config
     kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
@@ -224,6 +253,7 @@ def _make_runner(
         matchers,
         rounds_tokens=plan.prepacks,
     )
+    runner.adapters = adapters
     if plan.backend.name == "numba":
         from engine.attention.numba import NumbaBackend
         from engine.runner.decode_programs import DecodePrograms
@@ -242,7 +272,9 @@ def _matchers(plan: ModelPlan) -> Matchers:
 def _make_graphs(
     plan: ModelPlan, runner: ModelRunner, recorder: Recorder, shapes: Sequence[GraphShape]
 ) -> StepGraphs:
-    return StepGraphs(plan.model, runner.rows, runner.kv, plan.backend, recorder, shapes)
+    return StepGraphs(
+        plan.model, runner.rows, runner.kv, plan.backend, recorder, shapes, runner.adapters
+    )
 
 
 def _capture(
@@ -261,15 +293,19 @@ def _capture(
         runner.graphs.capture_at_start()
 
 
-def measure_steps(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
+def measure_steps(
+    plan: ModelPlan, openmp_wait: OpenMPWait, adapters: ModelAdapters | None = None
+) -> StepProfile:
     """Measure the largest step and the graphs over one KV block, and throw both away."""
-    profile = _profile_over_one_block(plan, openmp_wait)
+    profile = _profile_over_one_block(plan, openmp_wait, adapters)
     release_memory()
     return profile
 
 
-def _profile_over_one_block(plan: ModelPlan, openmp_wait: OpenMPWait) -> StepProfile:
-    runner = _make_runner(plan, 1, plan.max_model_len, openmp_wait, _matchers(plan))
+def _profile_over_one_block(
+    plan: ModelPlan, openmp_wait: OpenMPWait, adapters: ModelAdapters | None
+) -> StepProfile:
+    runner = _make_runner(plan, 1, plan.max_model_len, openmp_wait, _matchers(plan), adapters)
     warm_up(runner)
 
     def compute(step: Step) -> PendingStep:
@@ -290,9 +326,10 @@ def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     """Bytes needed in addition to the KV cache and the loaded weights."""
     rows = rows_bytes(plan, plan.max_model_len)
     draft = plan.draft
-    if profile is None:  # a CPU's steps are not measured
+    if profile is None:  # a CPU's steps are not measured, and its adapters come later
         # The draft model's KV cache is not taken yet: it takes memory as it fills.
-        return plan.step_bytes + rows + (0 if draft is None else draft_kv_bytes(draft))
+        adapters = 0 if plan.adapters is None else plan.adapters.num_bytes
+        return plan.step_bytes + rows + adapters + (0 if draft is None else draft_kv_bytes(draft))
     step = profile.step_bytes
     if draft is not None:  # its steps are not measured
         step = max(step, draft.step_bytes)
@@ -334,4 +371,6 @@ def memory_table(
         rows += draft.rows.num_bytes
         draft_kv = draft.kv
     measured = measured_bytes(plan, runner.kv, rows, profile, draft_kv)
+    if runner.adapters is not None and runner.adapters.num_bytes:  # a CPU takes them as they come
+        measured[ADAPTERS] = runner.adapters.num_bytes
     return memory_entries(planned, measured)

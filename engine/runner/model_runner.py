@@ -22,9 +22,10 @@ from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.grammar.matchers import Matchers, TokenMasks
 from engine.memory.graph_shapes import GraphShape
+from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
 from engine.protocol import ModelKind
-from engine.runner.batch import build_batch, rows_and_drafts
+from engine.runner.batch import build_batch, compute, rows_and_drafts
 from engine.runner.encoder import build_encoder_batch, pool
 from engine.runner.pending_step import PendingKnown, PendingStep
 from engine.runner.sequence_rows import SequenceRows
@@ -68,6 +69,7 @@ class ModelRunner:
         self.device = rows.device
         self.graphs: StepGraphs | None = None
         self.matchers = matchers
+        self.adapters: ModelAdapters | None = None  # None: the model takes none
         self.drafter: Drafter | None = None  # of tokens that a step may check: a second model
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
@@ -141,12 +143,12 @@ class ModelRunner:
         """Return hidden states of a batch, computed by the model itself."""
         batch = batch.padded(self.round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
         try:
-            return self.model.forward(batch)
+            return compute(self.model, self.adapters, batch)
         except torch.OutOfMemoryError:
             # The allocator keeps freed memory in pieces. Without them the step may fit: its size
             # was measured at start. Computing again writes the same KV to the same places.
             torch.cuda.empty_cache()
-            return self.model.forward(batch)
+            return compute(self.model, self.adapters, batch)
 
     def _captured_shape(self, step: Step) -> GraphShape | None:
         """Return the shape of the graph that computes this step, or None if none does."""

@@ -54,6 +54,7 @@ class SequenceRows:
         self.top_p = column(torch.float32, 1)
         self.min_p = column(torch.float32)
         self.seeds = column(torch.int64)
+        self.adapters = column(torch.int32)  # slots; 0: none
         # Columns that only the host reads.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.special: set[int] = set()  # rows that need more than a draw
@@ -93,7 +94,7 @@ class SequenceRows:
             self.encoder_length[new.row] = new.encoder_length
         width, params = self.tokens.shape[1], [new.params for new in rows]
         places = [np.arange(len(new.tokens)) + new.row * width for new in rows]
-        index, place, tokens, lengths, sources, top_k, seeds = to_device(
+        index, place, tokens, lengths, sources, top_k, seeds, slots = to_device(
             [
                 [new.row for new in rows],
                 np.concatenate(places),
@@ -102,6 +103,7 @@ class SequenceRows:
                 [new.encoder_length for new in rows],
                 [p.top_k for p in params],
                 [p.seed for p in params],
+                [new.adapter_slot for new in rows],
             ],
             self.device,
         )
@@ -117,6 +119,7 @@ class SequenceRows:
             (self.encoder_lengths, sources.int()),
             (self.top_k, top_k.int()),
             (self.seeds, seeds),
+            (self.adapters, slots.int()),
             (self.temperature, temperature),
             (self.top_p, top_p),
             (self.min_p, min_p),

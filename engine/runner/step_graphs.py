@@ -18,19 +18,25 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBackend
+from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.device.transfer import to_device
-from engine.memory.graph_shapes import AT_START, GraphShape, decode_sizes
+from engine.memory.graph_shapes import AT_START, GraphShape, decode_sizes, with_variants
+from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
+from engine.ops.lora import TokenAdapters
 from engine.runner.batch import (
     StepInputs,
+    compute,
     count_decodes,
     decode_batch,
+    has_adapters,
     input_columns,
     mixed_batch,
     rows_and_drafts,
@@ -55,6 +61,7 @@ class StepGraphs:
         backend: AttentionBackend,
         recorder: Recorder,
         mixed: Sequence[GraphShape],
+        adapters: ModelAdapters | None = None,
     ) -> None:
         """`mixed` are the shapes with chunks, the largest last."""
         self._model = model
@@ -62,16 +69,21 @@ class StepGraphs:
         self._kv = kv
         self._backend = backend
         self._recorder = recorder
+        self._adapters = adapters
         sizes = decode_sizes(rows.padding)
         first = [size for size in sizes if size in AT_START or size == sizes[-1]]
         later = [size for size in sizes if size not in first]
-        decodes = [GraphShape(size) for size in (*later, *first)]
         self.mixed = list(mixed)
-        self.waiting = [*mixed, *decodes]  # captured from the end
-        self._num_at_start = len(first)
+        # Captured from the end.
+        takes = adapters is not None
+        self.waiting = with_variants([*mixed, *map(GraphShape, later)], has_adapters=takes)
+        at_start = with_variants(map(GraphShape, first), has_adapters=takes)
+        self.waiting += at_start
+        self._num_at_start = len(at_start)
         self._steps: dict[GraphShape, Replay] = {}
         self._draws: dict[int, Replay] = {}
         self.sizes: list[int] = []  # captured decode sizes, ascending
+        self._adapted_sizes: list[int] = []  # those of steps with adapters
         most = sizes[-1]
         device = rows.device
         self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
@@ -106,7 +118,10 @@ class StepGraphs:
             return
         size = shape.decodes
         self.row_ids.fill_(self._rows.padding)
-        self._steps[shape] = self._recorder.record(lambda: self._compute_decodes(size))
+        self._steps[shape] = self._recorder.record(lambda: self._compute_decodes(shape))
+        if shape.has_adapters:
+            bisect.insort(self._adapted_sizes, size)
+            return
         self._draws[size] = self._recorder.record(lambda: self._draw(size))
         bisect.insort(self.sizes, size)
 
@@ -115,10 +130,11 @@ class StepGraphs:
 
     # ---- replay ------------------------------------------------------------------------------
 
-    def size_for(self, count: int) -> int | None:
+    def size_for(self, count: int, *, has_adapters: bool = False) -> int | None:
         """Return the smallest captured decode size that holds `count` rows, or None."""
-        index = bisect.bisect_left(self.sizes, count)
-        return self.sizes[index] if index < len(self.sizes) else None
+        sizes = self._adapted_sizes if has_adapters else self.sizes
+        index = bisect.bisect_left(sizes, count)
+        return sizes[index] if index < len(sizes) else None
 
     def shape_for(self, step: Step) -> GraphShape | None:
         """Return the shape that `step` takes, or None if it fits none.
@@ -126,9 +142,10 @@ class StepGraphs:
         Decodes take the smallest captured size. A step with chunks takes the smallest shape, which
         may not be captured yet: a larger one would compute too many tokens.
         """
+        adapted = self._adapters is not None and has_adapters(step.slices)
         if step.is_decode:
-            size = self.size_for(len(step.slices))
-            return None if size is None else GraphShape(size)
+            size = self.size_for(len(step.slices), has_adapters=adapted)
+            return None if size is None else GraphShape(size, has_adapters=adapted)
         decodes = count_decodes(step.slices)
         chunks = step.slices[decodes:]
         if not 0 < len(chunks) <= CHUNKS or len(step.slices) > len(self.logits):
@@ -136,7 +153,7 @@ class StepGraphs:
         tokens = sum([s.count for s in chunks])
         for shape in self.mixed:
             if shape.decodes >= decodes and shape.chunk_tokens >= tokens:
-                return shape
+                return shape._replace(has_adapters=adapted)
         return None
 
     def compute(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> torch.Tensor:
@@ -205,10 +222,10 @@ class StepGraphs:
 
     # ---- captured functions ------------------------------------------------------------------
 
-    def _compute_decodes(self, size: int) -> None:
-        row_ids, ahead = self.row_ids[:size], self.ahead[:size]
+    def _compute_decodes(self, shape: GraphShape) -> None:
+        row_ids, ahead = self.row_ids[: shape.decodes], self.ahead[: shape.decodes]
         batch = decode_batch(row_ids, ahead, self._rows, self._kv, self._backend)
-        self._leave_logits(self._model.forward(batch))
+        self._leave_logits(self._hidden(shape, batch, row_ids))
 
     def _compute_mixed(self, shape: GraphShape) -> None:
         sizes = self._input_sizes(shape)
@@ -217,7 +234,16 @@ class StepGraphs:
         self.ahead.copy_(ahead)
         inputs = StepInputs(*fields)
         batch = mixed_batch(inputs, shape.decodes, self._rows, self._kv, self._backend)
-        self._leave_logits(self._model.forward(batch).index_select(0, batch.logit_index))
+        hidden = self._hidden(shape, batch, inputs.token_rows)
+        self._leave_logits(hidden.index_select(0, batch.logit_index))
+
+    def _hidden(
+        self, shape: GraphShape, batch: ForwardBatch, token_rows: torch.Tensor
+    ) -> torch.Tensor:
+        if shape.has_adapters:
+            slots = self._rows.adapters.index_select(0, token_rows)
+            batch = replace(batch, adapters=TokenAdapters(slots))
+        return compute(self._model, self._adapters, batch)
 
     def _leave_logits(self, hidden: torch.Tensor) -> None:
         self.logits[: len(hidden)].copy_(self._model.logits(hidden))

@@ -334,7 +334,9 @@ class BlockTables:
         if self.hasher is None:
             return
         if not sequence.hash_root:
-            sequence.hash_root = self.hasher.root(sequence.salt, sequence.encoder_prompt)
+            sequence.hash_root = self.hasher.root(
+                sequence.salt, sequence.encoder_prompt, sequence.adapter
+            )
         self.hasher.extend(sequence.hashes, sequence.tokens, sequence.hash_root)
 
     def check(self, sequences: Collection[Sequence]) -> None:

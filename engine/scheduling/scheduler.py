@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -27,18 +28,18 @@ from engine.protocol import (
     GenerateRequest,
     KVGroup,
     PrefillChunk,
-    SamplingParams,
     TokenLogprobs,
     TokenOutput,
 )
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
-from engine.scheduling.sequence import Sequence, sequence_of
+from engine.scheduling.sequence import Sequence, sequence_of, sequence_of_lookup
 from engine.scheduling.speculation import Drafter, Speculation
-from engine.scheduling.step import SampledToken, ScheduledSlice, Step
+from engine.scheduling.step import SampledToken, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.watch_records import BlockEvent, BlockEventKind
@@ -66,6 +67,7 @@ class Scheduler:
         part_size: int = 0,
         hash_key: bytes | None = None,
         drafter: Drafter | None = None,
+        num_adapter_slots: int = 0,
     ) -> None:
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -80,7 +82,8 @@ class Scheduler:
         )
         # Blocks left free at admission, so that it does not cause a preemption in the next step.
         self.watermark = max(1, num_blocks // 100)
-        self.waiting = WaitingQueue()
+        self.adapters = AdapterSlots(num_adapter_slots)
+        self.waiting = WaitingQueue(self.adapters)
         self.running: list[Sequence] = []  # sorted by rank
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
@@ -104,10 +107,8 @@ class Scheduler:
 
     def num_cached(self, lookup: CacheLookup) -> int:
         """Return how many tokens of prompt and source would come from the prefix cache now."""
-        prompt, source, params = lookup.prompt, lookup.encoder_prompt, SamplingParams(max_tokens=1)
-        request = GenerateRequest(lookup.id, prompt, params, 0.0, 0, lookup.salt, source)
         self.tables.begin_step()  # the request would be admitted in a later step
-        return self.tables.num_cached_in_all(Sequence(request))
+        return self.tables.num_cached_in_all(sequence_of_lookup(lookup))
 
     def abort(self, ids: Iterable[int]) -> None:
         """Remove these requests; unknown ids are ignored."""
@@ -216,10 +217,7 @@ class Scheduler:
             sequence.num_tokens += 1
         if count > 1 or not sequence.num_computed % self.block_size:
             self.tables.register(sequence)
-        row, epoch = sequence.row, sequence.epoch
-        builder.add_slice(
-            ScheduledSlice(sequence.id, epoch, row, start, count, samples, num_prompt_logprobs)
-        )
+        builder.add_slice(sequence.slice_at(start, count, samples, num_prompt_logprobs))
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt sequences from the lowest rank until `count` tokens fit.
@@ -240,18 +238,17 @@ class Scheduler:
 
         The queue behind it waits too, so that long prompts do not starve.
         """
-        if not self.waiting:
-            return None
-        sequence = self.waiting.sequences[0]
-        if not self._open(builder, sequence):
+        sequence = self.waiting.first()
+        if sequence is None or not self._open(builder, sequence):
             return None
         self.waiting.admit(sequence)
         sequence.row = self._free_rows.pop()
+        sequence.adapter_slot = self.adapters.hold(sequence.adapter)
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
         return sequence
 
     def _open(self, builder: StepBuilder, sequence: Sequence) -> bool:
-        """Give the first waiting sequence its blocks, or note why it waits and return False."""
+        """Give a waiting sequence its blocks, or note why it waits and return False."""
         if not self._free_rows:
             self.waiting.refuse("rows")
             return False
@@ -267,7 +264,7 @@ class Scheduler:
         spare = self.watermark if self.running else 0
         needed = self.tables.open(sequence, spare)
         if needed:
-            self.waiting.refuse_for_blocks(needed, self.pool.num_available)
+            self.waiting.refuse_for_blocks(sequence, needed, self.pool.num_available)
             return False
         return True
 
@@ -336,6 +333,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.tables.close(sequence)
+        self.adapters.release(sequence.adapter)
         self._free_rows.append(sequence.row)
         sequence.row = -1
         sequence.epoch += 1
@@ -392,6 +390,7 @@ class Scheduler:
         rows = [s.row for s in self.running]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_num_seqs)), "rows"
         self.waiting.check()
+        self.adapters.check(Counter(s.adapter for s in self.running if s.adapter))
         ranks = [s.rank for s in self.running]
         assert ranks == sorted(ranks), "order of the running sequences"
         assert {s.id for s in (*self.waiting, *self.running)} == self.sequences.keys()

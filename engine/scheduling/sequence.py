@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from engine.protocol import (
+    CacheLookup,
     Explain,
     FinishReason,
     GenerateRequest,
@@ -34,6 +35,8 @@ class Sequence:
         self.arrival: float = request.arrival
         self.salt: str = request.salt
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
+        self.adapter: int = request.adapter  # 0: none
+        self.adapter_slot: int = 0  # while it runs
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
         self.num_prompt_logprobs: int = 0  # how many are known, sent ones included
         self.num_tokens: int = self.prompt_length
@@ -97,6 +100,15 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    def slice_at(
+        self, start: int, count: int, samples: bool, num_prompt_logprobs: int = 0, draft: int = -1
+    ) -> ScheduledSlice:
+        """Return a slice of the running sequence."""
+        row, slot = self.row, self.adapter_slot
+        return ScheduledSlice(
+            self.id, self.epoch, row, start, count, samples, num_prompt_logprobs, draft, slot
+        )
 
     def append(self, token: int) -> FinishReason | None:
         """Append a sampled token; return why the sequence ends with it, or None."""
@@ -168,3 +180,19 @@ def sequence_of(request: GenerateRequest) -> Sequence:
     if request.explain is None:
         return Sequence(request)
     return ExplainedSequence(request, request.explain)
+
+
+def sequence_of_lookup(lookup: CacheLookup) -> Sequence:
+    """Return the record of a request with the prompt of a lookup."""
+    params = SamplingParams(max_tokens=1)
+    return Sequence(
+        GenerateRequest(
+            lookup.id,
+            lookup.prompt,
+            params,
+            arrival=0.0,
+            salt=lookup.salt,
+            encoder_prompt=lookup.encoder_prompt,
+            adapter=lookup.adapter,
+        )
+    )

@@ -110,9 +110,7 @@ class Speculation:
         row, end = sequence.row, sequence.num_computed
         builder.new_drafts.append(NewDraft(row, end, tuple(draft)))
         for start, token in enumerate(draft, end):
-            builder.add_slice(
-                ScheduledSlice(sequence.id, sequence.epoch, row, start, 1, True, draft=token)
-            )
+            builder.add_slice(sequence.slice_at(start, 1, samples=True, draft=token))
         sequence.drafts.num_drafted, sequence.drafts.num_accepted = len(draft), 0
         sequence.drafted_behind = end - 1 if draft else -1
         sequence.row_is_stale = sequence.last_was_chunk = bool(draft)

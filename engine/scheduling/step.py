@@ -28,6 +28,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     samples: bool
     num_prompt_logprobs: int = 0
     draft: int = -1
+    adapter_slot: int = 0  # 0: no adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class NewRow:
     params: SamplingParams
     encoder_length: int = 0
     explain: Explain | None = None
+    adapter_slot: int = 0  # 0: no adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class StepBuilder:
             sequence.params,
             len(sequence.encoder_prompt),
             sequence.explain,
+            sequence.adapter_slot,
         )
         self.new_rows.append(row)
         for group, table in enumerate(sequence.tables):

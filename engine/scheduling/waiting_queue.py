@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from engine.protocol import Admission
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.sequence import Sequence
 from engine.watch_records import WaitReason
 
@@ -15,10 +16,11 @@ class WaitingQueue:
     """Waiting sequences in order of rank.
 
     The scheduler admits the first one or says why not, so `reason` is that of its last decision.
-    The others wait behind the first.
+    The others wait behind the first, unless it waits for its adapter (see `first`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: AdapterSlots) -> None:
+        self._adapters = adapters
         self.sequences: list[Sequence] = []
         self.reason: WaitReason = "budget"
         self.needed = 0  # reason "blocks": how many it needs, and how many were available
@@ -37,6 +39,23 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.sequences, sequence, key=lambda s: s.rank)
+
+    def first(self) -> Sequence | None:
+        """Return the first sequence whose adapter is in memory; let those before it be loaded.
+
+        Behind a sequence that finds every slot in use, only those without an adapter may run. So
+        the slots become free for it.
+        """
+        is_full = False
+        for sequence in self.sequences:
+            adapter = sequence.adapter
+            if not adapter or (not is_full and self._adapters.is_resident(adapter)):
+                return sequence
+            if not is_full:
+                is_full = not self._adapters.want(adapter)
+        if self.sequences:
+            self.refuse("adapter")
+        return None
 
     def remove(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
@@ -65,11 +84,11 @@ class WaitingQueue:
         """Note why the first sequence was not admitted."""
         self.reason = reason
 
-    def refuse_for_blocks(self, needed: int, available: int) -> None:
-        """Note that the first sequence lacks blocks."""
+    def refuse_for_blocks(self, sequence: Sequence, needed: int, available: int) -> None:
+        """Note that a sequence lacks blocks."""
         self.reason = "blocks"
         self.needed, self.available = needed, available
-        self._refused_id = self.sequences[0].id
+        self._refused_id = sequence.id
 
     def refuse_for_prefix(self, sharing: int) -> None:
         """Note that the first sequence waits to reuse a block that request `sharing` computes."""

@@ -78,6 +78,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
+        *adapters(state, ready),
         *answers(state.answers),
         *memory(ready),
         f"  access    API key {access}",
@@ -95,6 +96,14 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
             "this machine can use it; set --api-key-file"
         )
     return "\n".join(lines)
+
+
+def adapters(state: AppState, ready: Ready) -> list[str]:
+    """Return a line with the names of the LoRA adapters, if the server takes some."""
+    if not ready.max_loras:
+        return []
+    names = ", ".join(adapter.name for adapter in state.adapters) or "none yet"
+    return [f"  adapters  {names}; up to {ready.max_loras} in memory"]
 
 
 def pages(state: AppState, url: str) -> list[str]:

@@ -265,7 +265,9 @@ def merge(
     recipe: Annotated[
         Path | None, typer.Option(help="YAML file in mergekit's format, instead of flags.")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="linear, ema, slerp or liti.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="linear, ema, slerp, liti or lora (MODEL ADAPTER).")
+    ] = None,
     base_model: Annotated[
         str | None, typer.Option(help="slerp, liti: model at t = 0; default: the first MODEL.")
     ] = None,
@@ -281,7 +283,7 @@ def merge(
         str | None, typer.Option(help="dtype of the result; default: the base model's.")
     ] = None,
 ) -> None:
-    """Merge models of one architecture into a new model folder."""
+    """Merge models of one architecture, or a LoRA adapter into its base, into a new folder."""
     from server.cli.merge import recipe_of
 
     try:

@@ -10,7 +10,13 @@ from engine.errors import ConfigError
 from server.cli.settings import read_yaml
 
 # The parameters of each method. All are required, except those of linear.
-FLAGS = {"linear": {"weight", "normalize"}, "ema": {"decay"}, "slerp": {"t"}, "liti": {"t"}}
+FLAGS = {
+    "linear": {"weight", "normalize"},
+    "ema": {"decay"},
+    "slerp": {"t"},
+    "liti": {"t"},
+    "lora": set[str](),
+}
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -38,6 +44,8 @@ def recipe_of(
     if method is None or not models:
         raise ConfigError("Give --recipe FILE, or --method and the models.")
     _check(method, {**given, "weight": weights} if weights else given, dtype)
+    if method == "lora":
+        return _lora(models, base_model, dtype)
     if method in ("slerp", "liti"):
         base_model = base_model or models[0]
         named = dict.fromkeys([base_model, *models])
@@ -59,6 +67,18 @@ def recipe_of(
         source["parameters"] = {"weight": weight}
     document = {"merge_method": method, "models": sources, "base_model": base_model, "dtype": dtype}
     return document | ({"parameters": given} if given else {})
+
+
+def _lora(models: Sequence[str], base_model: str | None, dtype: str | None) -> dict[str, Any]:
+    """Return the recipe that folds an adapter into a base model. Raises ConfigError."""
+    named = [*([base_model] if base_model else []), *models]
+    if len(named) != 2:
+        raise ConfigError(
+            "--method lora folds one adapter into its base model: give the base model, then the "
+            f"adapter's folder; given: {', '.join(named)}."
+        )
+    base, adapter = named
+    return {"merge_method": "lora", "base_model": base, "adapter": adapter, "dtype": dtype}
 
 
 def _check(method: str, given: Mapping[str, Any], dtype: str | None) -> None:

@@ -38,6 +38,9 @@ class Serve(TyperCommand):
 
     meanings = exit_codes.MEANINGS
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
@@ -72,6 +75,20 @@ def option(setting: Setting) -> inspect.Parameter:
         show_default=False,
     )
     return parameter(setting.name, Annotated[kind | None, flag])
+
+
+def spread(arguments: Sequence[str]) -> list[str]:
+    """Repeat --lora-modules before each NAME=PATH behind the first, which vLLM's users expect."""
+    flag = "--lora-modules"
+    spread_out: list[str] = []
+    is_list = False
+    for argument in arguments:
+        is_more = is_list and "=" in argument and not argument.startswith("-")
+        if is_more and spread_out[-1] != flag:
+            spread_out.append(flag)
+        spread_out.append(argument)
+        is_list = is_more or argument == flag
+    return spread_out
 
 
 def masked(arguments: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ ALL_WAIT = {
     "rows": "the batch is full",
     "budget": "the step's token budget is used",
     "preemption": "a request was preempted in this step",
+    "adapter": "its adapter is not in memory",
 }
 Json = Mapping[str, Any]
 

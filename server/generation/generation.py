@@ -80,6 +80,7 @@ class Generation(Submission[TokenOutput]):
             priority=prepared.options.priority,
             salt=prepared.salt,
             encoder_prompt=encoder_prompt,
+            adapter=prepared.adapter,
         )
 
     def _params(self, choice: Choice) -> SamplingParams:

@@ -51,6 +51,7 @@ class PreparedRequest:
     headers: Headers  # of the request; they may name the trace that it belongs to
     salt: str  # only requests of equal salt share cached prefixes
     tenant: str = ""  # the owner of the request's key; "" if there is at most one key
+    adapter: int = 0  # its number in the engine; 0: the base model alone
     parsing: Parsing | None = None  # None: the answers are plain text
     limiter: RateLimiter | None = None  # of the request's key, if it has limits
 
@@ -118,9 +119,11 @@ def prepare(
     check_answer_logprobs(options, token_limits)
     params = sampling_params(state, options)
     check_min_tokens(state, params, min(token_limits))
+    adapter = state.adapters.find(options.model)
     return PreparedRequest(
         model=state.model_name(options.model),
-        fingerprint=state.fingerprint,
+        adapter=0 if adapter is None else adapter.id,
+        fingerprint=state.fingerprint_of(adapter),
         options=options,
         prompts=prompts,
         params=[msgspec.structs.replace(params, max_tokens=limit) for limit in token_limits],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import lens_messages, protocol, watch_messages
+from engine import adapter_messages, lens_messages, protocol, watch_messages
 from engine.protocol import (
     Abort,
     GenerateRequest,
@@ -73,7 +73,7 @@ def test_message_is_frozen_and_tagged_with_its_name() -> None:
 
 
 def test_messages_have_unique_names_and_one_direction_each() -> None:
-    modules = (protocol, lens_messages, watch_messages)
+    modules = (protocol, lens_messages, watch_messages, adapter_messages)
     names = [value for module in modules for value in vars(module).values()]
     structs = [value for value in names if isinstance(value, type)]
     messages = {s for s in structs if issubclass(s, protocol.Message)} - {protocol.Message}

@@ -111,7 +111,7 @@ class LateRunner:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
         self.gauges, self.matchers = runner.gauges, runner.matchers
-        self.drafter = runner.drafter
+        self.drafter, self.adapters = runner.drafter, runner.adapters
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -218,10 +218,11 @@ class Driver:
         assert self.tapes.replays
         runner, model = self.runner, cast(nn.Module, self.runner.model)
         weights = [*model.parameters(), *model.buffers()]
+        adapters = [m.adapters for m in model.modules() if getattr(m, "adapters", None)]
         packed = [m._packed._packed for m in model.modules() if getattr(m, "_packed", None)]
         experts = [m._experts.weights for m in model.modules() if isinstance(m, ExpertLinear)]
         packed += [weight._packed for weights in experts for weight in weights]
-        owners = [runner.rows, runner.graphs, *runner.kv.layers]
+        owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
         strange = [t for key, t in self.tapes.outside().items() if key not in static]
@@ -266,13 +267,17 @@ class Driver:
         priority: int = 0,
         salt: str = "",
         source: list[int] | None = None,
+        adapter: int = 0,
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
         self._ids += 1
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
+        times = arrival, priority
         self.inbox.append(
-            GenerateRequest(self._ids, prompt, sampling, arrival, priority, salt, source or []),
+            GenerateRequest(
+                self._ids, prompt, sampling, *times, salt, source or [], adapter=adapter
+            ),
         )
         return self._ids
 
@@ -329,7 +334,8 @@ class Driver:
     @property
     def busy(self) -> bool:
         core = self.core
-        has_work = core.scheduler.has_work or core.matchers.is_compiling
+        compiling = core.matchers.is_compiling or core.adapters.is_loading
+        has_work = core.scheduler.has_work or compiling
         return bool(self.inbox or has_work or core.in_flight)
 
     def run(self, max_turns: int = 20_000) -> None:

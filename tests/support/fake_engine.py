@@ -105,6 +105,9 @@ class FakeEngine:
     config_error: bool = False
     cached_tokens: int = 0
     lookups: list[tuple[list[int], str, list[int]]] = field(default_factory=list)
+    adapters: dict[int, str] = field(default_factory=dict)  # paths of those loaded while serving
+    adapter_problem: str = ""  # why the next one is refused
+    lookup_adapters: list[int] = field(default_factory=list)  # of each lookup
     looks: list[LensRequest] = field(default_factory=list)
     lens: Callable[[LensRequest], LensResult] = lambda request: LensResult(request.id)
     watcher: WatchListener | None = None
@@ -164,12 +167,27 @@ class FakeEngine:
         return self.queue.reserve(self.stats)
 
     async def num_cached(
-        self, prompt: Sequence[int], salt: str, encoder_prompt: Sequence[int] = ()
+        self,
+        prompt: Sequence[int],
+        salt: str,
+        encoder_prompt: Sequence[int] = (),
+        adapter: int = 0,
     ) -> int:
         if self.death is not None:
             raise self.death
         self.lookups.append((list(prompt), salt, list(encoder_prompt)))
+        self.lookup_adapters.append(adapter)
         return min(self.cached_tokens, len(prompt) + len(encoder_prompt))
+
+    async def load_adapter(self, adapter: int, path: str) -> str:
+        if self.death is not None:
+            raise self.death
+        self.adapters[adapter] = path
+        await self.gate.wait()
+        return self.adapter_problem
+
+    def unload_adapter(self, adapter: int) -> None:
+        self.adapters.pop(adapter, None)
 
     async def look(self, request: LensRequest) -> LensResult:
         if self.death is not None:

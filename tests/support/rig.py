@@ -153,10 +153,12 @@ async def serving(
     key: str | None = None,
     send_buffer: int | None = None,
     keep_alive: float = 75,
+    lora_modules: tuple[str, ...] = (),
     **fields: Any,
 ) -> AsyncIterator[Served]:
     config = ServerConfig(**{"port": 0, "log_level": "debug", "log_format": "json"} | fields)
-    app = create_app(config, EngineConfig(model=str(model)), engine)
+    engine_config = EngineConfig(model=str(model), lora_modules=lora_modules)
+    app = create_app(config, engine_config, engine)
     listener = listen(config)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

@@ -16,9 +16,20 @@ from pathlib import Path
 import msgspec
 import torch
 
+from engine.checkpoint.adapter.weights import StoredAdapter
 from engine.checkpoint.folder import WEIGHTS_INDEX, full_path
 from engine.checkpoint.merge import blend
-from engine.checkpoint.merge.recipe import Ema, Linear, Liti, Recipe, inputs, parse, template
+from engine.checkpoint.merge.fold import Fold
+from engine.checkpoint.merge.recipe import (
+    Ema,
+    Linear,
+    Liti,
+    Lora,
+    Recipe,
+    inputs,
+    parse,
+    template,
+)
 from engine.checkpoint.new_folder import Declared, Piece, copy_files, new_folder, write_weights
 from engine.checkpoint.new_folder_command import write_folder
 from engine.checkpoint.plain import Checkpoint, record_of
@@ -40,8 +51,11 @@ def merge(recipe: Recipe, out: Path, progress: Callable[[float], None]) -> list[
     models = [Checkpoint.open(name, "merged") for name in inputs(recipe)]
     names = _common_tensors([layout, *models])
     notes = [note for model in models for note in _differences(layout, model)]
+    fold = None
+    if isinstance(recipe, Lora):
+        fold = Fold(StoredAdapter.open(recipe.adapter), layout)
     with new_folder(out) as staging:
-        _write_weights(recipe, layout, models, names, staging, progress)
+        _write_weights(recipe, layout, models, names, staging, progress, fold)
         record = {"recipe": msgspec.to_builtins(recipe), "differences": notes, **record_of(models)}
         (staging / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         copy_files(layout.folder, staging, _changed(layout, recipe.dtype))
@@ -117,6 +131,7 @@ def _write_weights(
     names: set[str],
     to: Path,
     progress: Callable[[float], None],
+    fold: Fold | None,
 ) -> None:
     """Write the tensors to the same files, and in the same order, as in `layout`."""
     files: dict[str, dict[str, Declared]] = {}
@@ -127,7 +142,8 @@ def _write_weights(
     def pieces(file_name: str) -> Iterator[Piece]:
         for name, declared in files[file_name].items():
             tensors = [model.tensors[name] for model in models]
-            for chunk in _merged(recipe, name, tensors, declared.dtype):
+            changes = None if fold is None else fold.changes(name)
+            for chunk in _merged(recipe, name, tensors, declared.dtype, changes):
                 yield Piece(name, chunk)
 
     has_index = (layout.folder / WEIGHTS_INDEX).is_file()
@@ -142,9 +158,13 @@ def _declared(tensor: StoredTensor, wanted: str | None) -> Declared:
 
 
 def _merged(
-    recipe: Recipe, name: str, tensors: Sequence[StoredTensor], dtype: str
+    recipe: Recipe,
+    name: str,
+    tensors: Sequence[StoredTensor],
+    dtype: str,
+    changes: Iterator[torch.Tensor] | None,
 ) -> Iterator[memoryview]:
-    """Yield the bytes of one merged tensor as `dtype`.
+    """Yield the bytes of one merged tensor, plus its `changes`, as `dtype`.
 
     A tensor that is not of floats is copied. Raises ConfigError if such a tensor differs between
     the models, or if a merged value is not finite.
@@ -163,6 +183,8 @@ def _merged(
         total = values[0].mul_(shares[0])
         for share, more in zip(shares[1:], values[1:], strict=True):
             total.add_(more, alpha=share)
+        if changes is not None:
+            total.add_(next(changes))
         result = total.to(FLOATS[dtype])
         if not all(map(torch.isfinite, torch.aminmax(result))):
             files = " and ".join(str(tensor.file) for tensor in tensors)
@@ -179,6 +201,8 @@ def _shares(recipe: Recipe, tensors: Sequence[StoredTensor]) -> list[float]:
             return blend.ema(len(tensors), recipe.parameters.decay)
         case Liti():
             return blend.liti(recipe.parameters.t)
+        case Lora():
+            return [1.0]
     dot, norms = _dot_and_norms(*tensors)
     return blend.slerp(recipe.parameters.t, dot, norms)
 

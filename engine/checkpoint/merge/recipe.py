@@ -77,7 +77,14 @@ class Liti(Common, tag="liti", kw_only=True, frozen=True):
     parameters: Factor
 
 
-Recipe = Linear | Ema | Slerp | Liti
+class Lora(Common, tag="lora", kw_only=True, frozen=True):
+    """Not a method of mergekit: an adapter is folded into its base model."""
+
+    base_model: str
+    adapter: str  # a PEFT folder
+
+
+Recipe = Linear | Ema | Slerp | Liti | Lora
 
 
 def parse(document: Any) -> Recipe:
@@ -85,7 +92,7 @@ def parse(document: Any) -> Recipe:
     try:
         recipe: Recipe = msgspec.convert(document, Recipe)
     except msgspec.ValidationError as error:
-        methods = " (linear, ema, slerp or liti)" if "merge_method" in str(error) else ""
+        methods = " (linear, ema, slerp, liti or lora)" if "merge_method" in str(error) else ""
         raise ConfigError(f"The recipe cannot be followed: {error}{methods}.") from error
     if isinstance(recipe, Linear):
         weights = [source.parameters.weight for source in recipe.models]
@@ -101,6 +108,8 @@ def parse(document: Any) -> Recipe:
 
 def inputs(recipe: Recipe) -> list[str]:
     """Return the models that are summed, in the order of their shares."""
+    if isinstance(recipe, Lora):
+        return [recipe.base_model]
     names = [source.model for source in recipe.models]
     if isinstance(recipe, Linear | Ema):
         return names
@@ -109,4 +118,6 @@ def inputs(recipe: Recipe) -> list[str]:
 
 def template(recipe: Recipe) -> str:
     """Return the model whose config, tokenizer, dtypes and file layout the result has."""
+    if isinstance(recipe, Lora):
+        return recipe.base_model
     return recipe.base_model or recipe.models[0].model

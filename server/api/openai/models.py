@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from server.adapters import ServedAdapter
 from server.generation.chat_prompt import has_own_tools
 from server.state import AppState, state_of
 
@@ -67,15 +68,27 @@ def _capabilities(state: AppState) -> list[str]:
     return found
 
 
+def adapter_facts(state: AppState, adapter: ServedAdapter) -> dict[str, Any]:
+    """Return an adapter as a model whose parent is the base model, as vLLM lists it."""
+    base = state.names[0]
+    own = {"created": adapter.created, "root": adapter.path, "parent": base}
+    return model_facts(state, adapter.name) | own
+
+
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the served model under each of its names."""
+    """List the served model under each of its names, and its LoRA adapters."""
     state = state_of(request)
-    return {"object": "list", "data": [model_facts(state, name) for name in state.names]}
+    served = [model_facts(state, name) for name in state.names]
+    served += [adapter_facts(state, adapter) for adapter in state.adapters]
+    return {"object": "list", "data": served}
 
 
 @router.get("/v1/models/{name:path}")
 async def model(request: Request, name: str) -> dict[str, Any]:
-    """Return the served model by one of its names."""
+    """Return the served model by one of its names, or one of its LoRA adapters."""
     state = state_of(request)
+    adapter = state.adapters.find(name)
+    if adapter is not None:
+        return adapter_facts(state, adapter)
     return model_facts(state, state.model_name(name))

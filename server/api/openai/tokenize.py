@@ -91,11 +91,14 @@ async def render(request: Request) -> Response:
     async with thread_turn(state, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
     salt = request.state.tenant + body.options().cache_salt
-    answer["cached_tokens"] = await cached_tokens(state, answer["token_ids"], salt)
+    adapter = state.adapters.find(body.model)
+    answer["cached_tokens"] = await cached_tokens(
+        state, answer["token_ids"], salt, 0 if adapter is None else adapter.id
+    )
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
-async def cached_tokens(state: AppState, ids: list[int], salt: str) -> int:
+async def cached_tokens(state: AppState, ids: list[int], salt: str, adapter: int = 0) -> int:
     """Return how many tokens of a prompt a request with this salt would find in the prefix cache.
 
     It is 0 for an encoder, which has none, and for a prompt that no request may have.
@@ -104,7 +107,7 @@ async def cached_tokens(state: AppState, ids: list[int], salt: str) -> int:
         return 0
     start = state.start_token
     if start is None:
-        return await state.client.num_cached(ids, salt)
+        return await state.client.num_cached(ids, salt, adapter=adapter)
     return await state.client.num_cached([start], salt, encoder_prompt=ids)
 
 

@@ -111,6 +111,9 @@ async def _explained(state: AppState, request: Request, wanted: GenerateRequest)
 def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRequest:
     """Return the engine's request. Raises a 400 ApiError."""
     options = body.params.options()
+    model = body.model or options.model
+    state.model_name(model)
+    adapter = state.adapters.find(model)
     prompt, answer = body.prompt_ids, body.answer_ids
     check_token_ids(state, prompt, "prompt_ids")
     check_token_ids(state, answer, "answer_ids")
@@ -135,6 +138,7 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
         salt=request.state.tenant + options.cache_salt,
         encoder_prompt=encoder_prompt,
         explain=Explain(answer, params, body.candidates or MAX_CANDIDATES, max_per_step),
+        adapter=0 if adapter is None else adapter.id,
     )
 
 

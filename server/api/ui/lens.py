@@ -86,6 +86,8 @@ async def lens(request: Request) -> Response:
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, LensBody)
+    if state.adapters.find(body.model) is not None:
+        raise invalid("model", "The lens shows the base model only, not its adapters.")
     tokens, source = await _texts(state, body)
     want = set(PARTS if body.want is None else body.want)
     positions: tuple[int, ...] = ()

@@ -187,6 +187,7 @@ const WHY = {
   rows: "the batch is full",
   budget: "the step's token budget is used",
   preemption: "a request was preempted in this step",
+  adapter: "its adapter is not in memory",
 };
 
 /** Why a request of the queue waits. `place` counts from the first of the queue. */

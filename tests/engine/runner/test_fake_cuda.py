@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -186,3 +187,23 @@ def test_draft_model_on_fake_cuda_is_replayed(tmp_path: Path) -> None:
         assert graphs.sizes == [1, 2, 4, 8]
         assert draft.num_computed
     assert launches.keys() >= {"extend_kernel", "decode_kernel", "_append_kernel"}
+
+
+def test_adapters_on_fake_cuda_have_graphs_of_their_own(tmp_path: Path) -> None:
+    """Chunks and decodes with an adapter launch its kernels; those without launch none."""
+    with fake_cuda() as launches:
+        driver = engine(QUICK[0], tmp_path, max_loras=2, max_lora_rank=8)
+        assert driver.runner.graphs is not None
+        shapes = {shape for shape in driver.runner.graphs._steps if shape.has_adapters}
+        assert {shape.decodes for shape in shapes} == {1, 2, 4, 8}
+        # Files cannot be read into fake tensors: slot 2 counts as loaded.
+        driver.core.adapters._known[7] = mock.Mock()
+        driver.core.scheduler.adapters.place(7, 2)
+        launches.clear()
+        driver.submit([1, 2, 3], 3)
+        driver.run()
+        assert not launches["_shrink_kernel"]
+        request_id = driver.submit([1, 2, 3], 3, adapter=7)
+        driver.run()
+        assert driver.finish(request_id) == "length"
+    assert launches["_shrink_kernel"] == launches["_expand_kernel"] > 0

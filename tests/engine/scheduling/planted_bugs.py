@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.scheduling import block_tables as tables
+from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.scheduler import Scheduler
@@ -212,6 +213,34 @@ def prompt_logprobs_are_computed_again_after_preemption(patch: pytest.MonkeyPatc
     patch.setattr(Scheduler, "_preempt", preempt)
 
 
+def adapters_share(patch: pytest.MonkeyPatch) -> None:
+    original = BlockHasher.root
+    patch.setattr(
+        BlockHasher, "root", lambda self, salt, source, adapter: original(self, salt, source)
+    )
+
+
+def used_adapters_leave(patch: pytest.MonkeyPatch) -> None:
+    """Adapters leave in order of their loads, whether sequences use them or not."""
+
+    def take_slot(self: AdapterSlots) -> int:
+        if self._free or not self._resident:
+            return original(self)
+        return self._resident.pop(next(iter(self._resident)))
+
+    original = AdapterSlots.take_slot
+    patch.setattr(AdapterSlots, "take_slot", take_slot)
+
+
+def adapters_are_used_before_they_are_loaded(patch: pytest.MonkeyPatch) -> None:
+    def hold(self: AdapterSlots, adapter: int) -> int:
+        return original(self, adapter) if adapter in self._resident or not adapter else 1
+
+    original = AdapterSlots.hold
+    patch.setattr(AdapterSlots, "hold", hold)
+    patch.setattr(AdapterSlots, "is_resident", lambda self, adapter: True)
+
+
 PLANTED: tuple[Plant, ...] = (
     stale_results_are_taken,
     blocks_are_kept_after_the_end,
@@ -236,4 +265,7 @@ PLANTED: tuple[Plant, ...] = (
     prompt_logprobs_are_computed_again_after_preemption,
     wrong_drafts_are_accepted,
     kv_of_wrong_drafts_stays,
+    adapters_share,
+    used_adapters_leave,
+    adapters_are_used_before_they_are_loaded,
 )

@@ -43,9 +43,13 @@ def next_token(tag: int) -> int:
     return (tag >> 8) % VOCAB
 
 
-def tags_of(salt: str, tokens: Iterable[int], source: Sequence[int] = ()) -> list[int]:
+def tags_of(
+    salt: str, tokens: Iterable[int], source: Sequence[int] = (), adapter: int = 0
+) -> list[int]:
     """Return the tags of `tokens`. Their KV depends on all of `source`, if there is one."""
     tag, tags = zlib.crc32(salt.encode()), []
+    if adapter:
+        tag = extend(tag, -adapter)
     if source:
         tag = extend(tag, hash(tuple(source)))
     for token in tokens:
@@ -62,7 +66,8 @@ def prompt_logprobs_of(tags: list[int], start: int, end: int) -> list[TokenLogpr
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
     """Return the outputs that `request` must get; its answer token `fails_at` is an error."""
     outputs: Outputs = []
-    tag, params = tags_of(request.salt, request.prompt, request.encoder_prompt)[-1], request.params
+    tags = tags_of(request.salt, request.prompt, request.encoder_prompt, request.adapter)
+    tag, params = tags[-1], request.params
     for count in range(1, params.max_tokens + 1):
         if count - 1 == fails_at:
             return [*outputs, (-1, "error")]
@@ -137,7 +142,9 @@ class Device:
             request = next(self.requests[s.id][0] for s in step.slices if s.row == new.row)
             assert new.encoder_length == len(request.encoder_prompt)
             self._tokens[new.row] = list(new.tokens)
-            self._tags[new.row] = tags_of(request.salt, new.tokens, request.encoder_prompt)
+            self._tags[new.row] = tags_of(
+                request.salt, new.tokens, request.encoder_prompt, request.adapter
+            )
             self._tables[new.row] = [[] for _ in self.groups]
         for added in step.new_blocks:
             table = self._tables[added.row][added.group]
@@ -229,6 +236,9 @@ class Simulation:
         self.most_preemptions = 0  # of a single request
         self.texts: dict[int, list[int]] = {}  # tokens of the texts to embed
         self.vectors: dict[int, bytes] = {}
+        self.slots: dict[int, int] = {}  # slot -> the adapter that is written there
+        self._loads: list[tuple[int, int, int]] = []  # (turn of its end, adapter, slot)
+        self._turns = 0
         self._ids = 0
         self._work = 0
 
@@ -254,12 +264,14 @@ class Simulation:
         min_tokens: int = 0,
         fails_at: int | None = None,
         prompt_logprobs: bool = False,
+        adapter: int = 0,
     ) -> int | None:
         """Add a request; return its id, or None if it was refused. Check that this is correct."""
         self._ids += 1
         params = SamplingParams(max_tokens, stop_token_ids=stops, min_tokens=min_tokens)
         params = replace(params, prompt_logprobs=prompt_logprobs - 1)
-        request = GenerateRequest(self._ids, prompt, params, 0.0, priority, salt, list(source))
+        rest = priority, salt, list(source)
+        request = GenerateRequest(self._ids, prompt, params, 0.0, *rest, adapter=adapter)
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
         try:
@@ -272,7 +284,7 @@ class Simulation:
             return None
         self.expected[request.id] = answer(request, fails_at)
         self.outputs[request.id] = []
-        self._work += len(prompt) + len(source) + max_tokens
+        self._work += len(prompt) + len(source) + max_tokens + adapter
         self.check()
         return request.id
 
@@ -300,21 +312,36 @@ class Simulation:
     def turn(self) -> None:
         """Run the loop body once, as EngineCore.turn does."""
         scheduler = self.scheduler
+        self._finish_loads()
         oldest = next((s for s in scheduler.running[:1] if s.num_uncomputed), None)
         step = scheduler.schedule()
+        for adapter, slot in scheduler.adapters.take_wanted().items():
+            self._loads.append((self._turns + adapter % 3, adapter, slot))
         if step:
             self._inspect(step)
             self.in_flight.append(step)
         if oldest:
             assert step, "the oldest sequence waits without a reason"
             assert oldest.id in {s.id for s in step.slices}, "the oldest sequence does not advance"
-        assert step or self.in_flight or not scheduler.has_work, "there is work, but nothing runs"
+        waits = self.in_flight or self._loads
+        assert step or waits or not scheduler.has_work, "there is work, but nothing runs"
         self._note_admissions({e.id for e in step.encoder_inputs} if step else set())
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self._retire(self.in_flight.popleft())
         self.check()
 
+    def _finish_loads(self) -> None:
+        self._turns += 1
+        for load in [load for load in self._loads if load[0] <= self._turns]:
+            self._loads.remove(load)
+            _, adapter, slot = load
+            self.scheduler.adapters.place(adapter, slot)
+            self.slots[slot] = adapter
+
     def _inspect(self, step: Step) -> None:
+        for scheduled in step.slices:
+            wanted = self.device.requests[scheduled.id][0].adapter
+            assert self.slots.get(scheduled.adapter_slot, 0) == wanted, "another adapter"
         assert step.slices or step.encoder_inputs, "an empty step"
         assert sum(s.count for s in step.slices) <= self.scheduler.max_num_batched_tokens, "budget"
         for kind in (None, "mean"):
@@ -369,7 +396,7 @@ class Simulation:
         request, _ = self.device.requests[output.id]
         due = []
         if first and request.params.prompt_logprobs >= 0:
-            tags = tags_of(request.salt, request.prompt, request.encoder_prompt)
+            tags = tags_of(request.salt, request.prompt, request.encoder_prompt, request.adapter)
             due = prompt_logprobs_of(tags, 0, len(tags))
         assert list(output.prompt_logprobs) == due, "wrong prompt logprobs"
 
@@ -414,12 +441,16 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         part_size=rng.choice((0, 1, 1, 2)),
         context_cost=seed % 3 / 2,
         drafts=("none", "ngram", "right")[seed % 5 % 3],
+        num_adapter_slots=seed % 3 + 1,
     )
+    num_adapters = 0 if cross else seed % 4 * 2
+    chosen = random.Random(seed + 10**6)
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):
         action = rng.random()
         if action < 0.35:
-            _add(simulation, rng, stem, bool(cross))
+            adapter = max(0, chosen.randint(-1, num_adapters))
+            _add(simulation, rng, stem, bool(cross), adapter)
         elif action < 0.36:
             simulation.embed([rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
         elif action < 0.40 and simulation.live:
@@ -431,7 +462,9 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     return simulation
 
 
-def _add(simulation: Simulation, rng: random.Random, stem: list[int], cross: bool) -> None:
+def _add(
+    simulation: Simulation, rng: random.Random, stem: list[int], cross: bool, adapter: int
+) -> None:
     shared = rng.randint(0, len(stem) // 2)
     own = [rng.randrange(VOCAB) for _ in range(rng.randint(0 if shared else 1, 4))]
     simulation.add(
@@ -444,4 +477,5 @@ def _add(simulation: Simulation, rng: random.Random, stem: list[int], cross: boo
         min_tokens=rng.choice((0, 0, 3)),
         fails_at=rng.choice((None, None, None, None, None, 0, 2)),
         prompt_logprobs=rng.random() < 0.2,
+        adapter=adapter,
     )

@@ -11,9 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.config import AdapterSource
 from engine.memory.report import LARGEST_STEP, WEIGHTS
 from engine.protocol import KVGroup, MemoryEntry
+from server.adapters import AdapterRegistry
 from server.cli.banner import (
+    adapters,
     answers,
     arithmetic,
     curl,
@@ -58,6 +61,20 @@ def test_arithmetic_with_batch_dependent_logits_names_the_setting(
 def test_arithmetic_with_emulated_bf16_recommends_float32() -> None:
     (note,) = arithmetic(msgspec.structs.replace(INFO, emulates_bf16=True))
     assert "--dtype float32" in note
+
+
+def test_adapters_are_named_if_the_model_takes_some() -> None:
+    ready = msgspec.structs.replace(INFO, max_loras=4)
+    given = [AdapterSource(1, "fr", "/a"), AdapterSource(2, "de", "/b")]
+    lines = []
+    for sources in (given, []):
+        state: Any = SimpleNamespace(adapters=AdapterRegistry(["base"], sources))
+        lines += adapters(state, ready)
+        assert adapters(state, INFO) == []
+    assert lines == [
+        "  adapters  fr, de; up to 4 in memory",
+        "  adapters  none yet; up to 4 in memory",
+    ]
 
 
 def test_drafts_name_the_draft_model() -> None:

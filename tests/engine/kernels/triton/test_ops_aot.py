@@ -32,6 +32,12 @@ def test_experts_kernel_compiles_without_spills() -> None:
 
 
 @pytest.mark.slow
+def test_lora_kernels_compile_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.lora_launches", "in_bf16")
+    assert {report.kernel for report in reports} == {"_shrink_kernel", "_expand_kernel"}
+
+
+@pytest.mark.slow
 def test_codes_kernel_compiles_without_spills() -> None:
     """Quantised weights in bf16: one row and many, with and without a bias."""
     reports = compile_ahead("tests.engine.kernels.triton.codes_launches", "in_bf16")

@@ -1,0 +1,138 @@
+"""Adapters: loads and unloads LoRA adapters for the loop, which serves meanwhile.
+
+Files are read and weights are prepared in a thread. The loop only copies the result to a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
+from engine.errors import ConfigError, RequestRejectedError
+from engine.message import Message
+from engine.protocol import GenerateRequest
+from engine.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from engine.models.adapters import LoadedAdapter, ModelAdapters
+
+WAIT_S = 0.01  # how long an engine without other work waits before it looks for messages
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """An adapter that is being read: for a message, or else for the slot that waits for it."""
+
+    adapter: int
+    future: Future[LoadedAdapter]
+    message: LoadAdapter | None = None
+    slot: int = 0
+
+
+class Adapters:
+    """The adapters that requests may name. `adapters` is None if the model takes none."""
+
+    def __init__(
+        self, scheduler: Scheduler, adapters: ModelAdapters | None, send: Callable[[Message], None]
+    ) -> None:
+        self._scheduler = scheduler
+        self._slots = scheduler.adapters
+        self._send = send
+        self._model = adapters
+        self._known: dict[int, LoadedAdapter] = {}  # by adapter, without its weights
+        self._unloaded: set[int] = set()  # known as long as requests use them
+        self._loads: list[_Load] = []
+        self._reader = ThreadPoolExecutor(1, "adapters")
+        if adapters is not None:
+            for source, loaded in zip(adapters.plan.sources, adapters.at_start, strict=True):
+                self._known[source.id] = loaded
+                if slot := loaded.slot:
+                    self._slots.place(source.id, slot)
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loads)
+
+    def wait(self) -> None:
+        """Wait a moment for what is being read."""
+        wait([load.future for load in self._loads], timeout=WAIT_S)
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise RequestRejectedError if the request names an adapter that is not known."""
+        adapter = request.adapter
+        if adapter and (adapter not in self._known or adapter in self._unloaded):
+            message = "The adapter that `model` names has been unloaded."
+            raise RequestRejectedError("model_not_found", message, "model")
+
+    def handle(self, message: LoadAdapter | UnloadAdapter) -> None:
+        if isinstance(message, UnloadAdapter):
+            self._unloaded.add(message.adapter)
+        elif self._model is None:
+            problem = "This server takes no adapters; start it with --max-loras or --lora-modules."
+            self._send(AdapterLoaded(message.id, problem))
+        else:
+            future = self._reader.submit(self._model.load, message.path)
+            self._loads.append(_Load(message.adapter, future, message))
+
+    def start_loads(self) -> None:
+        """Start to read the adapters that waiting requests need."""
+        for adapter, slot in self._slots.take_wanted().items():
+            assert self._model is not None
+            future = self._reader.submit(self._model.load_again, self._known[adapter])
+            self._loads.append(_Load(adapter, future, slot=slot))
+
+    def finish_loads(self) -> dict[int, RequestRejectedError]:
+        """Write what has been read to its slots, and forget unloaded adapters.
+
+        Returns the requests that cannot run, because their adapter cannot be read any more.
+        """
+        failed: dict[int, RequestRejectedError] = {}
+        if self._model is None:
+            return failed
+        for load in [load for load in self._loads if load.future.done()]:
+            self._loads.remove(load)
+            try:
+                loaded = load.future.result()
+            except ConfigError as error:
+                failed |= self._fail(load, error)
+            else:
+                self._finish(load, loaded)
+        for adapter in self._unloaded & (self._known.keys() - self._in_use()):
+            del self._known[adapter]
+            if slot := self._slots.forget(adapter):
+                self._model.write(slot, {})
+        self._unloaded &= self._known.keys() | {load.adapter for load in self._loads}
+        return failed
+
+    def _finish(self, load: _Load, loaded: LoadedAdapter) -> None:
+        assert self._model is not None
+        slot = load.slot or self._slots.take_slot()
+        if slot:
+            self._model.write(slot, loaded.weights)
+            self._slots.place(load.adapter, slot)
+        self._known[load.adapter] = loaded.without_weights()
+        if load.message is not None:
+            self._send(AdapterLoaded(load.message.id))
+
+    def _fail(self, load: _Load, error: ConfigError) -> dict[int, RequestRejectedError]:
+        """Answer the message of a load, or return the requests that waited for it."""
+        if load.message is not None:
+            self._send(AdapterLoaded(load.message.id, str(error)))
+            return {}
+        self._slots.failed(load.adapter)
+        rejected = RequestRejectedError("adapter_unavailable", str(error), "model")
+        waiting = [s.id for s in self._scheduler.waiting if s.adapter == load.adapter]
+        return dict.fromkeys(waiting, rejected)
+
+    def _in_use(self) -> set[int]:
+        """Return the adapters of all requests, and those that are being read."""
+        if not self._unloaded:
+            return set()
+        used = {sequence.adapter for sequence in self._scheduler.sequences.values()}
+        return used | {load.adapter for load in self._loads}
+
+    def close(self) -> None:
+        self._reader.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,200 @@
+"""Low-rank adapters of one linear layer, several in memory at once (see `engine/ops/lora.py`).
+
+On a CPU each adapter is packed as weights are, so that the bits of a token do not depend on the
+other tokens. Elsewhere the adapters lie in one tensor, so that a captured step reads any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from engine.layers.weights.onednn import PackedWeight
+from engine.ops.kernels import Kernels
+from engine.ops.lora import AdapterGroup, Parts, TokenAdapters, add_lora
+
+# By part of the layer: A [rank, in] and B [out of the part, rank], fp32, B times the scale.
+LowRankParts = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Tokens:
+    """The adapters of the tokens that a model computes now. All layers share one object."""
+
+    def __init__(self) -> None:
+        self.current: TokenAdapters | None = None  # None: no token has one
+
+
+class LinearAdapters(Protocol):
+    """The adapters of one layer, by slot."""
+
+    def prepare(self, given: LowRankParts) -> Any:
+        """Return what `write` takes. It may run in another thread than all other methods."""
+
+    def write(self, slot: int, prepared: Any) -> None:
+        """Set the adapter of a slot; None clears it."""
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return y [T, out] plus what the tokens' adapters make of x [T, in]. May write to y."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are taken whether or not a slot is filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """The shape of a layer, and the dtype and device of its outputs."""
+
+    inputs: int
+    outputs: int
+    parts: Mapping[str, slice]  # of the output rows
+    dtype: torch.dtype
+    device: torch.device
+
+
+class HasParts(Protocol):
+    """A linear layer before its weight is packed."""
+
+    weight: torch.nn.Parameter | None
+    parts: dict[str, slice]
+
+
+def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> LinearShape:
+    """Return the shape of a layer whose weight is not packed yet."""
+    assert layer.weight is not None
+    outputs, inputs = layer.weight.shape
+    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device)
+
+
+class Pair(NamedTuple):
+    """The two matmuls of one adapter."""
+
+    down: PackedWeight  # [sum of ranks, in]
+    up: PackedWeight  # [out, sum of ranks]; zero where a part does not use another part's
+
+
+# Numba's kernel for few rows takes multiples of these outputs. oneDNN is slower with few rows.
+KERNEL_OUTPUTS = 64
+
+
+class PackedAdapters:
+    """Adapters as pairs of packed weights."""
+
+    nbytes = 0
+
+    def __init__(
+        self, shape: LinearShape, tokens: Tokens, num_slots: int, kernels: Kernels
+    ) -> None:
+        self._shape = shape
+        self._tokens = tokens
+        self._kernels: Kernels = kernels
+        self._pairs: list[Pair | None] = [None] * (num_slots + 1)
+
+    def choose_kernels(self, rank: int) -> None:
+        """Let the kernels for adapters of up to `rank` be chosen, which computes.
+
+        `prepare` then computes nothing: a kernel of another thread would be recorded with a step.
+        """
+        inputs, outputs = self._shape.inputs, self._shape.outputs
+        widest = self._width(len(self._shape.parts) * rank)
+        for width in range(KERNEL_OUTPUTS, widest + 1, KERNEL_OUTPUTS):
+            # Random weights: those of equal numbers do not tell how oneDNN orders them.
+            self._pair(torch.rand(width, inputs), torch.rand(outputs, width))
+
+    def _width(self, ranks: int) -> int:
+        """Return the sum of the ranks that is computed."""
+        has_kernel = self._kernels == "numba" and self._shape.dtype == torch.bfloat16
+        return -(-ranks // KERNEL_OUTPUTS) * KERNEL_OUTPUTS if has_kernel else ranks
+
+    def _pair(self, down: torch.Tensor, up: torch.Tensor) -> Pair:
+        dtype = self._shape.dtype
+        return Pair(
+            PackedWeight(down.to(dtype), kernels=self._kernels),
+            PackedWeight(up.to(dtype), kernels=self._kernels),
+        )
+
+    def prepare(self, given: LowRankParts) -> Pair | None:
+        if not given:
+            return None
+        shape = self._shape
+        width = self._width(sum(len(a) for a, _ in given.values()))
+        down = torch.zeros(width, shape.inputs)
+        up = torch.zeros(shape.outputs, width)
+        first = 0
+        for part, (a, b) in given.items():
+            rows = slice(first, first + len(a))
+            down[rows] = a
+            up[shape.parts[part], rows] = b
+            first += len(a)
+        return self._pair(down, up)
+
+    def write(self, slot: int, prepared: Pair | None) -> None:
+        self._pairs[slot] = prepared
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self._tokens.current is not None:
+            for group in self._tokens.current.groups:
+                pair = self._pairs[group.slot]
+                if pair is not None:
+                    y = _added(x, y, group, pair)
+        return y
+
+
+def _added(x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, pair: Pair) -> torch.Tensor:
+    if group.tokens is None:
+        return y.add_(pair.up(pair.down(x)))
+    own = x.index_select(0, group.tokens)
+    added = pair.up(pair.down(own))[: group.count]
+    return y.index_add_(0, group.tokens[: group.count], added)
+
+
+class StackedAdapters:
+    """Adapters of up to `rank`, in one tensor for each of the two matmuls."""
+
+    def __init__(
+        self, shape: LinearShape, tokens: Tokens, num_slots: int, rank: int, kernels: Kernels
+    ) -> None:
+        self._shape = shape
+        self._tokens = tokens
+        self._rank = rank
+        self._kernels: Kernels = kernels
+        self.parts = Parts.of(shape.parts.values(), shape.device)
+        place: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
+        self.a = torch.zeros(num_slots, len(shape.parts) * rank, shape.inputs, **place)
+        self.b = torch.zeros(num_slots, shape.outputs, rank, **place)
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    def prepare(self, given: LowRankParts) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not given:
+            return None
+        a = torch.zeros(self.a.shape[1:], dtype=self._shape.dtype)
+        b = torch.zeros(self.b.shape[1:], dtype=self._shape.dtype)
+        for place, (part, rows) in enumerate(self._shape.parts.items()):
+            if part in given:
+                down, up = given[part]
+                first = place * self._rank
+                a[first : first + len(down)] = down
+                b[rows, : len(down)] = up
+        if self._shape.device.type == "cuda":
+            return a.pin_memory(), b.pin_memory()
+        return a, b
+
+    def write(self, slot: int, prepared: tuple[torch.Tensor, torch.Tensor] | None) -> None:
+        if prepared is None:
+            self.b[slot - 1].zero_()
+            return
+        a, b = prepared
+        self.a[slot - 1].copy_(a, non_blocking=True)
+        self.b[slot - 1].copy_(b, non_blocking=True)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        tokens = self._tokens.current
+        if tokens is None:
+            return y
+        return add_lora(x, y, self.a, self.b, tokens.slots, self.parts, kernels=self._kernels)
