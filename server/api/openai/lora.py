@@ -21,7 +21,8 @@ router = APIRouter()
 def _state_for_admin(request: Request) -> AppState:
     """Return the state for a request that changes what all clients see.
 
-    Raises a 403 ApiError without admin rights. A server without keys gives them on loopback only.
+    Raises a 403 ApiError without admin rights, which a server without keys gives on loopback only,
+    and a 404 if the server takes no adapters. Raises EngineUnavailableError.
     """
     state = state_of(request)
     if not is_admin(request):
@@ -33,6 +34,9 @@ def _state_for_admin(request: Request) -> AppState:
             "it with --admin-key-file."
         )
         raise ApiError(403, "admin_key_required", message)
+    if not state.loaded().max_loras:
+        message = "This server takes no adapters; start it with --max-loras or --lora-modules."
+        raise ApiError(404, "not_found", message)
     return state
 
 
@@ -40,7 +44,6 @@ def _state_for_admin(request: Request) -> AppState:
 async def load_lora_adapter(request: Request) -> Response:
     """Load a LoRA adapter from a folder; return it as /v1/models lists it. Needs an admin key."""
     state = _state_for_admin(request)
-    state.loaded()
     body = await read_body(request, LoadAdapterBody, state.large_bodies)
     state.model_name(body.model)
     adapter = await state.adapters.load(state.client, body.lora_name, body.lora_path)
@@ -51,7 +54,6 @@ async def load_lora_adapter(request: Request) -> Response:
 async def unload_lora_adapter(request: Request) -> Response:
     """Unload a LoRA adapter. Requests that use it end as usual. Needs an admin key."""
     state = _state_for_admin(request)
-    state.loaded()
     body = await read_body(request, UnloadAdapterBody, state.large_bodies)
     state.model_name(body.model)
     state.adapters.unload(state.client, body.lora_name)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx2
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
@@ -15,15 +16,20 @@ from server.adapters import AdapterRegistry
 from server.app import create_app
 from server.cli.config import ServerConfig
 from server.http.errors import ApiError
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import Served, serving
 
 GIVEN = ("fr=/a/french", "de=/a/german")
 
 
+def engine_with_adapters() -> FakeEngine:
+    info = msgspec.structs.replace(INFO, max_loras=4)
+    return FakeEngine(lambda request: [65, 66], info=info)
+
+
 @pytest.fixture
 async def lora(model: Path) -> AsyncIterator[Served]:
-    engine = FakeEngine(lambda request: [65, 66])
+    engine = engine_with_adapters()
     async with serving(engine, model, lora_modules=GIVEN) as served:
         yield served
 
@@ -107,7 +113,7 @@ async def test_loading_needs_an_admin_key(model: Path, tmp_path: Path) -> None:
     (tmp_path / "admins").write_text("mighty-key\n")
     keys = {"api_key": ("plain-key",), "admin_key_file": str(tmp_path / "admins")}
     for key, status in (("plain-key", 403), ("mighty-key", 200)):
-        engine = FakeEngine(lambda request: [65])
+        engine = engine_with_adapters()
         async with serving(engine, model, key, **keys) as served:
             answer = await load(served, "it", "/a/italian")
             assert answer.status_code == status
@@ -118,10 +124,17 @@ async def test_loading_needs_an_admin_key(model: Path, tmp_path: Path) -> None:
 
 
 async def test_loading_without_keys_needs_a_loopback_address(model: Path) -> None:
-    async with serving(FakeEngine(lambda request: [65]), model, host="0.0.0.0") as served:
+    async with serving(engine_with_adapters(), model, host="0.0.0.0") as served:
         refused = await load(served, "it", "/a/italian")
         assert refused.status_code == 403
         assert "loopback" in refused.json()["error"]["message"]
+
+
+async def test_loading_on_a_server_without_slots_is_not_found(model: Path) -> None:
+    async with serving(FakeEngine(lambda request: [65]), model) as served:
+        refused = await load(served, "it", "/a/italian")
+        assert refused.status_code == 404
+        assert "start it with --max-loras" in refused.json()["error"]["message"]
 
 
 def test_adapters_with_one_name_twice_are_refused(model: Path) -> None:
