@@ -213,7 +213,7 @@ class NanoChat(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         if c.smear_channels is not None:
             self.smear_gate = Linear(c.smear_channels, 1)
             self.smear_lambda = nn.Parameter(torch.empty(1))

@@ -18,6 +18,8 @@ from engine.config import EngineConfig
 from engine.device.facts import available_memory, emulates_bf16
 from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
+from engine.device.ranks import FLAG, Ranks
+from engine.errors import ConfigError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
 from engine.inspect.lens import max_lens_tokens
@@ -40,6 +42,7 @@ from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 Report = Callable[[Progress], None]
+Connect = Callable[[Ranks, torch.device], None]
 COMPILING = "compiling kernels for this CPU, which later starts load"
 
 
@@ -51,17 +54,28 @@ class LoadedEngine(NamedTuple):
     facts: Ready  # what the server and its users see
 
 
+def refuse_ranks(ranks: Ranks, device: torch.device) -> None:
+    """Raise ConfigError: only `penstock serve` starts the processes of the other ranks."""
+    raise ConfigError(f"{FLAG} {ranks.count} is not possible here, only with `penstock serve`.")
+
+
 def load_engine(
     config: EngineConfig,
     report: Report = lambda progress: None,
     recorder: Recorder | None = None,
+    *,
+    rank: int = 0,
+    connect: Connect = refuse_ranks,
 ) -> LoadedEngine:
     """Load the model of `config`; `report` gets the progress. Raises ConfigError if that fails.
 
-    `recorder` captures steps; None makes a CudaRecorder if steps become CUDA graphs.
+    `recorder` captures steps; None makes a CudaRecorder if steps become CUDA graphs. This process
+    is number `rank` of those that share the model. `connect` is called if there are several.
     """
     start = time.monotonic()
-    plan = ModelPlan(config)
+    plan = ModelPlan(config, rank)
+    if plan.ranks.count > 1:
+        connect(plan.ranks, plan.device)
     torch.set_num_threads(plan.threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
@@ -75,7 +89,11 @@ def load_engine(
     report(Progress("allocating the KV cache", 0.0))
     matchers = _matchers(plan)  # it reserves address space, which the KV cache must leave
     reserved = _bytes_beside_kv_cache(plan, profile)
-    num_blocks, max_model_len = plan.plan_blocks(available_memory(plan.device), reserved)
+    free = plan.of_rank(available_memory(plan.device))
+    num_blocks, max_model_len = plan.plan_blocks(free, reserved)
+    if plan.ranks.count > 1:
+        sizes = [num_blocks, max_model_len]
+        num_blocks, max_model_len = plan.ranks.least(sizes, plan.device)
     runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers)
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
@@ -188,7 +206,7 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     release_unused()
     if plan.quantization:
         return weights_bytes(plan.module)
-    return plan.num_parameters * plan.dtype.itemsize
+    return plan.rank_parameters * plan.dtype.itemsize
 
 
 def _pack(plan: ModelPlan, layer: nn.Module) -> None:
@@ -224,7 +242,9 @@ def _make_runner(
         matchers,
         rounds_tokens=plan.prepacks,
     )
-    if plan.backend.name == "numba":
+    runner.may_compute_again = plan.ranks.count == 1
+    # A recorded pass would leave out what ranks send each other.
+    if plan.backend.name == "numba" and plan.ranks.count == 1:
         from engine.attention.numba import NumbaBackend
         from engine.runner.decode_programs import DecodePrograms
 

@@ -1,0 +1,126 @@
+"""The processes of the other ranks, as rank 0 sees them: it starts them and sends them its steps.
+
+A follower's death is the engine's, because its share of the weights is gone. A thread waits for
+each one, and interrupts the main thread with FollowerDiedError. If that does not help, because the
+main thread waits for a GPU, the process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from engine.config import EngineConfig
+from engine.parallel.channel import Sender
+from engine.parallel.messages import Begin, Capture, Compute, Masks, ToFollower
+from engine.scheduling.step import Step
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.device.ranks import Ranks
+
+INTERRUPT = signal.SIGUSR2  # tells the main thread that a follower has ended
+LAST_WORDS_S = 0.5  # seconds for the main thread to report it
+DEAD_STATUS = 3  # exit status of the engine then
+
+
+class FollowerDiedError(Exception):
+    """The process of another rank has ended."""
+
+
+class MaskWords(Protocol):
+    """TokenMasks, whose module imports torch."""
+
+    slices: list[int]
+    words: torch.Tensor
+
+
+class Followers:
+    """The processes of ranks 1 to `count` - 1; as a context manager, they end with it.
+
+    Create it in the main thread: Linux ends them when the thread that started them ends.
+    """
+
+    def __init__(self, config: EngineConfig, command: list[str]) -> None:
+        """Start them. `command` runs `engine.parallel.follower`."""
+        self._config = config
+        # An open file without a name: its path is that of this process's descriptor.
+        self._meeting = os.memfd_create("penstock-ranks")
+        self._closing = False
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+            for _ in range(1, config.tensor_parallel_size)
+        ]
+        self._senders: list[Sender] = []
+        signal.signal(INTERRUPT, self._raise_death)
+        for process in self._processes:
+            assert process.stdin is not None
+            self._senders.append(Sender(process.stdin))
+            threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+
+    def __enter__(self) -> Followers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        for sender in self._senders:
+            with contextlib.suppress(OSError):
+                sender.close()
+        for process in self._processes:
+            process.kill()  # it has no work to lose
+            process.wait()
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        if self._closing:
+            return
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, INTERRUPT)
+        time.sleep(LAST_WORDS_S)
+        if not self._closing:
+            os._exit(DEAD_STATUS)
+
+    def _raise_death(self, number: int, frame: FrameType | None) -> None:
+        if self._closing:
+            return
+        for rank, process in enumerate(self._processes, start=1):
+            if process.poll() is not None:
+                raise FollowerDiedError(_epitaph(rank, process.returncode))
+
+    # ---- what rank 0 sends -------------------------------------------------------------------
+
+    def connect(self, ranks: Ranks, device: torch.device) -> None:
+        """Let the followers load the model, and connect with them."""
+        place = f"/proc/{os.getpid()}/fd/{self._meeting}"
+        for rank, sender in enumerate(self._senders, start=1):
+            sender.send(Begin(rank, self._config, place))
+        ranks.connect(device, place)
+        os.close(self._meeting)
+
+    def compute(self, step: Step, *, has_masks: bool) -> None:
+        self._send(Compute(step, has_masks))
+
+    def mask(self, masks: MaskWords) -> None:
+        self._send(Masks(masks.slices, masks.words.numpy().tobytes()))
+
+    def capture(self) -> None:
+        self._send(Capture())
+
+    def _send(self, message: ToFollower) -> None:
+        frame = self._senders[0].encoded(message)
+        for sender in self._senders:
+            sender.send_encoded(frame)
+
+
+def _epitaph(rank: int, code: int) -> str:
+    if code < 0:
+        return f"The process of rank {rank} was killed by signal {-code}."
+    return f"The process of rank {rank} exited with status {code}."
