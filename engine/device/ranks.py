@@ -112,11 +112,11 @@ class Ranks:
         """Return all ranks' tensors [..., n], one after the other: [..., count * n]."""
         return torch.cat(self._gathered(x), dim=-1)
 
-    def least(self, numbers: Sequence[int], device: torch.device) -> list[int]:
-        """Return the least of all ranks' values of each number."""
-        gathered = torch.stack(self._gathered(torch.tensor(numbers, device=device)))
-        least: list[int] = gathered.amin(0).tolist()
-        return least
+    def numbers(self, own: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Return each rank's `own` numbers."""
+        if self.count == 1:
+            return [list(own)]
+        return [each.tolist() for each in self._gathered(torch.tensor(own, device=device))]
 
     def _gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, in their order."""

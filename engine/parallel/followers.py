@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.parallel.channel import Sender
@@ -25,21 +25,16 @@ if TYPE_CHECKING:
     import torch
 
     from engine.device.ranks import Ranks
+    from engine.grammar.matchers import TokenMasks
 
 INTERRUPT = signal.SIGUSR2  # tells the main thread that a follower has ended
+CAUSE_S = 0.2  # seconds in which a follower's end is seen, after a collective with it has failed
 LAST_WORDS_S = 0.5  # seconds for the main thread to report it
 DEAD_STATUS = 3  # exit status of the engine then
 
 
 class FollowerDiedError(Exception):
     """The process of another rank has ended."""
-
-
-class MaskWords(Protocol):
-    """TokenMasks, whose module imports torch."""
-
-    slices: list[int]
-    words: torch.Tensor
 
 
 class Followers:
@@ -53,13 +48,13 @@ class Followers:
         self._config = config
         # An open file without a name: its path is that of this process's descriptor.
         self._meeting = os.memfd_create("penstock-ranks")
-        self._closing = False
+        self._is_closing = self._is_reported = False
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
             for _ in range(1, config.tensor_parallel_size)
         ]
         self._senders: list[Sender] = []
-        signal.signal(INTERRUPT, self._raise_death)
+        self._handler_before = signal.signal(INTERRUPT, self._interrupt)
         for process in self._processes:
             assert process.stdin is not None
             self._senders.append(Sender(process.stdin))
@@ -68,34 +63,54 @@ class Followers:
     def __enter__(self) -> Followers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._closing = True
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raises FollowerDiedError if a follower's death may have caused an error."""
+        self._is_closing = True
+        death = None
+        if isinstance(error, RuntimeError | OSError):  # of a collective, or of a pipe
+            death = self._death(CAUSE_S)
         for sender in self._senders:
             with contextlib.suppress(OSError):
                 sender.close()
         for process in self._processes:
             process.kill()  # it has no work to lose
             process.wait()
+        os.close(self._meeting)
+        signal.signal(INTERRUPT, self._handler_before)
+        if death is not None:
+            raise FollowerDiedError(death) from error
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         process.wait()
-        if self._closing:
+        if self._is_closing:
             return
         main = threading.main_thread().ident
         assert main is not None
         signal.pthread_kill(main, INTERRUPT)
         time.sleep(LAST_WORDS_S)
-        if not self._closing:
+        if not self._is_closing:
             os._exit(DEAD_STATUS)
 
-    def _raise_death(self, number: int, frame: FrameType | None) -> None:
-        if self._closing:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_closing or self._is_reported:
             return
-        for rank, process in enumerate(self._processes, start=1):
-            if process.poll() is not None:
-                raise FollowerDiedError(_epitaph(rank, process.returncode))
+        death = self._death(0.0)
+        if death is not None:
+            self._is_reported = True  # the others end too, when they miss the first
+            raise FollowerDiedError(death)
 
-    # ---- what rank 0 sends -------------------------------------------------------------------
+    def _death(self, wait_s: float) -> str | None:
+        """Return how a follower has ended, if one ends within `wait_s` seconds."""
+        until = time.monotonic() + wait_s
+        while True:
+            for rank, process in enumerate(self._processes, start=1):
+                if process.poll() is not None:
+                    return _epitaph(rank, process.returncode)
+            if time.monotonic() >= until:
+                return None
+            time.sleep(0.01)
+
+    # ---- messages ----------------------------------------------------------------------------
 
     def connect(self, ranks: Ranks, device: torch.device) -> None:
         """Let the followers load the model, and connect with them."""
@@ -103,12 +118,11 @@ class Followers:
         for rank, sender in enumerate(self._senders, start=1):
             sender.send(Begin(rank, self._config, place))
         ranks.connect(device, place)
-        os.close(self._meeting)
 
     def compute(self, step: Step, *, has_masks: bool) -> None:
         self._send(Compute(step, has_masks))
 
-    def mask(self, masks: MaskWords) -> None:
+    def mask(self, masks: TokenMasks) -> None:
         self._send(Masks(masks.slices, masks.words.numpy().tobytes()))
 
     def capture(self) -> None:

@@ -91,9 +91,8 @@ def load_engine(
     reserved = _bytes_beside_kv_cache(plan, profile)
     free = plan.of_rank(available_memory(plan.device))
     num_blocks, max_model_len = plan.plan_blocks(free, reserved)
-    if plan.ranks.count > 1:
-        sizes = [num_blocks, max_model_len]
-        num_blocks, max_model_len = plan.ranks.least(sizes, plan.device)
+    sizes = plan.ranks.numbers([num_blocks, max_model_len], plan.device)
+    num_blocks, max_model_len = map(min, zip(*sizes, strict=True))
     runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers)
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
@@ -104,11 +103,14 @@ def load_engine(
         chunk = plan.max_num_batched_tokens
         shares = config.enable_prefix_caching
         runner.drafter = DraftModel(draft, chunk, shares_prefixes=shares)
+    totals = plan.ranks.numbers([loaded_bytes, runner.kv.num_bytes], plan.device)
+    weight_bytes, kv_cache_bytes = map(sum, zip(*totals, strict=True))
     facts = _facts(
         plan,
         runner,
         max_model_len=max_model_len,
-        weight_bytes=loaded_bytes,
+        weight_bytes=weight_bytes,
+        kv_cache_bytes=kv_cache_bytes,
         load_seconds=time.monotonic() - start,
         embedding_size=embedding_size,
         memory=memory,
@@ -122,6 +124,7 @@ def _facts(
     *,
     max_model_len: int,
     weight_bytes: int,
+    kv_cache_bytes: int,
     load_seconds: float,
     embedding_size: int,
     memory: tuple[MemoryEntry, ...],
@@ -143,7 +146,7 @@ def _facts(
         context_cost=plan.context_cost,
         parameters=plan.num_parameters,
         weight_bytes=weight_bytes,
-        kv_cache_bytes=runner.kv.num_bytes,
+        kv_cache_bytes=kv_cache_bytes,
         load_seconds=load_seconds,
         attention_backend=plan.attention_description,
         threads=plan.threads,
@@ -153,11 +156,38 @@ def _facts(
         batch_variance=plan.batch_variance,
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
-        max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
+        other_ranks=_memory_of_others(plan, memory),
+        max_lens_tokens=_max_lens_tokens(plan, max_model_len),
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
     )
+
+
+def _max_lens_tokens(plan: ModelPlan, max_model_len: int) -> int:
+    """Return the longest text of a lens: 0 with several ranks, because only steps reach all."""
+    if plan.ranks.count > 1:
+        return 0
+    return min(max_lens_tokens(plan.model), max_model_len)
+
+
+def _memory_of_others(
+    plan: ModelPlan, own: tuple[MemoryEntry, ...]
+) -> tuple[tuple[MemoryEntry, ...], ...]:
+    """Return the memory tables of ranks 1, 2, ... They have the same entries as rank 0's."""
+    unknown = -1
+    planned = [entry.planned for entry in own]
+    measured = [unknown if entry.measured is None else entry.measured for entry in own]
+    tables = []
+    for numbers in plan.ranks.numbers([*planned, *measured], plan.device)[1:]:
+        columns = zip(own, numbers, numbers[len(own) :], strict=False)
+        tables.append(
+            tuple(
+                MemoryEntry(entry.name, size, None if found == unknown else found)
+                for entry, size, found in columns
+            )
+        )
+    return tuple(tables)
 
 
 def _load_draft(
