@@ -19,14 +19,17 @@ class TokenEmbedding(nn.Module):
     """Lookup of rows in a table [count, dim] by index.
 
     A tied head takes the checkpoint's codes of the table from `stored`. If the table is
-    `divisible`, ranks may share its rows.
+    `divisible`, ranks may share its rows. If it has `column_units`, they may share its columns, in
+    this number of equal units.
     """
 
     scale = 1.0  # factor on the rows
 
-    def __init__(self, count: int, dim: int, *, divisible: bool = False) -> None:
+    def __init__(
+        self, count: int, dim: int, *, divisible: bool = False, column_units: int | None = None
+    ) -> None:
         super().__init__()
-        self.divisible = divisible
+        self.divisible, self.column_units = divisible, column_units
         self.weight = nn.Parameter(torch.empty(count, dim))
         self.share: Share | None = None  # None: the whole table
         self._ranks = Ranks()
@@ -35,11 +38,16 @@ class TokenEmbedding(nn.Module):
         self.kernels: Kernels = "torch"
 
     def divide(self, ranks: Ranks) -> None:
-        """Keep the rows of this rank. Raises ConfigError if there are too few."""
+        """Keep the rows or columns of this rank. Raises ConfigError if that is not possible."""
         if self.divisible:
             self._ranks = ranks
             self.share = _share_of_table(self.weight, ranks)
-            self.weight = _own_rows(self.weight, self.share)
+        elif self.column_units is not None:
+            count, dim = self.weight.shape
+            rows = {"": slice(0, count)}
+            self.share = Share((count, dim), rows, rows, ranks.units(dim, self.column_units))
+        if self.share is not None:
+            self.weight = _own_part(self.weight, self.share)
 
     def take_codes(self, part: str, codes: Codes) -> bool:
         """Take the codes of the table, for the tied head. Returns whether numbers are needed."""
@@ -47,7 +55,7 @@ class TokenEmbedding(nn.Module):
         return True
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.share is None:
+        if self.share is None or not self.divisible:
             return embed(ids, self.weight, self.scale, kernels=self.kernels)
         own = self.share.rows[""]
         elsewhere = (ids < own.start) | (ids >= own.stop)
@@ -117,7 +125,7 @@ class LMHead(nn.Module):
             assert self.tied_to.divisible, "a tied head needs a token embedding that is divisible"
             return
         self.share = _share_of_table(self.weight, ranks)
-        self.weight = _own_rows(self.weight, self.share)
+        self.weight = _own_part(self.weight, self.share)
 
     @property
     def tied_to(self) -> TokenEmbedding | None:
@@ -173,7 +181,7 @@ def _share_of_table(table: torch.Tensor, ranks: Ranks) -> Share:
     return Share((rows, width), {"": slice(0, rows)}, {"": ranks.rows(rows)}, slice(0, width))
 
 
-def _own_rows(table: torch.Tensor, share: Share) -> nn.Parameter:
-    """Return the parameter, without numbers, for a rank's rows of a table."""
-    own = share.rows[""]
-    return nn.Parameter(table.new_empty(own.stop - own.start, table.shape[1]))
+def _own_part(table: torch.Tensor, share: Share) -> nn.Parameter:
+    """Return the parameter, without numbers, for a rank's part of a table."""
+    rows, columns = share.rows[""], share.columns
+    return nn.Parameter(table.new_empty(rows.stop - rows.start, columns.stop - columns.start))

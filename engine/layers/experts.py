@@ -56,14 +56,20 @@ class ExpertLinear(Linear):
     """Linear layers [in, out] of `count` experts.
 
     `parts` names the slices of an expert's outputs that come from different checkpoint tensors. A
-    part of expert e is called "e.part".
+    part of expert e is called "e.part". Ranks share the inputs of each expert, or its outputs.
     """
 
-    def __init__(self, count: int, in_features: int, parts: dict[str, int]) -> None:
+    def __init__(
+        self, count: int, in_features: int, parts: dict[str, int], *, shares_inputs: bool = False
+    ) -> None:
         sizes = {f"{e}.{part}": size for e in range(count) for part, size in parts.items()}
-        super().__init__(in_features, sizes)
+        super().__init__(
+            in_features,
+            sizes,
+            output_units=None if shares_inputs else sizes,
+            input_units=in_features if shares_inputs else None,
+        )
         self.count = count
-        self._outputs = sum(parts.values())
         self._experts: ExpertWeights | None = None
 
     def prepack(self, quantization: Quantization | None = None) -> None:
@@ -79,7 +85,7 @@ class ExpertLinear(Linear):
             assert self.weight is not None
             packed = [
                 pack(weight, None, kernels=self.kernels, quantization=quantization)
-                for weight in self.weight.data.split(self._outputs)
+                for weight in self.weight.data.split(len(self.weight) // self.count)
             ]
         weights = [weight for weight in packed if weight is not None]
         if weights:
@@ -92,13 +98,13 @@ class ExpertLinear(Linear):
 
     # Unlike those of other layers, a row's weight depends on `rows`.
     def forward(self, x: torch.Tensor, rows: ExpertRows) -> torch.Tensor:  # type: ignore[override]
-        """Return [P, out] for x [P, in]; both are sorted by expert."""
+        """Return [P, out] for x [P, in]; both are sorted by expert. See also `summed`."""
         if self._experts is not None:
             return self._experts(x, rows)
         assert self.weight is not None
+        weight = self.weight.unflatten(0, (self.count, -1))
         if x.is_meta and self.kernels != "triton":  # how many rows an expert has is unknown
-            return x.new_empty(len(x), self._outputs)
-        weight = self.weight.unflatten(0, (self.count, self._outputs))
+            return x.new_empty(len(x), weight.shape[1])
         return experts_linear(x, weight, rows, kernels=self.kernels)
 
 
@@ -117,7 +123,7 @@ class Experts(nn.Module):
         self.activation = GATED[activation]
         self.router = Linear(hidden, shape.count, is_rounded=False)
         self.expert_up = ExpertLinear(shape.count, hidden, {gate: size, up: size})
-        self.expert_down = ExpertLinear(shape.count, size, {down: hidden})
+        self.expert_down = ExpertLinear(shape.count, size, {down: hidden}, shares_inputs=True)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,4 +132,4 @@ class Experts(nn.Module):
         rows = rows_by_expert(experts, shape.count)
         up = self.expert_up(x.index_select(0, rows.tokens), rows)
         down = self.expert_down(self.activation(up, self.kernels), rows)
-        return combine(down, rows, weights)
+        return self.expert_down.summed(combine(down, rows, weights))

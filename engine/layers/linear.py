@@ -118,9 +118,13 @@ class Linear(nn.Module):
         return 0 if self._packed is None else self._packed.nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.summed(self._product(x))
+
+    def summed(self, product: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' products, if they share the inputs, with the bias."""
         if self._ranks is None:
-            return self._product(x)
-        total = self._ranks.sum(self._product(x))
+            return product
+        total = self._ranks.sum(product)
         return total if self.bias is None else total + self.bias
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:

@@ -47,19 +47,21 @@ def submit_all(driver: Driver) -> list[int]:
     for seed in range(2):
         constrained = {"temperature": 1.0, "seed": seed, "stop_token_ids": (EOS,)}
         ids.append(driver.submit([65, 66], 40, grammar=grammar, **constrained))
-    ids.append(driver.submit(LINE * 4, 24))
-    driver.run()
+    for _ in range(2):  # the second one finds the first one's blocks
+        ids.append(driver.submit(LINE * 4, 24))
+        driver.run()
     return ids
 
 
 def check(model: Path, place: Path, size: int, **config: Any) -> None:
-    alone = Driver(model, **config)
+    alone = Driver(model, block_size=16, **config)
     due = submit_all(alone)
-    with ranked(model, place, size, **config) as driver:
+    with ranked(model, place, size, block_size=16, **config) as driver:
         for found, expected in zip(submit_all(driver), due, strict=True):
             assert driver.tokens(found) == alone.tokens(expected)
             assert driver.logprobs(found) == pytest.approx(alone.logprobs(expected), abs=1e-3)
         assert driver.stats.drafted
+        assert driver.stats.prefix_hits
 
 
 def test_two_ranks_answer_like_one_in_every_kind_of_request(model: Path, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from engine.device.ranks import Ranks
 from engine.errors import ConfigError
 
 
-def in_threads(count: int, place: Path, work: Callable[[Ranks], torch.Tensor]) -> list[torch.Tensor]:
+def in_threads(
+    count: int, place: Path, work: Callable[[Ranks], torch.Tensor]
+) -> list[torch.Tensor]:
     """Return what each of `count` connected ranks computes."""
     found: dict[int, torch.Tensor] = {}
 
