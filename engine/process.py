@@ -104,7 +104,9 @@ def _load(
     from engine.inspect.inspectors import Inspectors
     from engine.runner.load import load_engine, refuse_ranks
 
-    connect = refuse_ranks if followers is None else followers.connect
+    connect = refuse_ranks
+    if followers is not None:
+        config, connect = followers.config, followers.connect
     loaded = load_engine(config, endpoint.send, connect=connect)
     loaded.runner.followers = followers
     # On a GPU the host schedules the next step while this one runs.

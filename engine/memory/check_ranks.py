@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from engine.device.ranks import FLAG
@@ -21,8 +20,6 @@ def check_ranks(plan: ModelPlan) -> None:
     if count == 1:
         return
     flag = f"{FLAG} {count} is not possible"
-    if sys.platform != "linux":
-        raise ConfigError(f"{flag} on {sys.platform}, only on Linux.")
     if plan.kind != "decoder":
         raise ConfigError(f"{flag}: {plan.architecture} is an {plan.kind}; only decoders are.")
     if config.speculative_model is not None:

@@ -11,12 +11,18 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from engine.config import EngineConfig
+from engine.device.limits import cpu_count
+from engine.device.nodes import cores_of_ranks
+from engine.errors import ConfigError
 from engine.parallel.channel import Sender
 from engine.parallel.messages import Begin, Capture, Compute, Masks, ToFollower
 from engine.scheduling.step import Step
@@ -40,19 +46,31 @@ class FollowerDiedError(Exception):
 class Followers:
     """The processes of ranks 1 to `count` - 1; as a context manager, they end with it.
 
-    Create it in the main thread: Linux ends them when the thread that started them ends.
+    Create it in the main thread, before torch is imported: Linux ends them when the thread that
+    started them ends. It binds this process and theirs to the memory nodes of the machine.
     """
 
     def __init__(self, config: EngineConfig, command: list[str]) -> None:
-        """Start them. `command` runs `engine.parallel.follower`."""
-        self._config = config
+        """Start them. `command` runs `engine.parallel.follower`.
+
+        Raises ConfigError on other systems than Linux.
+        """
+        size = config.tensor_parallel_size
+        if sys.platform != "linux":
+            raise ConfigError(f"--tensor-parallel-size {size} needs Linux, not {sys.platform}.")
+        # The threads of all ranks: later, this process may use fewer cores.
+        self.config = replace(config, threads=config.threads or cpu_count())
         # An open file without a name: its path is that of this process's descriptor.
         self._meeting = os.memfd_create("penstock-ranks")
         self._is_closing = self._is_reported = False
-        self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
-            for _ in range(1, config.tensor_parallel_size)
-        ]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        # A process inherits the cores of the thread that starts it.
+        own, *others = cores_of_ranks(size)
+        for cores in others:
+            os.sched_setaffinity(0, cores)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
+            self._processes.append(process)
+        os.sched_setaffinity(0, own)
         self._senders: list[Sender] = []
         self._handler_before = signal.signal(INTERRUPT, self._interrupt)
         for process in self._processes:
@@ -116,7 +134,7 @@ class Followers:
         """Let the followers load the model, and connect with them."""
         place = f"/proc/{os.getpid()}/fd/{self._meeting}"
         for rank, sender in enumerate(self._senders, start=1):
-            sender.send(Begin(rank, self._config, place))
+            sender.send(Begin(rank, self.config, place))
         ranks.connect(device, place)
 
     def compute(self, step: Step, *, has_masks: bool) -> None:

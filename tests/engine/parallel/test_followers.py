@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -16,6 +18,14 @@ from tests.support.process import eventually
 CONFIG = EngineConfig(tensor_parallel_size=3)
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 SEEN_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def same_cores() -> Iterator[None]:
+    """Rank 0 is bound to a memory node, if the machine has several."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
 
 
 def children() -> list[psutil.Process]:
