@@ -13,6 +13,7 @@ import torch
 from engine.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
+UNEVEN = "processes cannot share equally"
 LOOPBACK = "127.0.0.1"
 # The end of a rank closes its connections, which the others see at once. So time proves nothing.
 TIMEOUT = timedelta(days=1)
@@ -72,7 +73,7 @@ class Ranks:
             share = size // self.count
             return slice(self.own * share, (self.own + 1) * share)
         if self.count % units:
-            raise ConfigError(f"it has {units} units of outputs")
+            raise ConfigError(f"has {units} heads or other units, which {self.count} {UNEVEN}")
         unit = self.own * units // self.count
         return slice(unit * size // units, (unit + 1) * size // units)
 
@@ -83,7 +84,7 @@ class Ranks:
         """
         share = self.widest(count)
         if share * (self.count - 1) >= count:
-            raise ConfigError(f"it has only {count} rows")
+            raise ConfigError(f"has only {count} rows")
         return slice(self.own * share, min((self.own + 1) * share, count))
 
     def widest(self, count: int) -> int:

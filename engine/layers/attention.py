@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.device.ranks import Ranks
+from engine.device.ranks import UNEVEN, Ranks
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -35,10 +35,10 @@ class Attention(nn.Module):
     def divide(self, ranks: Ranks) -> None:
         """Keep the heads of this rank. Raises ConfigError if that is not possible."""
         if not self.divisible:
-            raise ConfigError("its projections are not declared as divisible")
+            raise ConfigError("has layers around it that no two processes can share")
         spec = self.spec
         if spec.num_heads % ranks.count:
-            raise ConfigError(f"it has {spec.num_heads} heads")
+            raise ConfigError(f"has {spec.num_heads} heads, which {ranks.count} {UNEVEN}")
         own = ranks.units(spec.num_kv_heads, spec.num_kv_heads)
         self.spec = replace(
             spec, num_heads=spec.num_heads // ranks.count, num_kv_heads=own.stop - own.start

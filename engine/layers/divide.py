@@ -24,6 +24,4 @@ def divide(module: nn.Module, ranks: Ranks) -> None:
         try:
             layer.divide(ranks)
         except ConfigError as error:
-            raise ConfigError(
-                f"{FLAG} {ranks.count} is not possible: {name} cannot be divided, because {error}."
-            ) from None
+            raise ConfigError(f"{FLAG} {ranks.count} is not possible: {name} {error}.") from None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from engine.device.ranks import Ranks, Share
+from engine.device.ranks import UNEVEN, Ranks, Share
 from engine.errors import ConfigError
 from engine.layers.weights.pack import Weight, pack, pack_codes
 from engine.ops.codes import Quantization
@@ -73,7 +73,7 @@ class Linear(nn.Module):
         else:
             assert self.input_units is not None
             if self.input_units % ranks.count:
-                raise ConfigError(f"its inputs are {self.input_units} units")
+                raise ConfigError(f"has {self.input_units} inputs, which {ranks.count} {UNEVEN}")
             columns = ranks.units(inputs, self.input_units)
             self._ranks = ranks
         self.share = Share((whole, inputs), self.parts, rows, columns)

@@ -103,10 +103,10 @@ def test_each_rank_plans_its_share_of_the_memory(model: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "config", "reason"),
     [
-        ({}, {"tensor_parallel_size": 3}, "blocks.0.attention.qkv .* it has 4 units of outputs"),
-        ({"intermediate_size": 66}, {"tensor_parallel_size": 4}, "mlp.up .* 66 units"),
+        ({}, {"tensor_parallel_size": 3}, "blocks.0.attention.qkv has 4 heads .* 3 processes"),
+        ({"intermediate_size": 66}, {"tensor_parallel_size": 4}, "mlp.up has 66 .* 4 processes"),
         ({}, {"tensor_parallel_size": 2, "quantization": "fp8"}, "no whole groups of 128"),
-        ({"vocab_size": 5}, {"tensor_parallel_size": 4}, "embed .* only 5 rows"),
+        ({"vocab_size": 5}, {"tensor_parallel_size": 4}, "embed has only 5 rows"),
         ({}, {"tensor_parallel_size": 2, "speculative_model": "demo"}, "--speculative-model"),
     ],
     ids=["heads", "intermediate", "groups", "vocabulary", "draft"],

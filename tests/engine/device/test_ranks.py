@@ -81,7 +81,7 @@ def test_units_are_divided_or_kept_by_several_ranks() -> None:
 
     assert shares(2, 12, 6) == [(0, 6), (6, 12)]
     assert shares(4, 8, 2) == [(0, 4), (0, 4), (4, 8), (4, 8)]
-    with pytest.raises(ConfigError, match="6 units"):
+    with pytest.raises(ConfigError, match="6 heads or other units"):
         shares(4, 12, 6)
 
 
