@@ -102,7 +102,8 @@ def _load(
     # Imported here so that a broken torch is reported like other failures.
     from engine.core import EngineCore
     from engine.inspect.inspectors import Inspectors
-    from engine.runner.load import load_engine, refuse_ranks
+    from engine.runner.load import load_engine
+    from engine.runner.ranks import refuse_ranks
 
     connect = refuse_ranks
     if followers is not None:

@@ -71,11 +71,14 @@ class Ranks:
         """
         if units % self.count == 0:
             share = size // self.count
-            return slice(self.own * share, (self.own + 1) * share)
+            first = self.own * share
+            return slice(first, first + share)
         if self.count % units:
             raise ConfigError(f"has {units} heads or other units, which {self.count} {UNEVEN}")
         unit = self.own * units // self.count
-        return slice(unit * size // units, (unit + 1) * size // units)
+        width = size // units
+        first = unit * width
+        return slice(first, first + width)
 
     def rows(self, count: int) -> slice:
         """Return this rank's share of the rows of a table; that of the last rank may be smaller.
@@ -85,7 +88,8 @@ class Ranks:
         share = self.widest(count)
         if share * (self.count - 1) >= count:
             raise ConfigError(f"has only {count} rows")
-        return slice(self.own * share, min((self.own + 1) * share, count))
+        first = self.own * share
+        return slice(first, min(first + share, count))
 
     def widest(self, count: int) -> int:
         """Return the largest share of the rows of a table."""

@@ -77,9 +77,11 @@ class Linear(nn.Module):
             columns = ranks.units(inputs, self.input_units)
             self._ranks = ranks
         self.share = Share((whole, inputs), self.parts, rows, columns)
-        self.parts = _stacked({part: own.stop - own.start for part, own in rows.items()})
-        outputs = max(place.stop for place in self.parts.values())
-        self.weight = nn.Parameter(self.weight.new_empty(outputs, columns.stop - columns.start))
+        sizes = {part: own.stop - own.start for part, own in rows.items()}
+        self.parts = _stacked(sizes)
+        outputs = sum(sizes.values())
+        own_inputs = columns.stop - columns.start
+        self.weight = nn.Parameter(self.weight.new_empty(outputs, own_inputs))
         if self.bias is not None:
             self.bias = nn.Parameter(self.bias.new_empty(outputs))
 

@@ -18,8 +18,6 @@ from engine.config import EngineConfig
 from engine.device.facts import available_memory, emulates_bf16
 from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
-from engine.device.ranks import FLAG, Ranks
-from engine.errors import ConfigError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
 from engine.inspect.lens import max_lens_tokens
@@ -36,13 +34,19 @@ from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.draft_model import DraftModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
+from engine.runner.ranks import (
+    Connect,
+    least_of_ranks,
+    memory_of_others,
+    refuse_ranks,
+    sum_of_ranks,
+)
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 
 Report = Callable[[Progress], None]
-Connect = Callable[[Ranks, torch.device], None]
 COMPILING = "compiling kernels for this CPU, which later starts load"
 
 
@@ -52,11 +56,6 @@ class LoadedEngine(NamedTuple):
     plan: ModelPlan
     runner: ModelRunner
     facts: Ready  # what the server and its users see
-
-
-def refuse_ranks(ranks: Ranks, device: torch.device) -> None:
-    """Raise ConfigError: only `penstock serve` starts the processes of the other ranks."""
-    raise ConfigError(f"{FLAG} {ranks.count} is not possible here, only with `penstock serve`.")
 
 
 def load_engine(
@@ -91,8 +90,7 @@ def load_engine(
     reserved = _bytes_beside_kv_cache(plan, profile)
     free = plan.of_rank(available_memory(plan.device))
     num_blocks, max_model_len = plan.plan_blocks(free, reserved)
-    sizes = plan.ranks.numbers([num_blocks, max_model_len], plan.device)
-    num_blocks, max_model_len = map(min, zip(*sizes, strict=True))
+    num_blocks, max_model_len = least_of_ranks(plan, num_blocks, max_model_len)
     runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers)
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
@@ -103,14 +101,11 @@ def load_engine(
         chunk = plan.max_num_batched_tokens
         shares = config.enable_prefix_caching
         runner.drafter = DraftModel(draft, chunk, shares_prefixes=shares)
-    totals = plan.ranks.numbers([loaded_bytes, runner.kv.num_bytes], plan.device)
-    weight_bytes, kv_cache_bytes = map(sum, zip(*totals, strict=True))
     facts = _facts(
         plan,
         runner,
         max_model_len=max_model_len,
-        weight_bytes=weight_bytes,
-        kv_cache_bytes=kv_cache_bytes,
+        weight_bytes=loaded_bytes,
         load_seconds=time.monotonic() - start,
         embedding_size=embedding_size,
         memory=memory,
@@ -124,13 +119,13 @@ def _facts(
     *,
     max_model_len: int,
     weight_bytes: int,
-    kv_cache_bytes: int,
     load_seconds: float,
     embedding_size: int,
     memory: tuple[MemoryEntry, ...],
 ) -> Ready:
     config = plan.config
     drafting = config.speculative_model
+    weight_bytes, kv_cache_bytes = sum_of_ranks(plan, weight_bytes, runner.kv.num_bytes)
     return Ready(
         architecture=plan.architecture,
         kind=plan.kind,
@@ -156,7 +151,7 @@ def _facts(
         batch_variance=plan.batch_variance,
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
-        other_ranks=_memory_of_others(plan, memory),
+        other_ranks=memory_of_others(plan, memory),
         max_lens_tokens=_max_lens_tokens(plan, max_model_len),
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
@@ -169,25 +164,6 @@ def _max_lens_tokens(plan: ModelPlan, max_model_len: int) -> int:
     if plan.ranks.count > 1:
         return 0
     return min(max_lens_tokens(plan.model), max_model_len)
-
-
-def _memory_of_others(
-    plan: ModelPlan, own: tuple[MemoryEntry, ...]
-) -> tuple[tuple[MemoryEntry, ...], ...]:
-    """Return the memory tables of ranks 1, 2, ... They have the same entries as rank 0's."""
-    unknown = -1
-    planned = [entry.planned for entry in own]
-    measured = [unknown if entry.measured is None else entry.measured for entry in own]
-    tables = []
-    for numbers in plan.ranks.numbers([*planned, *measured], plan.device)[1:]:
-        columns = zip(own, numbers, numbers[len(own) :], strict=False)
-        tables.append(
-            tuple(
-                MemoryEntry(entry.name, size, None if found == unknown else found)
-                for entry, size, found in columns
-            )
-        )
-    return tuple(tables)
 
 
 def _load_draft(

@@ -36,9 +36,10 @@ from engine.protocol import (
     TokenLogprobs,
     TokenOutput,
 )
-from engine.runner.load import Connect, load_engine, refuse_ranks
+from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
+from engine.runner.ranks import Connect, refuse_ranks
 from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import SampledToken, Step
 from engine.wire import ToEngine
