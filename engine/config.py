@@ -86,6 +86,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Threads | None,
         setting(MODEL, "CPU threads of the engine; default: all. Leave cores to busy programs."),
     ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        setting(
+            MODEL,
+            "Processes that compute the model together: each has a share of every layer's weights "
+            "and of the KV cache, and of the CPU threads. Decoders only.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     prepack: Annotated[
         bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
     ] = True
@@ -181,9 +191,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Size | None,
         setting(
             SCHEDULING,
-            "Bytes for the KV cache. Default on a GPU: the rest of --gpu-memory-utilization. "
-            "Default on a CPU: enough for --max-num-seqs sequences of full length, but at most an "
-            "eighth of the machine's free memory, or half of the free memory of a container.",
+            "Bytes for the KV cache, in each of --tensor-parallel-size processes. Default on a "
+            "GPU: the rest of --gpu-memory-utilization. Default on a CPU: enough for "
+            "--max-num-seqs sequences of full length, but at most an eighth of the machine's free "
+            "memory, or half of the free memory of a container.",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[

@@ -17,13 +17,19 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine.client.channel import EngineEndpoint, remove_sockets
+from engine.client.subprocess import python_module
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.parallel.followers import FollowerDiedError, Followers
 from engine.protocol import DUMP_STACKS, Fatal, Notice, Progress
+
+if TYPE_CHECKING:
+    from engine.core import EngineCore
 
 PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; no process is left to read it
@@ -60,20 +66,11 @@ def main() -> int:
     logger.setLevel(logging.INFO)
     is_loaded = False
     try:
-        # Imported here so that a broken torch is reported like other failures.
-        from engine.core import EngineCore
-        from engine.inspect.inspectors import Inspectors
-        from engine.runner.load import load_engine
-
-        loaded = load_engine(config, endpoint.send)
-        # On a GPU the host schedules the next step while this one runs.
-        depth = 1 if loaded.plan.device.type == "cuda" else 0
-        core = EngineCore(config, loaded.runner, loaded.facts, endpoint, depth=depth)
-        core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
-        endpoint.send(loaded.facts)
-        is_loaded = True
-        gc.freeze()  # otherwise a collection traverses torch's modules, a pause of 55 ms
-        core.run()
+        with _followers(config) as followers:
+            core = _load(config, endpoint, followers)
+            is_loaded = True
+            gc.freeze()  # otherwise a collection traverses torch's modules, a pause of 55 ms
+            core.run()
     except ConfigError as error:
         endpoint.send(Fatal(str(error), config_error=True))
         return 2
@@ -81,11 +78,44 @@ def main() -> int:
         if not is_loaded and _is_out_of_memory(error):
             endpoint.send(Fatal(NO_MEMORY, config_error=True))
             return 2
+        if isinstance(error, FollowerDiedError):
+            endpoint.send(Fatal(str(error)))
+            return 3
         endpoint.send(Fatal(f"The engine failed: {type(error).__name__}.", traceback.format_exc()))
         return 3
     finally:
         endpoint.close()
     return 0
+
+
+def _followers(config: EngineConfig) -> contextlib.AbstractContextManager[Followers | None]:
+    """Start the processes of the other ranks, if there are any; they import torch meanwhile."""
+    if config.tensor_parallel_size == 1:
+        return contextlib.nullcontext()
+    return Followers(config, python_module("engine.parallel.follower"))
+
+
+def _load(
+    config: EngineConfig, endpoint: EngineEndpoint, followers: Followers | None
+) -> EngineCore:
+    """Load the model, and tell the server that it is ready."""
+    # Imported here so that a broken torch is reported like other failures.
+    from engine.core import EngineCore
+    from engine.inspect.inspectors import Inspectors
+    from engine.runner.load import load_engine
+    from engine.runner.ranks import refuse_ranks
+
+    connect = refuse_ranks
+    if followers is not None:
+        config, connect = followers.config, followers.connect
+    loaded = load_engine(config, endpoint.send, connect=connect)
+    loaded.runner.followers = followers
+    # On a GPU the host schedules the next step while this one runs.
+    depth = 1 if loaded.plan.device.type == "cuda" else 0
+    core = EngineCore(config, loaded.runner, loaded.facts, endpoint, depth=depth)
+    core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
+    endpoint.send(loaded.facts)
+    return core
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -240,7 +240,7 @@ class Ready(Message, frozen=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     parameters: int  # number of model parameters
-    weight_bytes: int
+    weight_bytes: int  # of all ranks, as is the next field
     kv_cache_bytes: int
     load_seconds: float
     attention_backend: str
@@ -252,12 +252,18 @@ class Ready(Message, frozen=True):
     emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1
-    memory: tuple[MemoryEntry, ...] = ()
+    memory: tuple[MemoryEntry, ...] = ()  # of rank 0
+    other_ranks: tuple[tuple[MemoryEntry, ...], ...] = ()  # the memory of ranks 1, 2, ...
     max_lens_tokens: int = 0  # the longest text of a LensRequest
     quantization: str | None = None  # int8, int4 or fp8, if linear weights are kept so
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
     speculative_model: str | None = None  # the name of the model that drafts tokens
     max_loras: int = 0  # adapters in memory at once; 0: the model takes none
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Number of processes that compute the model together."""
+        return 1 + len(self.other_ranks)
 
 
 class TokenOutput(Record, frozen=True):

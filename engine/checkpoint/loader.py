@@ -18,6 +18,7 @@ from engine.checkpoint.quantised.tensors import QuantisedTensor
 from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
+from engine.device.ranks import Share
 from engine.errors import ConfigError
 from engine.ops.quantise import CodesForm, common_form
 
@@ -48,11 +49,9 @@ def load_weights(
     for done, name in enumerate(wanted):
         for target in targets[name]:
             _refuse_conv1d(name, tensors[name], target)
-        numbers: torch.Tensor | None = None
+        numbers = _Numbers(tensors[name])
         for target in targets[name]:
             if _give_codes(model, name, target, tensors[name]):
-                if numbers is None:
-                    numbers = tensors[name].read()
                 _place(model, name, target, numbers, dtype, device, tensors[name].file)
             owner_name = target.parameter.rpartition(".")[0]
             parts = target.rows(_parts(model.get_submodule(owner_name)))
@@ -105,13 +104,13 @@ def _give_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointT
     for numbers in (codes.scales, codes.offsets):
         if numbers is not None and not numbers.isfinite().all():
             raise ConfigError(f"{name} in {tensor.file} holds NaN or infinity.")
-    parts = _parts(owner)
-    due = owner.weight[target.place(parts)]
-    if codes.codes.shape != due.shape:
-        raise _shape_error(name, tensor.file, codes.codes, due)
+    _check_shape(name, tensor.file, codes.codes.shape, target, owner.weight, owner)
     needs_numbers = False
-    for part, rows in target.rows(parts).items():
+    for part, rows in target.rows(_whole_parts(owner)).items():
         own = codes if isinstance(rows, slice) else codes.of_outputs(rows)
+        share: Share | None = getattr(owner, "share", None)
+        if share is not None:
+            own = own.of_outputs(share.rows[part]).of_inputs(share.columns)
         needs_numbers |= owner.take_codes(part, own)
     return needs_numbers
 
@@ -194,20 +193,40 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + more
 
 
+class _Numbers:
+    """The numbers of a checkpoint's tensor, read when they are needed."""
+
+    def __init__(self, tensor: CheckpointTensor) -> None:
+        self._tensor = tensor
+        self._whole: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if isinstance(self._tensor, StoredTensor):
+            return self._tensor.shape
+        return self.whole().shape
+
+    def whole(self) -> torch.Tensor:
+        if self._whole is None:
+            self._whole = self._tensor.read()
+        return self._whole
+
+    def rows(self, rows: slice) -> torch.Tensor:
+        """Return some rows; if the tensor is stored plainly, no others are read."""
+        if self._whole is None and isinstance(self._tensor, StoredTensor):
+            return self._tensor.read(rows)
+        return self.whole()[rows]
+
+
 def _place(
     model: nn.Module,
     name: str,
     target: Target,
-    tensor: torch.Tensor,
+    numbers: _Numbers,
     dtype: torch.dtype,
     device: torch.device,
     file: Path,
 ) -> None:
-    if tensor.dtype not in FLOATS:
-        raise ConfigError(
-            f"{name} in {file} has dtype {tensor.dtype}; supported: float32, bfloat16, float16."
-        )
-    tensor = _as_rows(name, target, tensor, file)
     owner_name, _, attribute = target.parameter.rpartition(".")
     owner = model.get_submodule(owner_name)
     parameter: nn.Parameter = getattr(owner, attribute)
@@ -215,39 +234,87 @@ def _place(
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)
         parameter = nn.Parameter(empty, requires_grad=False)
         setattr(owner, attribute, parameter)
-    parts = _parts(owner)
-    due = parameter.data[target.place(parts)]
-    if due.shape != tensor.shape:
-        raise _shape_error(name, file, tensor, due)
-    low, high = torch.aminmax(tensor)
-    if not (torch.isfinite(low) and torch.isfinite(high)):
-        raise ConfigError(f"{name} in {file} holds NaN or infinity.")
-    for part, rows in target.rows(parts).items():
-        parameter.data[parts[part]].copy_(tensor[rows])
+    shape = _shape_as_rows(name, target, numbers.shape, file)
+    _check_shape(name, file, shape, target, parameter, owner)
+    parts, share = _parts(owner), getattr(owner, "share", None)
+    for part, rows in target.rows(_whole_parts(owner)).items():
+        own = _own_numbers(numbers, target, part, rows, share)
+        if own.dtype not in FLOATS:
+            raise ConfigError(
+                f"{name} in {file} has dtype {own.dtype}; supported: float32, bfloat16, float16."
+            )
+        low, high = torch.aminmax(own)
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise ConfigError(f"{name} in {file} holds NaN or infinity.")
+        parameter.data[parts[part]].copy_(own)
 
 
-def _as_rows(name: str, target: Target, tensor: torch.Tensor, file: Path) -> torch.Tensor:
-    """Return a tensor in the order of the parameter, without a dimension of experts."""
-    if target.experts and (tensor.dim() < 2 or len(tensor) != target.experts):
+def _shape_as_rows(name: str, target: Target, shape: Sequence[int], file: Path) -> tuple[int, ...]:
+    """Return the shape of what `_as_rows` makes of a tensor."""
+    if target.experts and (len(shape) < 2 or shape[0] != target.experts):
         raise ConfigError(
-            f"{name} in {file} has shape {list(tensor.shape)}; config.json asks for "
+            f"{name} in {file} has shape {list(shape)}; config.json asks for "
             f"{target.experts} experts."
         )
+    return tuple(_as_rows(target, torch.empty(shape, device="meta")).shape)
+
+
+def _as_rows(target: Target, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the order of the parameter, without a dimension of experts."""
     if target.transpose:
         tensor = tensor.mT
     return tensor.flatten(0, 1) if target.experts else tensor
 
 
-def _parts(owner: nn.Module) -> dict[str, slice]:
+def _own_numbers(
+    numbers: _Numbers,
+    target: Target,
+    part: str,
+    rows: slice | torch.Tensor,
+    share: Share | None,
+) -> torch.Tensor:
+    """Return the numbers of one part, whose `rows` are given, that this rank keeps."""
+    is_plain = not target.transpose and not target.experts
+    if share is not None and rows == slice(None) and is_plain:
+        own = numbers.rows(share.rows[part])
+    else:
+        own = _as_rows(target, numbers.whole())[rows]
+        if share is not None:
+            own = own[share.rows[part]]
+    if share is None or own.ndim == 1:
+        return own
+    return own[:, share.columns]
+
+
+def _parts(owner: nn.Module) -> Mapping[str, slice]:
     """Return the parts of a layer's parameters, each with its rows."""
-    parts: dict[str, slice] = getattr(owner, "parts", {"": slice(None)})
+    parts: Mapping[str, slice] = getattr(owner, "parts", {"": slice(None)})
     return parts
 
 
-def _shape_error(name: str, file: Path, found: torch.Tensor, due: torch.Tensor) -> ConfigError:
-    return ConfigError(
-        f"{name} in {file} has shape {list(found.shape)}; config.json asks for {list(due.shape)}."
-    )
+def _whole_parts(owner: nn.Module) -> Mapping[str, slice]:
+    """Return the parts of a layer's parameters as they are without ranks."""
+    share: Share | None = getattr(owner, "share", None)
+    return _parts(owner) if share is None else share.parts
+
+
+def _check_shape(
+    name: str,
+    file: Path,
+    found: Sequence[int],
+    target: Target,
+    parameter: torch.Tensor,
+    owner: nn.Module,
+) -> None:
+    """Raise ConfigError if a tensor does not have the shape that config.json asks for."""
+    share: Share | None = getattr(owner, "share", None)
+    if share is None:
+        due = list(parameter[target.place(_parts(owner))].shape)
+    else:
+        place = target.place(share.parts).indices(share.shape[0])
+        due = [len(range(*place)), share.shape[1]][: parameter.ndim]
+    if list(found) != due:
+        raise ConfigError(f"{name} in {file} has shape {list(found)}; config.json asks for {due}.")
 
 
 def _is_filled(model: nn.Module, owner_name: str, filled: Mapping[str, set[str]]) -> bool:
@@ -255,7 +322,7 @@ def _is_filled(model: nn.Module, owner_name: str, filled: Mapping[str, set[str]]
     owner = model.get_submodule(owner_name)
     prefix = f"{owner_name}." if owner_name else ""
     names = [prefix + name for name, _ in owner.named_parameters(recurse=False)]
-    return all(filled.get(name) == _parts(owner).keys() for name in names)
+    return all(filled.get(name, set()) == _parts(owner).keys() for name in names)
 
 
 def _check_filled(model: nn.Module, filled: dict[str, set[str]]) -> None:

@@ -17,13 +17,15 @@ def random_weights(
 ) -> None:
     """Fill every parameter of `model`, which is on the meta device.
 
-    Matrices are drawn from N(0, 0.02) and vectors from N(1, 0.02), with seed 0. Zeros would falsify
-    measurements: a GPU multiplies them measurably faster than real weights.
+    Matrices are drawn from N(0, 0.02) and vectors from N(1, 0.02). Zeros would falsify
+    measurements: a GPU multiplies them measurably faster than real weights. A parameter's seed is
+    its number, so that those which all ranks have are equal on all of them.
 
     `on_filled` is as in `load_weights`.
     """
-    generator = torch.Generator(device).manual_seed(0)
-    for name, parameter in list(model.named_parameters()):
+    generator = torch.Generator(device)
+    for number, (name, parameter) in enumerate(list(model.named_parameters())):
+        generator.manual_seed(number)
         owner, _, attribute = name.rpartition(".")
         filled = torch.empty(parameter.shape, dtype=dtype, device=device)
         filled.normal_(0.0 if parameter.ndim > 1 else 1.0, 0.02, generator=generator)

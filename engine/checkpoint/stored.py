@@ -48,22 +48,30 @@ class StoredTensor:
     begin: int  # offset of its first byte in the file
     size: int  # bytes
 
-    def read(self) -> torch.Tensor:
-        """Return the tensor in its own dtype. Raises ConfigError if torch has no such dtype."""
+    def read(self, rows: slice | None = None) -> torch.Tensor:
+        """Return the tensor, or some of its rows, in its own dtype.
+
+        Raises ConfigError if torch has no such dtype.
+        """
         if self.dtype not in DTYPES:
             raise ConfigError(
                 f"{self.name} in {self.file} has dtype {self.dtype}, which is unknown."
             )
-        raw = torch.empty(self.size, dtype=torch.uint8)
+        begin, size, shape = self.begin, self.size, self.shape
+        if rows is not None:
+            row = size // max(shape[0], 1)
+            begin, size = begin + rows.start * row, (rows.stop - rows.start) * row
+            shape = (rows.stop - rows.start, *shape[1:])
+        raw = torch.empty(size, dtype=torch.uint8)
         try:
             with self.file.open("rb") as stream:
-                stream.seek(self.begin)
+                stream.seek(begin)
                 count = stream.readinto(raw.numpy().data)
         except OSError as error:
             raise ConfigError(f"Cannot read {self.file}: {error}") from error
-        if count != self.size:
+        if count != size:
             raise ConfigError(f"{self.file} became shorter while it was being read.")
-        return raw.view(DTYPES[self.dtype]).reshape(self.shape)
+        return raw.view(DTYPES[self.dtype]).reshape(shape)
 
     @property
     def width(self) -> int:

@@ -97,7 +97,7 @@ class Matchers:
     """The matchers of all constrained sequences of an engine."""
 
     def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
-        self._compiler = compiler
+        self.compiler, self.vocab_size = compiler, vocab_size
         self._num_words = -(-vocab_size // WORD_BITS)
         self._states: dict[int, _State] = {}
         # Of past answers that are explained. They count the tokens of the answer alone.
@@ -112,7 +112,7 @@ class Matchers:
     def compile(self, request: GenerateRequest) -> None:
         """Start compiling the grammar of a request. `compiled` returns it when that is done."""
         assert request.grammar is not None
-        compilation = self._compiler.submit(request.grammar)
+        compilation = self.compiler.submit(request.grammar)
         self._compiling[request.id] = request, compilation
 
     @property
@@ -269,5 +269,5 @@ class Matchers:
                 states[row].is_broken = True
 
     def close(self) -> None:
-        self._compiler.close()
+        self.compiler.close()
         self._filler.shutdown(wait=False, cancel_futures=True)

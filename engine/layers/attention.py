@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,8 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.device.ranks import UNEVEN, Ranks, Share
+from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels
@@ -17,13 +20,29 @@ from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_stor
 
 
 class Attention(nn.Module):
-    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights."""
+    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights.
 
-    def __init__(self, spec: AttentionSpec, index: int = -1) -> None:
+    If it is `divisible`, the layers around it give each rank its own heads.
+    """
+
+    def __init__(self, spec: AttentionSpec, index: int = -1, *, divisible: bool = False) -> None:
         super().__init__()
         self.spec = spec
         self.index = index
+        self.divisible = divisible
         self.kernels: Kernels = "torch"
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the heads of this rank. Raises ConfigError if that is not possible."""
+        if not self.divisible:
+            raise ConfigError("has layers around it that no two processes can share")
+        spec = self.spec
+        if spec.num_heads % ranks.count:
+            raise ConfigError(f"has {spec.num_heads} heads, which {ranks.count} {UNEVEN}")
+        own = ranks.units(spec.num_kv_heads, spec.num_kv_heads)
+        self.spec = replace(
+            spec, num_heads=spec.num_heads // ranks.count, num_kv_heads=own.stop - own.start
+        )
 
     def forward(
         self,
@@ -109,25 +128,41 @@ class RotaryAttention(nn.Module):
         rotates: bool = True,
     ) -> None:
         super().__init__()
-        self.spec, self.rotates = spec, rotates
-        queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.qkv = Linear(hidden, {"q": queries, "k": keys, "v": keys}, bias=qkv_bias)
+        self.rotates = rotates
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        queries, keys = heads * spec.head_dim, kv_heads * spec.head_dim
+        self.qkv = Linear(
+            hidden,
+            {"q": queries, "k": keys, "v": keys},
+            bias=qkv_bias,
+            output_units={"q": heads, "k": kv_heads, "v": kv_heads},
+        )
         self.q_norm = qk_norm() if qk_norm else None
         self.k_norm = qk_norm() if qk_norm else None
-        self.sinks = nn.Parameter(torch.empty(spec.num_heads)) if spec.has_sinks else None
-        self.attend = Attention(spec, index)
-        self.out = Linear(queries, hidden, bias=out_bias)
+        self.sinks = nn.Parameter(torch.empty(heads)) if spec.has_sinks else None
+        self.share: Share | None = None  # of the sinks
+        self.attend = Attention(spec, index, divisible=True)
+        self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
         """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden]."""
-        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        spec = self.attend.spec
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, spec.head_dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         angles = (cos, sin) if self.rotates else None
         attend = self.attend.rotate_and_attend
         return self.out(attend(qk, v, angles, self._norm(), batch, self.sinks))
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the sinks of this rank's heads. Raises ConfigError if that is not possible."""
+        if self.sinks is not None:
+            heads = len(self.sinks)
+            own = ranks.units(heads, heads)
+            self.share = Share((heads, 1), {"": slice(0, heads)}, {"": own}, slice(0, 1))
+            self.sinks = nn.Parameter(self.sinks.new_empty(own.stop - own.start))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from engine.device.ranks import Ranks, Share
 from engine.layers.weights.pack import Weight, pack, pack_codes
 from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
@@ -16,15 +18,36 @@ from engine.ops.quantise import Codes, CodesForm
 class TokenEmbedding(nn.Module):
     """Lookup of rows in a table [count, dim] by index.
 
-    A tied head takes the checkpoint's codes of the table from `stored`.
+    A tied head takes the checkpoint's codes of the table from `stored`. If the table is
+    `divisible`, ranks may share its rows. If it has `column_units`, they may share its columns, in
+    this number of equal units.
     """
 
-    def __init__(self, count: int, dim: int) -> None:
+    scale = 1.0  # factor on the rows
+
+    def __init__(
+        self, count: int, dim: int, *, divisible: bool = False, column_units: int | None = None
+    ) -> None:
         super().__init__()
+        self.divisible, self.column_units = divisible, column_units
         self.weight = nn.Parameter(torch.empty(count, dim))
+        self.share: Share | None = None  # None: the whole table
+        self._ranks = Ranks()
         self.stored_form: CodesForm | None = None
         self.stored: Codes | None = None
         self.kernels: Kernels = "torch"
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the rows or columns of this rank. Raises ConfigError if that is not possible."""
+        if self.divisible:
+            self._ranks = ranks
+            self.share = _share_of_table(self.weight, ranks)
+        elif self.column_units is not None:
+            count, dim = self.weight.shape
+            rows = {"": slice(0, count)}
+            self.share = Share((count, dim), rows, rows, ranks.units(dim, self.column_units))
+        if self.share is not None:
+            self.weight = _own_part(self.weight, self.share)
 
     def take_codes(self, part: str, codes: Codes) -> bool:
         """Take the codes of the table, for the tied head. Returns whether numbers are needed."""
@@ -32,18 +55,23 @@ class TokenEmbedding(nn.Module):
         return True
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return embed(ids, self.weight, kernels=self.kernels)
+        if self.share is None or not self.divisible:
+            return embed(ids, self.weight, self.scale, kernels=self.kernels)
+        own = self.share.rows[""]
+        elsewhere = (ids < own.start) | (ids >= own.stop)
+        places = (ids - own.start).masked_fill_(elsewhere, 0)
+        rows = embed(places, self.weight, self.scale, kernels=self.kernels)
+        return self._ranks.sum(rows.masked_fill(elsewhere[:, None], 0))
 
 
 class ScaledTokenEmbedding(TokenEmbedding):
     """Rows times `scale`. As in training, `scale` is rounded to the model's dtype first."""
 
-    def __init__(self, count: int, dim: int, scale: float, dtype: torch.dtype) -> None:
-        super().__init__(count, dim)
+    def __init__(
+        self, count: int, dim: int, scale: float, dtype: torch.dtype, *, divisible: bool = False
+    ) -> None:
+        super().__init__(count, dim, divisible=divisible)
         self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return embed(ids, self.weight, self.scale, kernels=self.kernels)
 
 
 class Sinusoids(nn.Module):
@@ -73,7 +101,7 @@ class LMHead(nn.Module):
     In bf16, steps of 1/8 lie between large logits, which would make the best two tokens equal. With
     a packed weight, our own kernels return fp32; oneDNN alone rounds to the weight's dtype.
 
-    If tied to a token embedding, the head has no parameter of its own.
+    If tied to a token embedding, the head has no parameter of its own. Ranks share its rows.
     """
 
     def __init__(self, vocab_size: int, dim: int, *, tied_to: TokenEmbedding | None = None) -> None:
@@ -85,6 +113,19 @@ class LMHead(nn.Module):
         self.stored: Codes | None = None
         self._packed: Weight | None = None
         self.kernels: Kernels = "torch"
+        self.vocab_size = vocab_size
+        self.share: Share | None = None  # None: the whole weight
+        self._ranks = Ranks()
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the rows of this rank. Raises ConfigError if there are too few."""
+        self._ranks = ranks
+        if self.weight is None:  # the token embedding divides its table
+            assert self.tied_to is not None
+            assert self.tied_to.divisible, "a tied head needs a token embedding that is divisible"
+            return
+        self.share = _share_of_table(self.weight, ranks)
+        self.weight = _own_part(self.weight, self.share)
 
     @property
     def tied_to(self) -> TokenEmbedding | None:
@@ -124,5 +165,23 @@ class LMHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
-            return self._packed(hidden)
-        return linear(hidden, self.table, dtype=torch.float32, kernels=self.kernels)
+            logits = self._packed(hidden)
+        else:
+            logits = linear(hidden, self.table, dtype=torch.float32, kernels=self.kernels)
+        if self._ranks.count == 1:
+            return logits
+        missing = self._ranks.widest(self.vocab_size) - logits.shape[1]  # on the last rank
+        joined = self._ranks.join(F.pad(logits, (0, missing)))
+        return joined[:, : self.vocab_size].contiguous()
+
+
+def _share_of_table(table: torch.Tensor, ranks: Ranks) -> Share:
+    """Return the share of a rank in a table [rows, dim]."""
+    rows, width = table.shape
+    return Share((rows, width), {"": slice(0, rows)}, {"": ranks.rows(rows)}, slice(0, width))
+
+
+def _own_part(table: torch.Tensor, share: Share) -> nn.Parameter:
+    """Return the parameter, without numbers, for a rank's part of a table."""
+    rows, columns = share.rows[""], share.columns
+    return nn.Parameter(table.new_empty(rows.stop - rows.start, columns.stop - columns.start))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -74,18 +75,31 @@ class ExpertLinear(Linear):
 
     `outputs` are those of an expert, all in one checkpoint tensor if it is a number. Else it names
     the slices that come from different tensors. A part of expert e is called "e.part".
+
+    Ranks may share the outputs of each expert, or its inputs.
     """
 
     def __init__(
-        self, count: int, in_features: int, outputs: int | dict[str, int], *, bias: bool = False
+        self,
+        count: int,
+        in_features: int,
+        outputs: int | dict[str, int],
+        *,
+        bias: bool = False,
+        shared: Literal["outputs", "inputs"] | None = None,
     ) -> None:
         self.count = count
         if isinstance(outputs, int):
             sizes = {"": count * outputs}
         else:
             sizes = {f"{e}.{part}": size for e in range(count) for part, size in outputs.items()}
-        super().__init__(in_features, sizes, bias=bias)
-        self._outputs = sum(sizes.values()) // count
+        super().__init__(
+            in_features,
+            sizes,
+            bias=bias,
+            output_units=sizes if shared == "outputs" else None,
+            input_units=in_features if shared == "inputs" else None,
+        )
         self._experts: ExpertWeights | None = None
 
     def prepack(self, quantization: Quantization | None = None) -> None:
@@ -102,6 +116,11 @@ class ExpertLinear(Linear):
         if weights:
             self._experts = ExpertWeights(weights, self.kernels)
             self.weight = None
+
+    @property
+    def _outputs(self) -> int:
+        """The outputs of one expert, on this rank."""
+        return max(rows.stop for rows in self.parts.values()) // self.count
 
     def _of_experts(self) -> Iterator[torch.Tensor | Codes]:
         """Yield the weight [out, in] of each expert, or its codes."""
@@ -126,15 +145,14 @@ class ExpertLinear(Linear):
 
     # Unlike those of other layers, a row's weight depends on `rows`.
     def forward(self, x: torch.Tensor, rows: ExpertRows) -> torch.Tensor:  # type: ignore[override]
-        """Return [P, out] for x [P, in]; both are sorted by expert."""
+        """Return [P, out] for x [P, in]; both are sorted by expert. See also `summed`."""
         if self._experts is not None:
             return self._experts(x, rows)
         assert self.weight is not None
+        weight = self.weight.unflatten(0, (self.count, -1))
         if x.is_meta and self.kernels != "triton":  # how many rows an expert has is unknown
-            return x.new_empty(len(x), self._outputs)
-        by_expert = self.count, self._outputs
-        bias = None if self.bias is None else self.bias.unflatten(0, by_expert)
-        weight = self.weight.unflatten(0, by_expert)
+            return x.new_empty(len(x), weight.shape[1])
+        bias = None if self.bias is None else self.bias.unflatten(0, (self.count, -1))
         return experts_linear(x, weight, bias, rows, kernels=self.kernels)
 
 
@@ -156,9 +174,15 @@ class Experts(nn.Module):
             downs = {down: hidden}
         self.shape = shape
         self.activation = shape.activation or GATED[activation]
+        # In one tensor of all experts, gates and ups take turns, and a rank would add all biases.
+        is_shared = shape.parts is not None and not shape.bias
         self.router = Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)
-        self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias)
-        self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias)
+        self.expert_up = ExpertLinear(
+            shape.count, hidden, ups, bias=shape.bias, shared="outputs" if is_shared else None
+        )
+        self.expert_down = ExpertLinear(
+            shape.count, size, downs, bias=shape.bias, shared="inputs" if is_shared else None
+        )
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -167,4 +191,4 @@ class Experts(nn.Module):
         rows = rows_by_expert(experts, shape.count)
         up = self.expert_up(x.index_select(0, rows.tokens), rows)
         down = self.expert_down(self.activation(up, self.kernels), rows)
-        return combine(down, rows, weights)
+        return self.expert_down.summed(combine(down, rows, weights))

@@ -47,9 +47,10 @@ class MLP(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.up = Linear(hidden, dict.fromkeys(parts, intermediate), bias=bias)
+        sizes = dict.fromkeys(parts, intermediate)
+        self.up = Linear(hidden, sizes, bias=bias, output_units=sizes)
         self.activation = activation
-        self.down = Linear(intermediate, hidden, bias=bias)
+        self.down = Linear(intermediate, hidden, bias=bias, input_units=intermediate)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

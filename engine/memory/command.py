@@ -49,7 +49,8 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     dtype = str(plan.dtype).removeprefix("torch.")
     write = sys.stdout.write
     write(f"{plan.architecture}, {plan.num_parameters:,} parameters, ")
-    write(f"{dtype} on {plan.device}; bytes:\n")
+    ranks = f", in each of {plan.ranks.count} ranks" if plan.ranks.count > 1 else ""
+    write(f"{dtype} on {plan.device}; bytes{ranks}:\n")
     sys.stdout.flush()
     Console(width=100).print(table)
     if plan.draft is not None:

@@ -33,7 +33,7 @@ def weight_bytes(plan: ModelPlan) -> int:
 
     If weights are packed, a tied head is packed too, and the token embedding keeps its own table.
     """
-    numbers = plan.num_parameters
+    numbers = plan.rank_parameters
     heads = _layers(plan, LMHead)
     tied = [head for head in heads if head.weight is None and _packs(plan, head, head.table)]
     numbers += sum(head.table.numel() for head in tied)

@@ -16,6 +16,7 @@ from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,
     batch_variance_of,
+    device_of_rank,
     forbid_amx,
     onednn_has_matmul,
     select_device,
@@ -24,14 +25,17 @@ from engine.device.facts import (
     total_memory,
 )
 from engine.device.limits import cpu_count, is_memory_limited, machine_memory
+from engine.device.ranks import Ranks
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
+from engine.layers.divide import divide
 from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.adapter_plan import plan_adapters
+from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
@@ -54,15 +58,17 @@ class ModelPlan:
     Raises ConfigError if it cannot be served as `config` requests.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, rank: int = 0) -> None:
+        """Plan what the process number `rank` of the model's ranks serves."""
         self.config = config
+        self.ranks = Ranks(rank, config.tensor_parallel_size)
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
         self._has_codes = method_of(hf_config) is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
             forbid_amx()
-        self.device = select_device(config.device)
+        self.device = device_of_rank(select_device(config.device), self.ranks)
         if self.device.type == "cuda":
             sum_in_fp32()
         self.dtype = select_dtype(config.dtype, self.device)
@@ -70,6 +76,9 @@ class ModelPlan:
         self.module = on_meta_device(build, hf_config, self.max_model_len, self.dtype)
         self.model = cast(Model, self.module)
         self.num_parameters = sum(p.numel() for p in self.module.parameters())
+        check_ranks(self)
+        divide(self.module, self.ranks)
+        self.rank_parameters = sum(p.numel() for p in self.module.parameters())
         self.start_token: int | None = None
         if self.kind == "encoder-decoder":
             self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
@@ -80,6 +89,9 @@ class ModelPlan:
         )
         self.kernels = select_kernels(self.device, self.backend.name)
         self.threads = config.threads or cpu_count()
+        is_cpu = self.device.type == "cpu"
+        if is_cpu:
+            self.threads = max(self.threads // self.ranks.count, 1)
         self.batch_variance = batch_variance_of(
             self.device, self.dtype, packed=self.prepacks, threads=self.threads
         )
@@ -88,18 +100,11 @@ class ModelPlan:
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
         self.stored_kind = self._keep_stored_codes()
         self._check_kernels()
+        check_groups(self)
         step_tokens, encoder_tokens = _default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
-        self.kv_specs = kv_specs(self.module)
-        self.kv_groups = group_layers(self.kv_specs).groups
-        if config.kv_cache_dtype != "auto" and not self.kv_groups:
-            raise ConfigError(
-                f"--kv-cache-dtype {config.kv_cache_dtype} is not possible: {self.architecture} is "
-                "an encoder and has no KV cache."
-            )
-        self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
-        self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
+        self._plan_kv_cache()
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
         self.plain_bytes = estimate.plain_bytes(self)
@@ -110,6 +115,18 @@ class ModelPlan:
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
+
+    def _plan_kv_cache(self) -> None:
+        config = self.config
+        self.kv_specs = kv_specs(self.module)
+        self.kv_groups = group_layers(self.kv_specs).groups
+        if config.kv_cache_dtype != "auto" and not self.kv_groups:
+            raise ConfigError(
+                f"--kv-cache-dtype {config.kv_cache_dtype} is not possible: {self.architecture} is "
+                "an encoder and has no KV cache."
+            )
+        self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
+        self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
 
     @property
     def prepacks(self) -> bool:
@@ -179,7 +196,7 @@ class ModelPlan:
             return 0.0
         causal = [s for s in self.attention_specs if s.kind == "causal" and s.window is None]
         attended = 2 * sum(spec.num_heads * spec.head_dim for spec in causal)
-        return ATTENTION_SLOWNESS * attended / self.num_parameters
+        return ATTENTION_SLOWNESS * attended / self.rank_parameters
 
     @property
     def captures_graphs(self) -> bool:
@@ -197,10 +214,14 @@ class ModelPlan:
             return []
         return mixed_shapes(self.config.max_num_seqs, self.max_num_batched_tokens)
 
+    def of_rank(self, memory: int) -> int:
+        """Return a rank's part of the device's memory: on a CPU, ranks share the machine's."""
+        return memory // self.ranks.count if self.device.type == "cpu" else memory
+
     def check_weights(self) -> None:
         """Raises ConfigError if the device cannot hold the weights while they are loaded."""
         total = total_memory(self.device)
-        free = machine_memory() if total is None else available_memory(self.device)
+        free = self.of_rank(machine_memory()) if total is None else available_memory(self.device)
         needed = self.loading_bytes
         if self.draft is not None:
             needed += self.draft.loading_bytes
@@ -222,7 +243,7 @@ class ModelPlan:
             step_tokens=self.max_num_batched_tokens,
             spare=spare_for_kv(self.config, free, total, reserved, is_limited=is_memory_limited()),
             # The page cache holds much of a machine's memory and gives it back on demand.
-            most=machine_memory() if total is None else free,
+            most=self.of_rank(machine_memory()) if total is None else free,
             fill=total is not None,
         )
 

@@ -44,7 +44,7 @@ class MemoryPlan(NamedTuple):
 def plan_memory(plan: ModelPlan) -> MemoryPlan:
     """Plan from shapes alone. Raises ConfigError if the model does not fit."""
     plan.check_weights()
-    available = available_memory(plan.device)
+    available = plan.of_rank(available_memory(plan.device))
     fixed = planned_bytes(plan, 0, plan.max_model_len)
     fixed.pop(MARGIN, None)  # `plan_blocks` subtracts it from what is free
     blocks, length = plan.plan_blocks(available, sum(fixed.values()))

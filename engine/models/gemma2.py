@@ -91,7 +91,9 @@ class Gemma2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = ScaledTokenEmbedding(c.vocab_size, c.hidden, c.embed_scale, dtype)
+        self.embed = ScaledTokenEmbedding(
+            c.vocab_size, c.hidden, c.embed_scale, dtype, divisible=True
+        )
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )

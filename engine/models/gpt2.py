@@ -72,11 +72,17 @@ class GPT2Block(nn.Module):
     def __init__(self, config: GPT2Config, index: int) -> None:
         super().__init__()
         c, dim = config, config.hidden // config.heads
-        self.spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5)
+        spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5)
+        parts = ("q", "k", "v")
         self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.qkv = Linear(c.hidden, 3 * c.hidden, bias=True)
-        self.attend = Attention(self.spec, index)
-        self.out = Linear(c.hidden, c.hidden, bias=True)
+        self.qkv = Linear(
+            c.hidden,
+            dict.fromkeys(parts, c.hidden),
+            bias=True,
+            output_units=dict.fromkeys(parts, c.heads),
+        )
+        self.attend = Attention(spec, index, divisible=True)
+        self.out = Linear(c.hidden, c.hidden, bias=True, input_units=c.heads)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
         self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)
 
@@ -86,7 +92,7 @@ class GPT2Block(nn.Module):
         `x` and `delta` are these two values of the previous block.
         """
         x, normed = self.attention_norm.add(x, delta)
-        qkv = self.qkv(normed).view(len(x), 3, self.spec.num_heads, -1)
+        qkv = self.qkv(normed).view(len(x), 3, self.attend.spec.num_heads, -1)
         attended = self.out(self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], batch))
         x, normed = self.mlp_norm.add(x, attended)
         return x, self.mlp(normed)
@@ -100,7 +106,7 @@ class GPT2(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         self.position = TokenEmbedding(c.max_positions, c.hidden)
         self.blocks = nn.ModuleList(GPT2Block(c, i) for i in range(c.layers))
         self.norm = LayerNorm(c.hidden, c.norm_eps)

@@ -136,7 +136,7 @@ class GPTNeoX(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         self.rotary = RotaryEmbedding(
             c.hidden // c.heads, c.rope_theta, c.rope_scaling, max_positions, dtype
         )

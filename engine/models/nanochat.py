@@ -154,8 +154,9 @@ class ValueEmbedding(nn.Module):
     def __init__(self, config: NanoChatConfig) -> None:
         super().__init__()
         self.gate_channels, self.gate_range = config.gate_channels, config.gate_range
-        self.gate = Linear(config.gate_channels, config.kv_heads)
-        self.table = TokenEmbedding(config.vocab_size, config.kv_heads * config.head_dim)
+        heads = config.kv_heads
+        self.gate = Linear(config.gate_channels, heads, output_units={"": heads})
+        self.table = TokenEmbedding(config.vocab_size, heads * config.head_dim, column_units=heads)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Return gated embeddings [T, kv_heads, head_dim] for x [T, hidden] and ids [T]."""
@@ -168,19 +169,21 @@ class NanoChatAttention(nn.Module):
         super().__init__()
         c, dim = config, config.head_dim
         scale = c.qk_scale**2 * dim**-0.5  # q and k each have the factor
-        self.spec = AttentionSpec(c.heads, c.kv_heads, dim, scale=scale, window=c.windows[index])
+        spec = AttentionSpec(c.heads, c.kv_heads, dim, scale=scale, window=c.windows[index])
         self.norm_eps = c.norm_eps
         sizes = {"q": c.heads * dim, "k": c.kv_heads * dim, "v": c.kv_heads * dim}
-        self.qkv = Linear(c.hidden, sizes)
+        units = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
+        self.qkv = Linear(c.hidden, sizes, output_units=units)
         self.values = ValueEmbedding(c) if index in c.value_layers else None
-        self.attend = Attention(self.spec, index)
-        self.out = Linear(c.heads * dim, c.hidden)
+        self.attend = Attention(spec, index, divisible=True)
+        self.out = Linear(c.heads * dim, c.hidden, input_units=c.heads)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
-        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, self.spec.head_dim)
+        spec = self.attend.spec
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, spec.head_dim)
         qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
         if self.values is not None:
             v = v + self.values(x, batch.input_ids)
@@ -213,7 +216,7 @@ class NanoChat(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         if c.smear_channels is not None:
             self.smear_gate = Linear(c.smear_channels, 1)
             self.smear_lambda = nn.Parameter(torch.empty(1))

@@ -50,10 +50,16 @@ class Codes:
     def form(self) -> CodesForm:
         return CodesForm(self.bits, self.offsets is not None)
 
-    def of_outputs(self, outputs: torch.Tensor) -> Codes:
+    def of_outputs(self, outputs: torch.Tensor | slice) -> Codes:
         """Return the codes of some outputs, by their numbers."""
         offsets = None if self.offsets is None else self.offsets[outputs]
         return Codes(self.codes[outputs], self.scales[outputs], offsets, self.bits)
+
+    def of_inputs(self, inputs: slice) -> Codes:
+        """Return the codes of some inputs, which are whole groups."""
+        groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
+        offsets = None if self.offsets is None else self.offsets[:, groups]
+        return Codes(self.codes[:, inputs], self.scales[:, groups], offsets, self.bits)
 
     def kept_in(self, form: CodesForm) -> Codes:
         """Return the same weight in a form with as many bits, and offsets if it has some."""

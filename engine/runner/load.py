@@ -41,6 +41,13 @@ from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
 from engine.runner.draft_model import DraftModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
+from engine.runner.ranks import (
+    Connect,
+    least_of_ranks,
+    memory_of_others,
+    refuse_ranks,
+    sum_of_ranks,
+)
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
@@ -62,13 +69,19 @@ def load_engine(
     config: EngineConfig,
     report: Report = lambda progress: None,
     recorder: Recorder | None = None,
+    *,
+    rank: int = 0,
+    connect: Connect = refuse_ranks,
 ) -> LoadedEngine:
     """Load the model of `config`; `report` gets the progress. Raises ConfigError if that fails.
 
-    `recorder` captures steps; None makes a CudaRecorder if steps become CUDA graphs.
+    `recorder` captures steps; None makes a CudaRecorder if steps become CUDA graphs. This process
+    is number `rank` of those that share the model. `connect` is called if there are several.
     """
     start = time.monotonic()
-    plan = ModelPlan(config)
+    plan = ModelPlan(config, rank)
+    if plan.ranks.count > 1:
+        connect(plan.ranks, plan.device)
     torch.set_num_threads(plan.threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
@@ -86,7 +99,9 @@ def load_engine(
     report(Progress("allocating the KV cache", 0.0))
     matchers = _matchers(plan)  # it reserves address space, which the KV cache must leave
     reserved = _bytes_beside_kv_cache(plan, profile)
-    num_blocks, max_model_len = plan.plan_blocks(available_memory(plan.device), reserved)
+    free = plan.of_rank(available_memory(plan.device))
+    num_blocks, max_model_len = plan.plan_blocks(free, reserved)
+    num_blocks, max_model_len = least_of_ranks(plan, num_blocks, max_model_len)
     runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers, adapters)
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
@@ -121,6 +136,7 @@ def _facts(
 ) -> Ready:
     config = plan.config
     drafting = config.speculative_model
+    weight_bytes, kv_cache_bytes = sum_of_ranks(plan, weight_bytes, runner.kv.num_bytes)
     return Ready(
         architecture=plan.architecture,
         kind=plan.kind,
@@ -136,7 +152,7 @@ def _facts(
         context_cost=plan.context_cost,
         parameters=plan.num_parameters,
         weight_bytes=weight_bytes,
-        kv_cache_bytes=runner.kv.num_bytes,
+        kv_cache_bytes=kv_cache_bytes,
         load_seconds=load_seconds,
         attention_backend=plan.attention_description,
         threads=plan.threads,
@@ -146,7 +162,8 @@ def _facts(
         batch_variance=plan.batch_variance,
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
-        max_lens_tokens=min(max_lens_tokens(plan.model), max_model_len),
+        other_ranks=memory_of_others(plan, memory),
+        max_lens_tokens=_max_lens_tokens(plan, max_model_len),
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
@@ -168,6 +185,13 @@ def _make_adapters(plan: ModelPlan, recorder: Recorder | None) -> ModelAdapters 
         kernels=plan.kernels,
         is_packed=plan.adapters.is_packed and recorder is None,
     )
+
+
+def _max_lens_tokens(plan: ModelPlan, max_model_len: int) -> int:
+    """Return the longest text of a lens: 0 with several ranks, because only steps reach all."""
+    if plan.ranks.count > 1:
+        return 0
+    return min(max_lens_tokens(plan.model), max_model_len)
 
 
 def _load_draft(
@@ -216,7 +240,7 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     release_unused()
     if plan.quantization:
         return weights_bytes(plan.module)
-    return plan.num_parameters * plan.dtype.itemsize
+    return plan.rank_parameters * plan.dtype.itemsize
 
 
 def _pack(plan: ModelPlan, layer: nn.Module) -> None:
@@ -254,7 +278,9 @@ def _make_runner(
         rounds_tokens=plan.prepacks,
     )
     runner.adapters = adapters
-    if plan.backend.name == "numba":
+    runner.may_compute_again = plan.ranks.count == 1
+    # A recorded pass would leave out what ranks send each other.
+    if plan.backend.name == "numba" and plan.ranks.count == 1:
         from engine.attention.numba import NumbaBackend
         from engine.runner.decode_programs import DecodePrograms
 

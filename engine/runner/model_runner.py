@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,18 @@ MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
 FEW_TOKENS, TEXT_TOKENS_MULTIPLE, STEP_TOKENS_MULTIPLE = 32, 16, 8
 
 
+class Followers(Protocol):
+    """The other ranks, which compute the same steps: `engine/parallel/followers.py`."""
+
+    def compute(self, step: Step, *, has_masks: bool) -> None:
+        """Let them compute a step. If it `has_masks`, they wait for `mask`."""
+
+    def mask(self, masks: TokenMasks) -> None: ...
+
+    def capture(self) -> None:
+        """Let them capture one more step graph."""
+
+
 class ModelRunner:
     """A loaded model over a KV cache and rows. With `graphs` steps are replayed where they fit.
 
@@ -70,6 +83,8 @@ class ModelRunner:
         self.graphs: StepGraphs | None = None
         self.matchers = matchers
         self.adapters: ModelAdapters | None = None  # None: the model takes none
+        self.may_compute_again = True  # not with other ranks, which would not do so
+        self.followers: Followers | None = None  # None: this rank is alone, or follows another
         self.drafter: Drafter | None = None  # of tokens that a step may check: a second model
         self._openmp_wait = openmp_wait
         self._rounds_tokens = rounds_tokens
@@ -85,14 +100,16 @@ class ModelRunner:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
         launched_at = time.monotonic()
         self._openmp_wait.poll(launched_at)
+        sampling = [s for s in step.slices if s.samples]
+        masks = self.matchers.start(sampling)
+        if self.followers is not None:
+            self.followers.compute(step, has_masks=masks is not None)
         if step.copies:
             self._copy_blocks(step.copies)
         # Scrubbing takes two launches a layer, and large batches allocate in nearly every step.
         if step.scrub and self.backend.reads_masked_keys:
             self.kv.scrub(step.scrub)
         self.rows.apply(step)
-        sampling = [s for s in step.slices if s.samples]
-        masks = self.matchers.start(sampling)
         vectors = self._encode(step.encoder_inputs) if step.encoder_inputs else None
         tokens: torch.Tensor | None = None
         logprobs: PendingLogprobs | None = None
@@ -145,6 +162,8 @@ class ModelRunner:
         try:
             return compute(self.model, self.adapters, batch)
         except torch.OutOfMemoryError:
+            if not self.may_compute_again:
+                raise
             # The allocator keeps freed memory in pieces. Without them the step may fit: its size
             # was measured at start. Computing again writes the same KV to the same places.
             torch.cuda.empty_cache()
@@ -196,6 +215,8 @@ class ModelRunner:
             rows.append(row_ids, params, ahead, tokens)
             return tokens
 
+        if masks and self.followers is not None:
+            self.followers.mask(masks.result())
         on_device = masks.result().on(self.device) if masks else None
         return sample(logits, rows.special_params(slices), history, draw_and_append, on_device)
 
@@ -259,6 +280,8 @@ class ModelRunner:
         """Capture one more step graph. Returns False if there is nothing left to capture."""
         if self.graphs is None or not self._can_capture:
             return False
+        if self.followers is not None:
+            self.followers.capture()
         try:
             self._can_capture = self.graphs.capture_next()
         except torch.OutOfMemoryError as error:

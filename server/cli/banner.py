@@ -59,6 +59,14 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def device(ready: Ready) -> str:
+    """Return the device and its threads, and how many processes compute the model."""
+    threads = f"{ready.threads} threads"
+    if ready.tensor_parallel_size > 1:
+        threads += f" in each of {ready.tensor_parallel_size} processes"
+    return f"{ready.device}, {threads}"
+
+
 def weights(ready: Ready) -> str:
     size = decimal(ready.weight_bytes)
     return f"{size} in {ready.quantization}" if ready.quantization else size
@@ -74,7 +82,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
     lines = [
         f"penstock {importlib.metadata.version('penstock')} serves {state.names[0]}: "
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
-        f"  device    {ready.device}, {ready.threads} threads, {ready.attention_backend} attention",
+        f"  device    {device(ready)}, {ready.attention_backend} attention",
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
@@ -194,7 +202,8 @@ def memory(ready: Ready) -> list[str]:
     entries = [entry for entry in ready.memory if entry.planned or entry.measured]
     if not entries:
         return []
-    lines = [f"  memory    {'calculated':>18} {'measured':>18}"]
+    whose = "  of rank 0" if ready.tensor_parallel_size > 1 else ""
+    lines = [f"  memory    {'calculated':>18} {'measured':>18}{whose}"]
     for entry in entries:
         measured = "" if entry.measured is None else decimal(entry.measured)
         lines.append(f"            {decimal(entry.planned):>18} {measured:>18}  {entry.name}")

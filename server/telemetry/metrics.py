@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from engine.client.interface import EngineClient
-from engine.protocol import Admission, StepOutputs
+from engine.protocol import Admission, Ready, StepOutputs
 from server.cli.config import MetricsCompat
 from server.telemetry.metrics_vllm import VllmNames
 from server.telemetry.token_series import TokenSeries
@@ -280,6 +280,21 @@ class EngineSeries(Collector):
         if info is not None:
             shape = {"block_size": str(info.block_size), "num_gpu_blocks": str(info.num_blocks)}
             yield self._series(gauge, "cache_config_info", "The KV cache.", 1, **shape)
+            text = "Processes that compute the model together."
+            yield self._series(gauge, "tensor_parallel_size", text, info.tensor_parallel_size)
+            yield self._rank_memory(info)
+
+    def _rank_memory(self, info: Ready) -> Metric:
+        """Return the bytes that each rank holds, by their use."""
+        labels = [*self._labels, "rank", "use"]
+        text = "Device memory that a process of the model was found to hold after loading."
+        series = GaugeMetricFamily("penstock:rank_memory_bytes", text, labels=labels)
+        for rank, entries in enumerate((info.memory, *info.other_ranks)):
+            for entry in entries:
+                if entry.measured is not None:
+                    own = [*self._labels.values(), str(rank), entry.name]
+                    series.add_metric(own, entry.measured)
+        return series
 
     def _series(
         self,

@@ -39,6 +39,7 @@ from engine.protocol import (
 from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
+from engine.runner.ranks import Connect, refuse_ranks
 from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import SampledToken, Step
 from engine.wire import ToEngine
@@ -132,7 +133,7 @@ class Driver:
     Invariants are checked after every turn. `depth` and `late` set how far the host runs ahead of
     the device. With `captured`, decode steps and small mixed steps are replayed from a tape. All
     other arguments are EngineConfig fields. `poisoned` is the set of ids of requests whose logits
-    become NaN.
+    become NaN. `connect` is as in load_engine.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Driver:
         depth: int = 0,
         late: bool = False,
         captured: bool = False,
+        connect: Connect = refuse_ranks,
         **config: Any,
     ) -> None:
         default: dict[str, Any] = {"dtype": "float32", "threads": 1, "device": "cpu"}
@@ -153,7 +155,7 @@ class Driver:
 
             mend()
         self.tapes = TapeRecorder() if captured else None
-        self.loaded = load_engine(self.config, recorder=self.tapes)
+        self.loaded = load_engine(self.config, recorder=self.tapes, connect=connect)
         self.runner = self.loaded.runner
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":

@@ -28,6 +28,7 @@ from engine.protocol import (
     EngineStats,
     GenerateRequest,
     KVGroup,
+    MemoryEntry,
     PrefillChunk,
     Progress,
     Ready,
@@ -62,6 +63,7 @@ INFO = Ready(
     attention_backend="fake",
     threads=1,
     kv_groups=(KVGroup(1),),
+    memory=(MemoryEntry("weights", 4, 4),),
     max_lens_tokens=100,
 )
 

@@ -39,6 +39,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "kv_cache_dtype": info.kv_cache_dtype,
         "speculative_model": info.speculative_model,
         "device": info.device,
+        "tensor_parallel_size": info.tensor_parallel_size,
         "meta": {
             "n_vocab": info.vocab_size,
             "n_ctx": state.max_length(),

@@ -170,7 +170,8 @@ async def embeddings(request: Request) -> Response:
 
 
 async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
-    """Return the result of a lens. Raises a 503 or 500 ApiError, or ClientGone."""
+    """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
+    _refuse_ranks(state)
     try:
         look = state.lens.look(state.client, wanted)
         return await cancel_on_disconnect(request.receive, look)
@@ -182,8 +183,17 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
         raise ApiError(500, "lens_failed", message, headers=NO_RETRY) from None
 
 
+def _refuse_ranks(state: AppState) -> None:
+    """Raise a 400 ApiError if several processes compute the model: each knows a part of it."""
+    size = state.loaded().tensor_parallel_size
+    if size > 1:
+        message = f"The lens is not possible with --tensor-parallel-size {size}."
+        raise ApiError(400, "lens_unavailable", message)
+
+
 async def _texts(state: AppState, body: LensBody) -> tuple[list[int], list[int]]:
     """Return the tokens and the source of a request. Raises a 400 ApiError."""
+    _refuse_ranks(state)
     start = state.start_token
     if start is None:
         if body.source is not None or body.source_ids is not None:

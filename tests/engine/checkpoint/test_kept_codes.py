@@ -15,6 +15,7 @@ from tests.support.forward import forward, whole
 from tests.support.gguf_files import write_gguf
 from tests.support.golden import of_transformers
 from tests.support.quantised_files import FORMATS, write_quantised
+from tests.support.ranks import ranked
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "own_cache"),
@@ -85,6 +86,31 @@ def test_codes_of_fused_layers_are_kept(tmp_path: Path) -> None:
     of_transformers(config, tmp_path / "source")
     write_quantised(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
     check(tmp_path / "model", "gptq")
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "own head"])
+def test_codes_are_shared_by_ranks(tied: bool, tmp_path: Path) -> None:
+    """Each rank keeps whole groups of its inputs. In the last layer, kinds are mixed."""
+    from transformers import LlamaConfig
+
+    sizes = {"vocab_size": 289, "hidden_size": 64, "intermediate_size": 128}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    config = LlamaConfig(**sizes, **heads, num_hidden_layers=2, tie_word_embeddings=tied)
+    of_transformers(config, tmp_path / "source")
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "source", "llama", "Q4_0", others=MIXED)
+    alone = prompt_logprobs(Driver(file, **BF16))
+    with ranked(file, tmp_path / "place", **BF16) as driver:
+        facts = driver.loaded.facts
+        assert facts.quantization == "Q4_0"
+        assert prompt_logprobs(driver) == pytest.approx(alone, abs=0.5)
+        for entry in (*facts.memory, *facts.other_ranks[0]):
+            assert entry.measured in (None, entry.planned), entry.name
+
+
+def prompt_logprobs(driver: Driver) -> list[float]:
+    request_id = driver.submit(PROMPT, 1, prompt_logprobs=0)
+    driver.run()
+    return [entry.logprob for entry in driver.outputs[request_id][0].prompt_logprobs]
 
 
 def test_plain_layers_stay_plain(source: Path, tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_grammar_behind_a_long_queue_is_refused_to_be_sent_later(
 
 
 def test_same_grammar_is_compiled_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = driver.core.matchers._compiler
+    compiler = driver.core.matchers.compiler
     compiled = []
     compile_one = compiler._compiled
     monkeypatch.setattr(compiler, "_compiled", lambda g: compiled.append(g) or compile_one(g))

@@ -142,6 +142,7 @@ async def test_models_have_the_facts_that_routers_read(served: Served) -> None:
     assert (body["architecture"], body["dtype"], body["device"]) == ("Fake", "float32", "cpu")
     assert (body["parameters"], body["quantization"]) == (1, None)
     assert body["kv_cache_dtype"] is body["speculative_model"] is None
+    assert body["tensor_parallel_size"] == 1
     assert body["capabilities"] == ["completion", "chat"]
     assert body["meta"] == {"n_vocab": 258, "n_ctx": 512, "n_params": 1, "size": 4}
     assert (await served.http.get("/v1/models")).json()["data"] == [body]

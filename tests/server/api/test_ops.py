@@ -6,11 +6,12 @@ import asyncio
 import subprocess
 import sys
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import EngineDeadError
-from engine.protocol import Progress
+from engine.protocol import MemoryEntry, Progress
 from tests.server.conftest import BOS
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import serving
@@ -80,6 +81,12 @@ async def test_routes_while_model_loads_return_503(model, says):
         engine.loaded.set()
         assert (await served.chat()).status_code == 200
         assert await served.metric("cache_config_info", num_gpu_blocks="64", block_size="16") == 1
+        assert await served.metric("tensor_parallel_size") == 1
+        ranks = ((MemoryEntry("weights", 5, 6), MemoryEntry("largest step", 7)),)
+        engine.info = msgspec.structs.replace(INFO, memory=ranks[0], other_ranks=ranks)
+        assert await served.metric("tensor_parallel_size") == 2
+        for rank in ("0", "1"):
+            assert await served.metric("rank_memory_bytes", rank=rank, use="weights") == 6
 
 
 async def test_models_with_several_names_lists_each_name(model, says):
@@ -162,6 +169,7 @@ async def test_metrics_have_expected_values_and_known_labels(served):
         *("generation_tokens", "request_success", "aborts", "rejects", "num_requests_running"),
         *("num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries"),
         *("prefix_cache_hits", "num_preemptions", "cache_config_info", "build_info"),
+        *("tensor_parallel_size", "rank_memory_bytes"),
         *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
         *("request_time_per_output_token_seconds", "request_inference_time_seconds"),
         *("request_params_max_tokens", "iteration_tokens", "http_requests", "draining"),
@@ -169,7 +177,7 @@ async def test_metrics_have_expected_values_and_known_labels(served):
         *("last_step_age_seconds", "tool_calls"),
     }
     closed = {"model_name", "engine", "le", "reason", "code", "finished_reason", "version"}
-    closed |= {"block_size", "num_gpu_blocks", "status", "result"}
+    closed |= {"block_size", "num_gpu_blocks", "status", "result", "rank", "use"}
     for family in ours.values():
         for sample in family.samples:
             assert sample.labels.keys() <= closed

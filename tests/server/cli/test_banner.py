@@ -20,6 +20,7 @@ from server.cli.banner import (
     answers,
     arithmetic,
     curl,
+    device,
     drafts,
     kv_cache,
     memory,
@@ -38,7 +39,7 @@ def test_memory_lists_calculated_and_measured_sizes() -> None:
         ["1.2", "MB", "1.2", "MB", "weights"],
         ["99", "bytes", "working", "memory", "of", "the", "largest", "step"],
     ]
-    assert memory(INFO) == []
+    assert memory(msgspec.structs.replace(INFO, memory=())) == []
 
 
 @pytest.mark.parametrize(
@@ -81,6 +82,12 @@ def test_drafts_name_the_draft_model() -> None:
     ready = msgspec.structs.replace(INFO, speculative_model="org/small")
     assert drafts(ready) == ["  drafts    by org/small"]
     assert drafts(INFO) == []
+
+
+def test_device_of_several_ranks_names_their_number() -> None:
+    assert device(INFO) == "cpu, 1 threads"
+    ranks = msgspec.structs.replace(INFO, other_ranks=((), ()))
+    assert device(ranks) == "cpu, 1 threads in each of 3 processes"
 
 
 def test_not_followed_lists_ignored_generation_settings() -> None:

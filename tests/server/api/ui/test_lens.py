@@ -214,6 +214,16 @@ async def test_text_becomes_tokens_with_bos(lensed: Served, encode: Any) -> None
     assert (await post(lensed, {"text": "Hi"})).json()["tokens"] == [256, *encode("Hi")]
 
 
+@pytest.mark.parametrize(("path", "body"), [("", {"text": "Hi"}), ("/embeddings", {"ids": [1, 2]})])
+async def test_lens_with_several_ranks_is_refused(
+    lensed: Served, path: str, body: dict[str, Any]
+) -> None:
+    lensed.engine.info = msgspec.structs.replace(INFO, other_ranks=((),))
+    refused = await post(lensed, body, path)
+    assert await refusal(refused, 400) == ("lens_unavailable", None)
+    assert "--tensor-parallel-size 2" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [

@@ -1,0 +1,131 @@
+"""Ranks: the processes that compute one model together, each with its share of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from engine.errors import ConfigError
+
+FLAG = "--tensor-parallel-size"
+UNEVEN = "processes cannot share equally"
+LOOPBACK = "127.0.0.1"
+# The end of a rank closes its connections, which the others see at once. So time proves nothing.
+TIMEOUT = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A rank's share of a weight [out, in] of this `shape`.
+
+    `parts` are the rows of the whole weight by the checkpoint tensor that fills them, and `rows`
+    those rows of each of these tensors that the rank keeps.
+    """
+
+    shape: tuple[int, int]
+    parts: Mapping[str, slice]
+    rows: Mapping[str, slice]
+    columns: slice
+
+
+class Ranks:
+    """`count` processes; this one is number `own`.
+
+    All ranks must call the same methods in the same order, with tensors of equal shapes.
+    """
+
+    def __init__(self, own: int = 0, count: int = 1) -> None:
+        self.own, self.count = own, count
+        self._group: Any = None  # None: not connected
+
+    def connect(self, device: torch.device, place: str) -> None:
+        """Wait until all ranks have connected. `place` is an empty file that all of them can open.
+
+        On a CPU they talk over gloo, whose sockets are bound to the loopback address; on GPUs over
+        NCCL.
+        """
+        # torch's type hints leave out these classes.
+        distributed: Any = import_module("torch.distributed")
+        store = distributed.FileStore(place, self.count)
+        if device.type == "cuda":
+            chosen = distributed.ProcessGroupNCCL.Options()
+            self._group = distributed.ProcessGroupNCCL(store, self.own, self.count, chosen)
+            return
+        options = distributed.ProcessGroupGloo._Options()
+        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._timeout = TIMEOUT
+        self._group = distributed.ProcessGroupGloo(store, self.own, self.count, options)
+
+    # ---- shares ------------------------------------------------------------------------------
+
+    def units(self, size: int, units: int) -> slice:
+        """Return this rank's share of `size` rows or columns in `units` equal units.
+
+        If there are fewer units than ranks, several ranks keep the same unit. Raises ConfigError if
+        neither number is a multiple of the other.
+        """
+        if units % self.count == 0:
+            share = size // self.count
+            first = self.own * share
+            return slice(first, first + share)
+        if self.count % units:
+            raise ConfigError(f"has {units} heads or other units, which {self.count} {UNEVEN}")
+        unit = self.own * units // self.count
+        width = size // units
+        first = unit * width
+        return slice(first, first + width)
+
+    def rows(self, count: int) -> slice:
+        """Return this rank's share of the rows of a table; that of the last rank may be smaller.
+
+        Raises ConfigError if a rank would have none.
+        """
+        share = self.widest(count)
+        if share * (self.count - 1) >= count:
+            raise ConfigError(f"has only {count} rows")
+        first = self.own * share
+        return slice(first, min(first + share, count))
+
+    def widest(self, count: int) -> int:
+        """Return the largest share of the rows of a table."""
+        return -(-count // self.count)
+
+    # ---- collectives -------------------------------------------------------------------------
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' tensors.
+
+        On a CPU the bits of a row do not depend on the other rows: the ranks are added in their
+        order, in fp32.
+        """
+        if x.is_cuda or self.count == 2:  # two numbers have the same sum in either order
+            total = x.clone()
+            self._group.allreduce([total]).wait()
+            return total
+        first, *others = self._gathered(x)
+        total = first.float()
+        for other in others:
+            total = total + other
+        return total.to(x.dtype)
+
+    def join(self, x: torch.Tensor) -> torch.Tensor:
+        """Return all ranks' tensors [..., n], one after the other: [..., count * n]."""
+        return torch.cat(self._gathered(x), dim=-1)
+
+    def numbers(self, own: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Return each rank's `own` numbers."""
+        if self.count == 1:
+            return [list(own)]
+        return [each.tolist() for each in self._gathered(torch.tensor(own, device=device))]
+
+    def _gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of all ranks, in their order."""
+        assert self._group is not None, "the ranks are not connected"
+        found = [torch.empty_like(x) for _ in range(self.count)]
+        self._group.allgather([found], [x.contiguous()]).wait()
+        return found

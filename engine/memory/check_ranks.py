@@ -1,0 +1,48 @@
+"""Checks of a plan for several ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.device.ranks import FLAG
+from engine.errors import ConfigError
+from engine.layers.linear import Linear
+from engine.ops.codes import GROUPS
+from engine.ops.quantise import is_quantised
+
+if TYPE_CHECKING:
+    from engine.memory.model_plan import ModelPlan
+
+
+def check_ranks(plan: ModelPlan) -> None:
+    """Raise ConfigError if the plan has several ranks and something that needs a single one."""
+    config, count = plan.config, plan.ranks.count
+    if count == 1:
+        return
+    flag = f"{FLAG} {count} is not possible"
+    if plan.kind != "decoder":
+        raise ConfigError(f"{flag}: {plan.architecture} is an {plan.kind}; only decoders are.")
+    if config.speculative_model is not None:
+        raise ConfigError(f"{flag} with --speculative-model. Leave one of them out.")
+    if config.lora_modules or config.max_loras:
+        raise ConfigError(f"{flag} with --lora-modules or --max-loras. Leave one of them out.")
+
+
+def check_groups(plan: ModelPlan) -> None:
+    """Raise ConfigError if a rank's share of quantised inputs does not consist of whole groups."""
+    for name, layer in plan.module.named_modules():
+        if not isinstance(layer, Linear) or layer.share is None:
+            continue
+        own, whole = layer.share.columns, layer.share.shape[1]
+        kind = plan.rounds_to if layer.is_rounded else None
+        if layer.stored_form is not None:
+            kind = "int8"  # of every kind of stored codes, groups have the same size
+        if kind is None or not is_quantised(whole, kind):
+            continue
+        size = own.stop - own.start
+        if size < whole and size % GROUPS[kind]:
+            raise ConfigError(
+                f"{FLAG} {plan.ranks.count} is not possible with these quantised weights: a rank "
+                f"has {size} inputs of {name}, which are no whole groups of {GROUPS[kind]}. Use "
+                "--quantization none."
+            )

@@ -1,0 +1,59 @@
+"""A rank that follows rank 0 computes the same steps on its share of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+
+from engine.grammar.matchers import LaunchedStep, Matchers, TokenMasks
+from engine.parallel.channel import Receiver
+from engine.parallel.messages import Capture, Compute, Masks
+from engine.runner.model_runner import ModelRunner
+from engine.scheduling.step import ScheduledSlice
+
+
+class FollowingMatchers(Matchers):
+    """The matchers of a rank that follows: rank 0 computes the masks, and sends them."""
+
+    def __init__(self, own: Matchers, receiver: Receiver) -> None:
+        """Take the place of the runner's `own` matchers."""
+        super().__init__(own.compiler, own.vocab_size)
+        self._receiver = receiver
+        self.has_masks = False  # whether masks of the step that is launched now will arrive
+
+    def start(self, sampling: Sequence[ScheduledSlice]) -> Future[TokenMasks] | None:
+        return self._filler.submit(self._receive) if self.has_masks else None
+
+    def _receive(self) -> TokenMasks:
+        """Wait for the masks. Nothing else reads the channel before the step is launched."""
+        message = self._receiver.receive()
+        assert isinstance(message, Masks)
+        words = np.frombuffer(bytearray(message.words), np.int32)
+        rows = torch.from_numpy(words).view(len(message.slices), -1)
+        return TokenMasks(message.slices, rows, frozenset())
+
+    def launched(self, pending: LaunchedStep) -> None:
+        """Do nothing: no matcher needs the tokens."""
+
+
+def follow(runner: ModelRunner, receiver: Receiver) -> None:
+    """Compute what rank 0 computes, until it closes the pipe. The results are dropped."""
+    matchers = FollowingMatchers(runner.matchers, receiver)
+    runner.matchers = matchers
+    while True:
+        try:
+            message = receiver.receive()
+        except EOFError:
+            matchers.close()
+            return
+        match message:
+            case Compute():
+                matchers.has_masks = message.has_masks
+                runner.launch(message.step)
+            case Capture():
+                runner.capture_when_idle()
+            case _:
+                raise AssertionError(f"unexpected: {type(message).__name__}")

@@ -1,0 +1,85 @@
+"""Two ranks answer like one: for each way in which an architecture's layers are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.layers.linear import Linear
+from engine.memory.model_plan import ModelPlan
+from tests.engine.models import (
+    test_gemma2,
+    test_gemma3,
+    test_gpt2,
+    test_gpt_neox,
+    test_gpt_oss,
+    test_llama,
+    test_mixtral,
+    test_nanochat,
+    test_olmo2,
+    test_phi3,
+    test_qwen3,
+    test_qwen3_moe,
+)
+from tests.support.golden import Case, Golden, answers
+from tests.support.ranks import ranked
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BIASES = {"attention_bias": True, "mlp_bias": True}
+WHOLE = ("router", "smear_gate")  # these linear layers are not shared
+FAST = [
+    Case("llama", lambda: test_llama.config(**BIASES)),
+    Case("qwen3", test_qwen3.config),
+    Case("gemma2", test_gemma2.config),
+    Case("gpt2", test_gpt2.config),
+]
+SLOW = [
+    Case("gemma3", test_gemma3.config),
+    Case("gpt-neox", test_gpt_neox.config),
+    Case("phi3", test_phi3.config),
+    Case("qwen3-moe", test_qwen3_moe.config),
+    Case("mixtral", test_mixtral.config),
+    test_gpt_oss.CASE,
+    test_nanochat.CASES[-1],
+]
+CASES = [pytest.param(case, id=case.name) for case in FAST] + [
+    pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in SLOW
+]
+REFUSED = [
+    pytest.param(Case("olmo2", test_olmo2.config), "blocks.0.attention.attend", id="olmo2"),
+]
+
+
+@pytest.mark.parametrize("golden", CASES, indirect=True)
+def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
+    """In chunks of few tokens, and with preemptions."""
+    blocks = 12 * len(golden.runner.kv.groups)
+    settings = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 24}
+    with ranked(
+        golden.folder, tmp_path / "ranks", num_gpu_blocks_override=blocks, **settings
+    ) as driver:
+        whole = WHOLE
+        if golden.case is test_gpt_oss.CASE:
+            whole += ("expert_up", "expert_down")
+        for name, layer in driver.runner.model.named_modules():
+            if isinstance(layer, Linear):
+                assert (layer.share is None) == name.endswith(whole), name
+        found = answers(driver, golden.prompts, golden.sources)
+        for answer, due in zip(found, golden.alone, strict=True):
+            assert [token for token, _ in answer] == [token for token, _ in due]
+            expected = pytest.approx([logprob for _, logprob in due], abs=1e-3)
+            assert [logprob for _, logprob in answer] == expected
+        assert driver.stats.preemptions
+
+
+@pytest.mark.parametrize(("case", "reason"), REFUSED)
+def test_architectures_that_cannot_be_divided_are_refused(
+    case: Case, reason: str, goldens: Callable[[Case], Golden]
+) -> None:
+    model = str(goldens(case).folder)
+    with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2 .*{reason}"):
+        ModelPlan(EngineConfig(model=model, device="cpu", tensor_parallel_size=2))

@@ -1,0 +1,85 @@
+"""Rank 0 sees the end of a follower at once, and leaves none behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from engine.config import EngineConfig
+from engine.parallel.followers import INTERRUPT, FollowerDiedError, Followers
+from tests.support.process import eventually
+
+CONFIG = EngineConfig(tensor_parallel_size=3)
+WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+SEEN_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def same_cores() -> Iterator[None]:
+    """Rank 0 is bound to a memory node, if the machine has several."""
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+def children() -> list[psutil.Process]:
+    """The followers; other tests may have left other processes."""
+    return [child for child in psutil.Process().children() if WAITS[-1] in child.cmdline()]
+
+
+def killed_while_waiting(killed: list[float]) -> None:
+    with Followers(CONFIG, WAITS) as followers:
+        killed.append(time.monotonic())
+        followers._processes[1].kill()
+        time.sleep(10)
+
+
+def killed_during_a_collective() -> None:
+    with Followers(CONFIG, WAITS) as followers:
+        followers._is_reported = True  # the signal comes too late
+        followers._processes[0].kill()
+        raise RuntimeError("Connection reset by peer")
+
+
+def failing() -> None:
+    with Followers(CONFIG, WAITS):
+        # A child that has not executed its command yet is not found by it.
+        eventually(lambda: len(children()) == 2, "both run")
+        raise ValueError("own")
+
+
+def test_death_of_a_follower_interrupts_the_main_thread() -> None:
+    handler, killed = signal.getsignal(INTERRUPT), list[float]()
+    with pytest.raises(
+        FollowerDiedError, match=r"^The process of rank 2 was killed by signal 9\.$"
+    ):
+        killed_while_waiting(killed)
+    assert time.monotonic() - killed[0] < SEEN_S
+    assert children() == []
+    assert signal.getsignal(INTERRUPT) is handler
+
+
+def test_failed_collective_is_explained_by_the_death_behind_it() -> None:
+    """The connection breaks before the process can be waited for."""
+    with pytest.raises(FollowerDiedError, match="rank 1 was killed by signal 9") as caught:
+        killed_during_a_collective()
+    assert str(caught.value.__cause__) == "Connection reset by peer"
+
+
+def test_error_of_rank_0_stays_and_ends_the_followers() -> None:
+    with pytest.raises(ValueError, match="own"):
+        failing()
+    assert children() == []
+
+
+def test_followers_end_with_the_engine_in_silence() -> None:
+    with Followers(CONFIG, WAITS):
+        pass
+    time.sleep(0.05)  # a thread that takes it for a death would interrupt
+    assert children() == []
