@@ -37,7 +37,7 @@ from engine.memory.report import (
 )
 from engine.models.adapters import ModelAdapters
 from engine.ops.kernels import report_compiling, use_kernels
-from engine.protocol import MemoryEntry, Progress, Ready, SamplingParams
+from engine.protocol import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
@@ -51,7 +51,8 @@ from engine.runner.ranks import (
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
-from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.runner.warm_up import warm_up
+from engine.scheduling.step import Step
 
 Report = Callable[[Progress], None]
 COMPILING = "compiling kernels for this CPU, which later starts load"
@@ -360,27 +361,6 @@ def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     if draft is not None:  # its steps are not measured
         step = max(step, draft.step_bytes)
     return step + profile.graph_bytes + rows
-
-
-def warm_up(runner: ModelRunner) -> int:
-    """Compute one token, so that the first request does not pay for one-time costs.
-
-    Returns the length of an encoder's vectors, 0 for other models.
-    """
-    if runner.kind == "encoder":
-        step = Step(encoder_inputs=(EncoderInput(0, (0,), "mean"),))
-        (output,) = runner.launch(step).embeddings()
-        return len(output.vector) // 4  # fp32
-    params = SamplingParams(max_tokens=1, temperature=1.0)
-    row = NewRow(0, (0,), 1, params, encoder_length=1)
-    decode = ScheduledSlice(id=0, epoch=0, row=0, start=0, count=1, samples=True)
-    groups = runner.kv.groups
-    blocks = tuple(NewBlocks(0, number, 0, (1,)) for number in range(len(groups)))
-    cross = tuple((number, (1,)) for number, group in enumerate(groups) if group.is_cross)
-    inputs = (EncoderInput(0, (0,), blocks=cross),) if cross else ()
-    runner.launch(Step((decode,), (row,), blocks, encoder_inputs=inputs)).wait()
-    runner.kv.scrub([1])
-    return 0
 
 
 def memory_table(
