@@ -306,7 +306,7 @@ def quantize(
         Literal["int8", "int4", "fp8"], typer.Option(help="Form of the linear weights.")
     ],
 ) -> None:
-    """Write a model folder with quantised weights, in the format compressed-tensors."""
+    """Write a folder with quantised weights (compressed-tensors)."""
     from engine.config import EngineConfig
     from server.cli.config import ServerConfig
     from server.cli.model_source import resolve_model

@@ -253,7 +253,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
     "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files; choose one with --gguf-"),
     "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
-    "architecture": (config(architectures=["Phi3ForCausalLM"]), {}, "Phi3ForCausalLM is not serv"),
+    "architecture": (
+        config(architectures=["FalconForCausalLM"]),
+        {},
+        "FalconForCausalLM is not serv",
+    ),
     "quantised": (config(quantization_config={"quant_method": "hqq"}), {}, "quantised weights"),
     "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "lists ../x, but the rep"),
 }
@@ -415,7 +419,11 @@ def test_serve_with_failing_pull_prints_the_reason(
 @pytest.mark.parametrize(
     ("files", "arguments", "said"),
     [
-        (config(architectures=["Phi3ForCausalLM"]), (), "Architecture Phi3ForCausalLM is not serv"),
+        (
+            config(architectures=["FalconForCausalLM"]),
+            (),
+            "Architecture FalconForCausalLM is not serv",
+        ),
         (config(vocab_size=10**9, hidden_size=8192), (), "GiB, but the machine has "),
         (config(), ("--max-model-len", "4096"), "more than the 1024 positions of this model"),
         ({"files": {WEIGHTS: b"", "config.json": CONFIG}}, (), "has no tokenizer.json"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.layers.embedding import ScaledTokenEmbedding, TokenEmbedding
+from engine.layers.embedding import ScaledTokenEmbedding
 from engine.models.gemma import Gemma
 from engine.ops.gated import silu_mul
 from engine.ops.norm import rms_norm
@@ -52,9 +52,14 @@ def first_release(config: dict[str, Any], tensors: Tensors) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
 
+def unscaled(ids: torch.Tensor, weight: torch.Tensor, scale: float, **_: Any) -> torch.Tensor:
+    """Stand-in for `embed` that leaves the scale out."""
+    return weight[ids]
+
+
 FEATURES = {
     "engine.layers.norm.OffsetRMSNorm.offset": False,
-    "engine.layers.embedding.ScaledTokenEmbedding.forward": TokenEmbedding.forward,
+    "engine.layers.embedding.embed": unscaled,
     "engine.layers.mlp.GATED": {"gelu_pytorch_tanh": silu_mul},
 }
 NORMS = ["input_layernorm", "post_attention_layernorm", "model.norm"]

@@ -25,6 +25,7 @@ MOST = 1 << 20
 # These POST routes are no part of a batch.
 OTHERS = {"/tokenize", "/detokenize", "/rerank", "/score", "/v1/files", "/v1/batches"}
 OTHERS |= {"/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/responses/compact"}
+OTHERS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 
 
 def raw(custom_id: str, body: Any = None) -> bytes:

@@ -144,7 +144,11 @@ def test_examine_with_setting_that_serve_rejects_fails(
         ("model.safetensors", b"\x08", "is not a readable safetensors file"),
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", b"{bad", "Cannot read"),
-        ("config.json", b'{"architectures": ["Phi3ForCausalLM"]}', "Phi3ForCausalLM is not served"),
+        (
+            "config.json",
+            b'{"architectures": ["FalconForCausalLM"]}',
+            "FalconForCausalLM is not served",
+        ),
     ],
 )
 def test_examine_with_folder_that_serve_rejects_fails(

@@ -39,7 +39,7 @@ class NoAttention:
         self.layout = SimpleNamespace(groups=groups, token_offsets=slots)
 
     def attend(
-        self, spec: AttentionSpec, kv: LayerKV | None, query: torch.Tensor, *rest: Any
+        self, spec: AttentionSpec, kv: LayerKV | None, query: torch.Tensor, *rest: Any, **named: Any
     ) -> torch.Tensor:
         return torch.empty_like(query, memory_format=torch.contiguous_format)
 
