@@ -283,7 +283,7 @@ def merge(
         str | None, typer.Option(help="dtype of the result; default: the base model's.")
     ] = None,
 ) -> None:
-    """Merge models of one architecture, or a LoRA adapter into its base, into a new folder."""
+    """Merge models, or a LoRA adapter into its base model."""
     from server.cli.merge import recipe_of
 
     try:
