@@ -98,7 +98,9 @@ class CodesLinear:
         assert x.stride(1) == 1
         rows, groups = x.shape[0], self._groups
         codes = torch.empty(rows, groups, GROUP, dtype=torch.int8)
-        scales, sums = torch.empty(2, rows, groups)
+        # One by one: a recorder cannot replay the split of one tensor into two.
+        scales = torch.empty(rows, groups)
+        sums = torch.empty(rows, groups)
         counts = torch.empty(rows, dtype=torch.int32)
         most = int(x.shape[1] / OUTLIER_FROM**2) + 1  # more would raise the root mean square
         outliers, numbers = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, most)

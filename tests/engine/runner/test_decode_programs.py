@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.kernels.numba.codes import has_instructions
 from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
 from tests.engine.models import (
     test_gemma2,
@@ -17,7 +18,7 @@ from tests.engine.models import (
     test_smollm3,
 )
 from tests.engine.models import test_nanochat as nanochat
-from tests.support.driver import Driver
+from tests.support.driver import Driver, tiny_llama
 from tests.support.golden import Case, Golden
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,6 +59,18 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     assert set(range(1, MOST_SEQUENCES + 1)) == recorded.keys()
     if name in ("llama", "gemma2", "qwen3", "smollm3"):
         assert all(recorded.values()), "nothing was replayed"
+
+
+@pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_decodes_with_quantised_weights_are_recorded(kind: str, tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "model", hidden_size=64, intermediate_size=96)
+    options: dict[str, Any] = {"dtype": "bfloat16", "quantization": kind, **SMALL}
+    found, due = Driver(folder, **options), Driver(folder, **options)
+    due.runner.programs = None
+    assert answers(found, 3) == answers(due, 3)
+    assert isinstance(found.runner.programs, DecodePrograms)
+    assert all(found.runner.programs._replays.values()), "nothing was replayed"
 
 
 def test_contended_threads_compute_in_python(checkpoint: Path) -> None:
