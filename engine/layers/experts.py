@@ -132,7 +132,7 @@ class ExpertLinear(Linear):
         codes = stacked([self._stored[part] for part in self.parts]).kept_in(self.stored_form)
         for expert in range(self.count):
             first = expert * self._outputs
-            yield codes.of_outputs(torch.arange(first, first + self._outputs))
+            yield codes.of_outputs(slice(first, first + self._outputs))
 
     def _biases(self) -> Sequence[torch.Tensor | None]:
         if self.bias is None:

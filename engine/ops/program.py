@@ -19,16 +19,18 @@ from engine.kernels.numba.program import Launch, Program, copy_of
 
 @dataclass(frozen=True, slots=True)
 class TorchCall:
-    """An operation of torch, and the tensor that keeps its result."""
+    """An operation of torch, and the tensors that keep its results."""
 
     launches: int  # number of kernels before it
     function: Any
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    result: torch.Tensor
+    results: tuple[torch.Tensor, ...]
 
     def __call__(self) -> None:
-        self.result.copy_(self.function(*self.arguments, **self.options))
+        found = self.function(*self.arguments, **self.options)
+        for own, new in zip(self.results, _several(found), strict=True):
+            own.copy_(new)
 
 
 class Replay:
@@ -84,12 +86,18 @@ class _Recorder(TorchDispatchMode):
         options = kwargs or {}
         result = func(*args, **options)
         self.kept.append(result)
-        schema = func._schema
-        if schema.is_mutable or not isinstance(result, torch.Tensor):
+        schema, results = func._schema, _several(result)
+        is_empty = schema.name.startswith("aten::empty")
+        if schema.is_mutable or not all(isinstance(each, torch.Tensor) for each in results):
             self.can_replay = False
-        elif not _is_view(result, args) and not schema.name.startswith("aten::empty"):
-            self.calls.append(TorchCall(len(self.launches), func, args, options, result))
+        elif not is_empty and not all(_is_view(each, args) for each in results):
+            self.calls.append(TorchCall(len(self.launches), func, args, options, results))
         return result
+
+
+def _several(result: Any) -> tuple[Any, ...]:
+    """Return the results of an operation that has one or several."""
+    return tuple(result) if isinstance(result, list | tuple) else (result,)
 
 
 def _is_view(result: torch.Tensor, arguments: tuple[Any, ...]) -> bool:

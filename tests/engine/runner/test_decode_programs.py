@@ -14,6 +14,7 @@ from tests.engine.models import (
     test_gemma3,
     test_gpt2,
     test_llama,
+    test_mixtral,
     test_qwen3,
     test_smollm3,
 )
@@ -26,6 +27,7 @@ CASES: dict[str, Case] = {
     "llama": test_llama.CASES[0],
     "qwen3": test_qwen3.CASE,
     "smollm3": test_smollm3.CASE,
+    "mixtral": Case("experts", lambda: test_mixtral.config(hidden_size=64, intermediate_size=64)),
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
     "gpt2": test_gpt2.CASES[0],
@@ -57,7 +59,9 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
     recorded = found.runner.programs._replays
     assert set(range(1, MOST_SEQUENCES + 1)) == recorded.keys()
-    if name in ("llama", "gemma2", "qwen3", "smollm3"):
+    if name == "mixtral" and dtype == "float32":  # the host reads how many rows an expert has
+        assert not any(recorded.values())
+    elif name in ("llama", "gemma2", "qwen3", "smollm3", "mixtral"):
         assert all(recorded.values()), "nothing was replayed"
 
 
