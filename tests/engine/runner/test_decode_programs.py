@@ -59,7 +59,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
     recorded = found.runner.programs._replays
     assert set(range(1, MOST_SEQUENCES + 1)) == recorded.keys()
-    if name == "mixtral" and dtype == "float32":  # the host reads how many rows an expert has
+    if name == "mixtral" and dtype == "float32":  # the host reads the experts' counts
         assert not any(recorded.values())
     elif name in ("llama", "gemma2", "qwen3", "smollm3", "mixtral"):
         assert all(recorded.values()), "nothing was replayed"
