@@ -33,7 +33,7 @@ class ExpertRows:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """`starts` on the host. A recorder sees such reads, unlike `tolist`, and replays nothing."""
+        """`starts` on the host, by reads that a recorder sees. It does not see `tolist`."""
         return [int(start) for start in self.starts]
 
 
