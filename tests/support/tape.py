@@ -5,6 +5,7 @@ All other tensors made during captures are poisoned, so that code that relies on
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -87,9 +88,16 @@ class TapeRecorder:
         self._last: Tape | None = None  # the tape replayed last, whose tensors are not poisoned
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        def forbidden(self: torch.Tensor, *args: Any) -> Any:
-            raise AssertionError("a tensor is read on the host")
+        def only_elsewhere(read: Callable[..., Any]) -> Callable[..., Any]:
+            def checked(self: torch.Tensor, *args: Any) -> Any:
+                if threading.get_ident() == recording:
+                    raise AssertionError("a tensor is read on the host")
+                return read(self, *args)
 
+            return checked
+
+        recording = threading.get_ident()  # Other threads load adapters meanwhile.
+        tolist, numpy = map(only_elsewhere, (torch.Tensor.tolist, torch.Tensor.numpy))
         with (
             mock.patch("engine.attention.torch.backend.query_groups", captured_groups),
             mock.patch("engine.layers.experts.expert_by_expert", captured_experts),
@@ -97,8 +105,8 @@ class TapeRecorder:
         ):
             compute()
             with (
-                mock.patch.object(torch.Tensor, "tolist", forbidden),
-                mock.patch.object(torch.Tensor, "numpy", forbidden),
+                mock.patch.object(torch.Tensor, "tolist", tolist),
+                mock.patch.object(torch.Tensor, "numpy", numpy),
                 Tape() as tape,
             ):
                 compute()
