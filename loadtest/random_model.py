@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -66,6 +67,28 @@ def write_random_llama(folder: Path, config: dict[str, object]) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     byte_tokenizer(c["vocab_size"]).save(str(folder / "tokenizer.json"))
+
+
+def write_random_adapter(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], rank: int, seed: int
+) -> None:
+    """Write a LoRA adapter in PEFT's format (bf16) for all linear layers of a random Llama.
+
+    `shapes` has the shapes of the model's tensors by name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        module = name.removesuffix(".weight")
+        if module.endswith("_proj"):
+            out, inputs = shape
+            for half, size in (("A", (rank, inputs)), ("B", (out, rank))):
+                weight = (torch.randn(size, generator=generator) * 0.02).bfloat16()
+                tensors[f"base_model.model.{module}.lora_{half}.weight"] = weight
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:
