@@ -1,30 +1,62 @@
 """Low-rank adapters of one linear layer, several in memory at once (see `engine/ops/lora.py`).
 
 On a CPU each adapter is packed as weights are, so that the bits of a token do not depend on the
-other tokens. Elsewhere the adapters lie in one tensor, so that a captured step reads any of them.
+other tokens. With Numba's kernel all adapters of a step are multiplied at once, as experts are.
+Elsewhere the adapters lie in one tensor, so that a captured step reads any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from engine.layers.weights.onednn import PackedWeight
+from engine.ops.experts import ExpertRows, rows_by_expert
 from engine.ops.kernels import Kernels
 from engine.ops.lora import AdapterGroup, Parts, TokenAdapters, add_lora
 
+if TYPE_CHECKING:
+    from engine.kernels.numba.linear import PackedMultiply
+
 # By part of the layer: A [rank, in] and B [out of the part, rank], fp32, B times the scale.
 LowRankParts = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+class SortedTokens(NamedTuple):
+    """The tokens of a batch by slot, those of slot 0 first."""
+
+    rows: ExpertRows
+    places: torch.Tensor  # [T]: the row of each token
 
 
 class Tokens:
     """The adapters of the tokens that a model computes now. All layers share one object."""
 
     def __init__(self) -> None:
-        self.current: TokenAdapters | None = None  # None: no token has one
+        self._current: TokenAdapters | None = None
+        self._sorted: SortedTokens | None = None
+
+    @property
+    def current(self) -> TokenAdapters | None:
+        """None if no token has an adapter."""
+        return self._current
+
+    @current.setter
+    def current(self, value: TokenAdapters | None) -> None:
+        self._current = value
+        self._sorted = None
+
+    def by_slot(self, num_slots: int) -> SortedTokens:
+        """Return the current tokens by slot. The layers of a step sort them once."""
+        assert self._current is not None
+        if self._sorted is None:
+            slots = self._current.slots.long()
+            rows = rows_by_expert(slots[:, None], num_slots + 1)
+            self._sorted = SortedTokens(rows, rows.pairs.argsort())
+        return self._sorted
 
 
 class LinearAdapters(Protocol):
@@ -38,6 +70,10 @@ class LinearAdapters(Protocol):
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return y [T, out] plus what the tokens' adapters make of x [T, in]. May write to y."""
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether it reads `TokenAdapters.groups`, which differ in every step."""
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +105,13 @@ def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> Linea
     return LinearShape(inputs, outputs, dict(layer.parts), dtype, device)
 
 
+class Panels(NamedTuple):
+    """The two matmuls of one adapter, for Numba's kernel. See `Pair`."""
+
+    down: PackedMultiply
+    up: PackedMultiply
+
+
 class Pair(NamedTuple):
     """The two matmuls of one adapter."""
 
@@ -76,60 +119,39 @@ class Pair(NamedTuple):
     up: PackedWeight  # [out, sum of ranks]; zero where a part does not use another part's
 
 
-# Numba's kernel for few rows takes multiples of these outputs. oneDNN is slower with few rows.
-KERNEL_OUTPUTS = 64
+def _joined(
+    given: LowRankParts, shape: LinearShape, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A [width, in] and B [out, width] of all parts, with zeros for the other parts."""
+    place: dict[str, Any] = {"dtype": shape.dtype}
+    down = torch.zeros(width, shape.inputs, **place)
+    up = torch.zeros(shape.outputs, width, **place)
+    first = 0
+    for part, (a, b) in given.items():
+        rows = slice(first, first + len(a))
+        down[rows] = a
+        up[shape.parts[part], rows] = b
+        first += len(a)
+    return down, up
 
 
 class PackedAdapters:
-    """Adapters as pairs of packed weights."""
+    """Adapters as pairs of packed weights, which are multiplied one after the other."""
 
     nbytes = 0
+    takes_groups = True
 
-    def __init__(
-        self, shape: LinearShape, tokens: Tokens, num_slots: int, kernels: Kernels
-    ) -> None:
+    def __init__(self, shape: LinearShape, tokens: Tokens, num_slots: int) -> None:
         self._shape = shape
         self._tokens = tokens
-        self._kernels: Kernels = kernels
         self._pairs: list[Pair | None] = [None] * (num_slots + 1)
-
-    def choose_kernels(self, rank: int) -> None:
-        """Let the kernels for adapters of up to `rank` be chosen, which computes.
-
-        `prepare` then computes nothing: a kernel of another thread would be recorded with a step.
-        """
-        inputs, outputs = self._shape.inputs, self._shape.outputs
-        widest = self._width(len(self._shape.parts) * rank)
-        for width in range(KERNEL_OUTPUTS, widest + 1, KERNEL_OUTPUTS):
-            # Random weights: those of equal numbers do not tell how oneDNN orders them.
-            self._pair(torch.rand(width, inputs), torch.rand(outputs, width))
-
-    def _width(self, ranks: int) -> int:
-        """Return the sum of the ranks that is computed."""
-        has_kernel = self._kernels == "numba" and self._shape.dtype == torch.bfloat16
-        return -(-ranks // KERNEL_OUTPUTS) * KERNEL_OUTPUTS if has_kernel else ranks
-
-    def _pair(self, down: torch.Tensor, up: torch.Tensor) -> Pair:
-        dtype = self._shape.dtype
-        return Pair(
-            PackedWeight(down.to(dtype), kernels=self._kernels),
-            PackedWeight(up.to(dtype), kernels=self._kernels),
-        )
 
     def prepare(self, given: LowRankParts) -> Pair | None:
         if not given:
             return None
-        shape = self._shape
-        width = self._width(sum(len(a) for a, _ in given.values()))
-        down = torch.zeros(width, shape.inputs)
-        up = torch.zeros(shape.outputs, width)
-        first = 0
-        for part, (a, b) in given.items():
-            rows = slice(first, first + len(a))
-            down[rows] = a
-            up[shape.parts[part], rows] = b
-            first += len(a)
-        return self._pair(down, up)
+        width = sum(len(a) for a, _ in given.values())
+        down, up = _joined(given, self._shape, width)
+        return Pair(PackedWeight(down), PackedWeight(up))
 
     def write(self, slot: int, prepared: Pair | None) -> None:
         self._pairs[slot] = prepared
@@ -151,8 +173,70 @@ def _added(x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, pair: Pair) ->
     return y.index_add_(0, group.tokens[: group.count], added)
 
 
+class PanelAdapters:
+    """Adapters whose matmuls Numba's kernel computes together, for all tokens of a step.
+
+    A slot without an adapter has layers without inputs, whose products are zeros.
+    """
+
+    nbytes = 0
+    takes_groups = False
+
+    def __init__(self, shape: LinearShape, tokens: Tokens, num_slots: int, rank: int) -> None:
+        from engine.kernels.numba.experts import ExpertsMultiply
+        from engine.kernels.numba.linear import narrow
+
+        self._shape = shape
+        self._tokens = tokens
+        self._num_slots = num_slots
+        widest = self._width(len(shape.parts) * rank)
+        self._none = Panels(
+            *(narrow(torch.empty(n, 0, dtype=shape.dtype)) for n in (widest, shape.outputs))
+        )
+        self._downs, self._ups = (ExpertsMultiply([each] * (num_slots + 1)) for each in self._none)
+
+    @staticmethod
+    def can_compute(shape: LinearShape, kernels: Kernels) -> bool:
+        """Return whether the kernel takes a layer of this shape, on this CPU."""
+        if kernels != "numba":
+            return False
+        from engine.kernels.numba.linear import PANEL, has_kernel
+
+        return has_kernel(shape.dtype) and shape.outputs % PANEL == 0 and shape.inputs % 2 == 0
+
+    def _width(self, ranks: int) -> int:
+        from engine.kernels.numba.linear import PANEL
+
+        return -(-ranks // PANEL) * PANEL
+
+    def prepare(self, given: LowRankParts) -> Panels | None:
+        """It runs no kernel of ours: one of another thread would be recorded with a step."""
+        from engine.kernels.numba.linear import narrow
+
+        if not given:
+            return None
+        width = self._width(sum(len(a) for a, _ in given.values()))
+        down, up = _joined(given, self._shape, width)
+        return Panels(narrow(down), narrow(up))
+
+    def write(self, slot: int, prepared: Panels | None) -> None:
+        down, up = prepared or self._none
+        self._downs.put(slot, down)
+        self._ups.put(slot, up)
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self._tokens.current is None:
+            return y
+        rows, places = self._tokens.by_slot(self._num_slots)
+        own = x.index_select(0, rows.pairs)
+        added = self._ups(self._downs(own, rows.starts), rows.starts)
+        return y + added.index_select(0, places)
+
+
 class StackedAdapters:
     """Adapters of up to `rank`, in one tensor for each of the two matmuls."""
+
+    takes_groups = False
 
     def __init__(
         self, shape: LinearShape, tokens: Tokens, num_slots: int, rank: int, kernels: Kernels

@@ -15,7 +15,14 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.config import AdapterSource
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
-from engine.layers.lora import LinearAdapters, LinearShape, PackedAdapters, StackedAdapters, Tokens
+from engine.layers.lora import (
+    LinearAdapters,
+    LinearShape,
+    PackedAdapters,
+    PanelAdapters,
+    StackedAdapters,
+    Tokens,
+)
 from engine.models.base import Model
 from engine.ops.kernels import Kernels
 from engine.ops.lora import TokenAdapters
@@ -90,8 +97,10 @@ class ModelAdapters:
         for name, shape in plan.shapes.items():
             layer = module.get_submodule(name)
             assert isinstance(layer, Linear)
-            if is_packed:
-                layer.adapters = PackedAdapters(shape, self._tokens, plan.num_slots, kernels)
+            if is_packed and PanelAdapters.can_compute(shape, kernels):
+                layer.adapters = PanelAdapters(shape, self._tokens, plan.num_slots, plan.rank)
+            elif is_packed:
+                layer.adapters = PackedAdapters(shape, self._tokens, plan.num_slots)
             else:
                 layer.adapters = StackedAdapters(
                     shape, self._tokens, plan.num_slots, plan.rank, kernels
@@ -103,15 +112,16 @@ class ModelAdapters:
         """Bytes that are taken whether or not slots are filled."""
         return sum(layer.nbytes for layer in self._layers.values())
 
+    @property
+    def takes_groups(self) -> bool:
+        """Whether a layer reads the groups of a step's tokens."""
+        return any(layer.takes_groups for layer in self._layers.values())
+
     def load_sources(self) -> None:
         """Read the plan's adapters, and write the first of them to the slots.
 
         Raises ConfigError if one cannot be used.
         """
-        alike = {(s.inputs, s.outputs, len(s.parts)): name for name, s in self.plan.shapes.items()}
-        for layer in (self._layers[name] for name in alike.values()):
-            if isinstance(layer, PackedAdapters):
-                layer.choose_kernels(self.plan.rank)
         for source in self.plan.sources:
             try:
                 loaded = self.load(source.path)

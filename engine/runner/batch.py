@@ -97,14 +97,18 @@ def adapter_groups(slices: Sequence[ScheduledSlice]) -> tuple[AdapterGroup, ...]
 
 
 def build_batch(
-    step: Step, rows: SequenceRows, kv: KVCache, backend: AttentionBackend
+    step: Step,
+    rows: SequenceRows,
+    kv: KVCache,
+    backend: AttentionBackend,
+    adapters: ModelAdapters | None = None,
 ) -> ForwardBatch:
     """Gather the token ids, positions and KV slots of all tokens of `step`."""
     inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
     batch = mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
-    if not has_adapters(step.slices):
+    if adapters is None or not has_adapters(step.slices):
         return batch
-    groups = adapter_groups(step.slices) if rows.device.type == "cpu" else ()
+    groups = adapter_groups(step.slices) if adapters.takes_groups else ()
     return replace(batch, adapters=TokenAdapters(rows.adapters[inputs.token_rows], groups))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.numba import NumbaBackend, NumbaPlan
+from engine.ops.lora import TokenAdapters
 from engine.ops.program import Replay, record
 
 MOST_SEQUENCES = 8  # with more, oneDNN multiplies, which is no kernel of ours
@@ -27,43 +28,52 @@ class DecodePrograms:
         self._forward = forward
         self._backend = backend
         self._blocks = blocks
-        # By number of sequences. None: the model computes something that cannot be replayed.
-        self._replays: dict[int, tuple[ForwardBatch, Replay] | None] = {}
+        # By number of sequences, and whether some have adapters. None: the model computes something
+        # that cannot be replayed.
+        self._replays: dict[tuple[int, bool], tuple[ForwardBatch, Replay] | None] = {}
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Return the hidden states [T, hidden], valid until the next call."""
         count = batch.num_tokens
-        if batch.adapters is not None:  # other tensors in each step
+        if batch.adapters is not None and batch.adapters.groups:  # other tensors in each step
             return self._forward(batch)
         if count > MOST_SEQUENCES or batch.plan.layout.num_decodes < count:
             return self._forward(batch)
-        if count not in self._replays:
-            return self._record(batch)
-        known = self._replays[count]
+        key = count, batch.adapters is not None
+        if key not in self._replays:
+            self._replays[key], result = self._record(batch)
+            return result
+        known = self._replays[key]
         if known is None:
             return self._forward(batch)
         own, replay = known
         _copy_inputs(own, batch)
         return replay()
 
-    def _record(self, batch: ForwardBatch) -> torch.Tensor:
+    def _record(
+        self, batch: ForwardBatch
+    ) -> tuple[tuple[ForwardBatch, Replay] | None, torch.Tensor]:
+        """Compute once. Return the inputs of the replay with it, and the result."""
+        adapters = batch.adapters
         own = replace(
             batch,
             input_ids=batch.input_ids.clone(),
             prev_ids=batch.prev_ids.clone(),
             positions=batch.positions.clone(),
             plan=self._backend.followed_plan(batch.plan.layout, self._blocks),
+            adapters=None if adapters is None else TokenAdapters(adapters.slots.clone()),
         )
         _copy_inputs(own, batch)
         result, replay = record(lambda: self._forward(own))
-        self._replays[batch.num_tokens] = None if replay is None else (own, replay)
-        return result
+        return None if replay is None else (own, replay), result
 
 
 def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
     own.input_ids.copy_(batch.input_ids)
     own.prev_ids.copy_(batch.prev_ids)
     own.positions.copy_(batch.positions)
+    if own.adapters is not None and batch.adapters is not None:
+        own.adapters.slots.copy_(batch.adapters.slots)
     assert isinstance(own.plan, NumbaPlan)
     assert isinstance(batch.plan, NumbaPlan)
     own.plan.follow(batch.plan)

@@ -142,7 +142,7 @@ class ModelRunner:
 
     def _compute_eagerly(self, step: Step) -> tuple[torch.Tensor, Sequence[PendingKnown]]:
         """Compute any step, kernel by kernel."""
-        batch = build_batch(step, self.rows, self.kv, self.backend)
+        batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
         hidden = self._forward(batch)
         known: Sequence[PendingKnown] = self._prompt_logprobs(step.slices, hidden)
         if self.rows.explain and step.prefills:

@@ -11,7 +11,6 @@ import torch
 
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import (
-    CACHE_LINE,
     GROUP,
     LANES,
     OUTLIER_FROM,
@@ -20,7 +19,7 @@ from engine.kernels.numba.call import (
 )
 from engine.kernels.numba.cpu import has_avx512_bf16, has_avx512_vnni
 from engine.kernels.numba.machine_code import kernel_store
-from engine.kernels.numba.prepared import PreparedRows
+from engine.kernels.numba.prepared import PreparedRows, aligned
 
 SHARES = 4  # a thread takes its panels in about this number of parts
 PART = 2**15  # inputs that are worth a thread
@@ -143,19 +142,10 @@ def _in_panels(codes: torch.Tensor, bits: int, panels: int) -> torch.Tensor:
     quads = rows.view(panels, LANES, -1, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
     if bits == 4:
         quads = quads[:, :, 0::2] | quads[:, :, 1::2] << 4
-    return _aligned(quads)
+    return aligned(quads)
 
 
 def _by_panel(scales: torch.Tensor, panels: int) -> torch.Tensor:
     """Return the scales or offsets [panels, groups, 16]."""
     rows = _padded(scales, panels)
     return rows.view(panels, LANES, -1).transpose(1, 2).contiguous()
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy that begins at a cache line. Kernels load whole lines."""
-    size = tensor.numel()
-    room = torch.empty(size + CACHE_LINE, dtype=tensor.dtype)
-    first = -room.data_ptr() % CACHE_LINE
-    place = room[first : first + size].view(tensor.shape)
-    return place.copy_(tensor)

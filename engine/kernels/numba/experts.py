@@ -38,26 +38,37 @@ class LayerKernel(Protocol):
 
 
 class ExpertsMultiply:
-    """Products of rows with the weights of experts, which are of one shape and form."""
+    """Products of rows with the weights of experts, which are of one form.
+
+    The first layer has the most outputs. Another one may have fewer; the rest of its rows is not
+    written then. A layer may read only the first of a row's inputs.
+    """
 
     def __init__(self, layers: Sequence[LayerKernel]) -> None:
-        first = layers[0]
-        self._layers = layers
-        kind = type(first.call)
-        self._calls = (kind * len(layers))()
+        self._first = layers[0]
+        self._layers = list(layers)
+        self._kind = type(self._first.call)
+        self._calls = (self._kind * len(layers))()
         self._counters = np.zeros((len(layers), CACHE_LINE // 8), dtype=np.int64)
-        for own, layer, counter in zip(self._calls, layers, self._counters, strict=True):
-            assert layer.kernel == first.kernel
-            ctypes.memmove(ctypes.byref(own), ctypes.byref(layer.call), ctypes.sizeof(kind))
-            own.counter = counter.ctypes.data
-        self._kind = kind
+        for expert, layer in enumerate(layers):
+            self.put(expert, layer)
         store = kernel_store()
         self._share = store.address("experts.share_kernel")
         self._run = store.address("experts.run_experts_kernel")
 
+    def put(self, expert: int, layer: LayerKernel) -> None:
+        """Replace the layer of an expert. No kernel may run meanwhile."""
+        first, own = self._first, self._calls[expert]
+        assert layer.kernel == first.kernel
+        assert layer.outputs <= first.outputs
+        self._layers[expert] = layer  # the call holds only addresses
+        ctypes.memmove(ctypes.byref(own), ctypes.byref(layer.call), ctypes.sizeof(self._kind))
+        own.counter = self._counters[expert].ctypes.data
+        own.out_bytes = first.call.out_bytes
+
     def __call__(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """Return [P, out] for x [P, in]. Rows starts[e] to starts[e + 1] are those of expert e."""
-        first = self._layers[0]
+        first = self._first
         out = first.empty(len(x))
         prepared = first.prepared(x)  # the call holds only addresses
         given = prepared.fields | PreparedRows({"out": out}).fields

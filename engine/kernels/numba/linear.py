@@ -19,12 +19,13 @@ from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import CACHE_LINE, LinearCall
 from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.machine_code import kernel_store
-from engine.kernels.numba.prepared import PreparedRows
+from engine.kernels.numba.prepared import PreparedRows, aligned
 
 # With AMX, oneDNN is faster above this number of rows. Without, it never is.
 MOST_ROWS_AMX = 4
 ANY_ROWS = 2**31
 WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
+PANEL = 16  # outputs per panel of weights that we pack
 SPLITS = (256, 512, 2**30)  # pairs of inputs per partial sum that oneDNN is known to use
 SHARES = 4  # a thread takes its panels in about this number of parts
 PROBES = 128  # rows whose results are compared with oneDNN's
@@ -32,12 +33,17 @@ PROBES = 128  # rows whose results are compared with oneDNN's
 
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
-    """A linear layer whose weight oneDNN has packed in panels of `width` outputs."""
+    """A linear layer whose weight is packed in panels of `width` outputs, by oneDNN or by us."""
 
     weight: torch.Tensor  # [out, in]
-    packed: torch.Tensor  # [out, in], in oneDNN's order
+    packed: torch.Tensor  # [out, in], in oneDNN's order, or a plain tensor in the order of panels
     bias: torch.Tensor | None  # [out]
     width: int
+
+    @property
+    def address(self) -> int:
+        is_opaque = self.packed.is_mkldnn
+        return torch.ops.mkldnn.data_ptr(self.packed) if is_opaque else self.packed.data_ptr()
 
     @property
     def shape(self) -> LinearShape:
@@ -73,7 +79,7 @@ class PackedMultiply:
         self.call = LinearCall(
             panels=panels,
             at_once=max(1, panels // shares),
-            weight=torch.ops.mkldnn.data_ptr(layer.packed),
+            weight=layer.address,
             bias=0 if layer.bias is None else layer.bias.data_ptr(),
             pairs=inputs // 2,
             split=split,
@@ -105,6 +111,15 @@ class PackedMultiply:
         return torch.empty(rows, self.outputs, dtype=self._dtype)
 
 
+def narrow(weight: torch.Tensor) -> PackedMultiply:
+    """Return our kernel for a weight [out, in], which is packed here.
+
+    The outputs are a multiple of `PANEL`, and the inputs even. All such weights have one kernel.
+    """
+    packed = aligned(_in_panels(weight, PANEL))
+    return PackedMultiply(PackedLinear(weight, packed, None, PANEL), max(SPLITS))
+
+
 # ---- recognizing oneDNN's format and order ---------------------------------------------------
 
 
@@ -118,7 +133,7 @@ def multiply_for(
     Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
     close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
     """
-    if not _has_kernel(weight) or not _is_plain(weight, packed):
+    if not has_kernel(weight.dtype) or not _is_plain(weight, packed):
         return None
     width = _panel_width(weight, packed)
     if width is None:
@@ -128,9 +143,9 @@ def multiply_for(
     return None if split is None else PackedMultiply(layer, split, wide=wide)
 
 
-def _has_kernel(weight: torch.Tensor) -> bool:
+def has_kernel(dtype: torch.dtype) -> bool:
     """Whether this CPU and this build of torch can run the kernel for weights of this dtype."""
-    if weight.dtype != torch.bfloat16 or not has_avx512_bf16():
+    if dtype != torch.bfloat16 or not has_avx512_bf16():
         return False
     return parallel() is not None and hasattr(torch.ops.mkldnn, "data_ptr")
 
@@ -161,7 +176,8 @@ def _panel_width(weight: torch.Tensor, packed: torch.Tensor) -> int | None:
 
 def _in_panels(rows: torch.Tensor, width: int) -> torch.Tensor:
     """Return the elements of `rows` [outputs, inputs] in the order of panels of `width` outputs."""
-    panels = rows.view(len(rows) // width, width, -1, 2)  # [panels, outputs, pairs, 2]
+    outputs, inputs = rows.shape
+    panels = rows.view(outputs // width, width, inputs // 2, 2)  # [panels, outputs, pairs, 2]
     return panels.transpose(1, 2).flatten()
 
 

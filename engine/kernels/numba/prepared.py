@@ -1,10 +1,12 @@
-"""Rows of inputs in the form that a kernel reads."""
+"""Rows of inputs, and weights, in the form that a kernel reads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import torch
+
+from engine.kernels.numba.call import CACHE_LINE
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,3 +24,12 @@ class PreparedRows:
             for name, tensor in self.tensors.items()
         }
         return addresses | {name: (number, 0) for name, number in self.numbers.items()}
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous copy that begins at a cache line. Kernels load whole lines."""
+    size = tensor.numel()
+    room = torch.empty(size + CACHE_LINE // tensor.itemsize, dtype=tensor.dtype)
+    first = -room.data_ptr() % CACHE_LINE // tensor.itemsize
+    place = room[first : first + size].view(tensor.shape)
+    return place.copy_(tensor)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.kernels.numba.codes import has_instructions
+from engine.kernels.numba.linear import has_kernel
 from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
 from tests.engine.models import (
     test_gemma2,
@@ -19,6 +21,7 @@ from tests.engine.models import (
     test_smollm3,
 )
 from tests.engine.models import test_nanochat as nanochat
+from tests.support.adapters import random_adapter
 from tests.support.driver import Driver, tiny_llama
 from tests.support.golden import Case, Golden
 
@@ -58,7 +61,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     due.runner.programs = None
     assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
     recorded = found.runner.programs._replays
-    assert set(range(1, MOST_SEQUENCES + 1)) == recorded.keys()
+    assert {(n, False) for n in range(1, MOST_SEQUENCES + 1)} == recorded.keys()
     if name == "mixtral" and dtype == "float32":  # the host reads the experts' counts
         assert not any(recorded.values())
     elif name in ("llama", "gemma2", "qwen3", "smollm3", "mixtral"):
@@ -75,6 +78,28 @@ def test_decodes_with_quantised_weights_are_recorded(kind: str, tmp_path: Path) 
     assert answers(found, 3) == answers(due, 3)
     assert isinstance(found.runner.programs, DecodePrograms)
     assert all(found.runner.programs._replays.values()), "nothing was replayed"
+
+
+@pytest.mark.skipif(not has_kernel(torch.bfloat16), reason="this CPU has no AVX512_BF16")
+def test_decodes_with_adapters_are_recorded(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "model", hidden_size=64, intermediate_size=96)
+    modules = [f"a{n}={random_adapter(tmp_path / f'a{n}', folder, seed=n)}" for n in (1, 2, 3)]
+    options: dict[str, Any] = {"lora_modules": tuple(modules), "max_loras": 2, **SMALL}
+    found, due = (Driver(folder, dtype="bfloat16", **options) for _ in range(2))
+    due.runner.programs = None
+
+    def logprobs(driver: Driver) -> list[list[float]]:
+        """Adapters leave their slots while other requests use the recorded passes."""
+        ids = [driver.submit([5, 7, 9 + n], 24, adapter=n % 4, logprobs=0) for n in range(8)]
+        driver.run()
+        return [driver.logprobs(request) for request in ids]
+
+    for _ in range(2):
+        assert logprobs(found) == logprobs(due)
+    assert isinstance(found.runner.programs, DecodePrograms)
+    replays = found.runner.programs._replays
+    assert any(has_adapters for _, has_adapters in replays)
+    assert all(replays.values()), "nothing was replayed"
 
 
 def test_contended_threads_compute_in_python(checkpoint: Path) -> None:

@@ -40,14 +40,11 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
 
 @njit(inline="always")
 def multiply_all_rows(call, panel, bits, offsets, biased, wide):
-    """Multiply up to 16 rows at a time. The counts must be literals."""
+    """Multiply up to 8 rows at a time. The counts must be literals."""
     row = 0
     while row < call.rows:
         left = call.rows - row
-        if left >= 16:
-            multiply_rows(call, panel, row, 16, bits, offsets, biased, wide)
-            row += 16
-        elif left >= 8:
+        if left >= 8:
             multiply_rows(call, panel, row, 8, bits, offsets, biased, wide)
             row += 8
         elif left >= 4:
