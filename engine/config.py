@@ -91,7 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "Processes that compute the model together: each has a share of every layer's weights "
-            "and of the KV cache, and of the CPU threads. Decoders only.",
+            "and of the KV cache, and of the CPU threads.",
             ge=1,
             le=64,
         ),

@@ -178,10 +178,16 @@ class SelfAttention(nn.Module):
         self, hidden: int, spec: AttentionSpec, index: int = -1, *, bias: bool = False
     ) -> None:
         super().__init__()
-        size = spec.num_heads * spec.head_dim
-        self.qkv = Linear(hidden, {"q": size, "k": size, "v": size}, bias=bias)
-        self.attend = Attention(spec, index)
-        self.out = Linear(size, hidden, bias=bias)
+        heads, parts = spec.num_heads, ("q", "k", "v")
+        size = heads * spec.head_dim
+        self.qkv = Linear(
+            hidden,
+            dict.fromkeys(parts, size),
+            bias=bias,
+            output_units=dict.fromkeys(parts, heads),
+        )
+        self.attend = Attention(spec, index, divisible=True)
+        self.out = Linear(size, hidden, bias=bias, input_units=heads)
 
     def forward(
         self, x: torch.Tensor, batch: ForwardBatch, bias: torch.Tensor | None = None
@@ -196,11 +202,17 @@ class CrossAttention(nn.Module):
 
     def __init__(self, hidden: int, spec: AttentionSpec, index: int, *, bias: bool = False) -> None:
         super().__init__()
-        size = spec.num_heads * spec.head_dim
-        self.q = Linear(hidden, size, bias=bias)
-        self.kv = Linear(hidden, {"k": size, "v": size}, bias=bias)
-        self.attend = Attention(spec, index)
-        self.out = Linear(size, hidden, bias=bias)
+        heads, parts = spec.num_heads, ("k", "v")
+        size = heads * spec.head_dim
+        self.q = Linear(hidden, size, bias=bias, output_units={"": heads})
+        self.kv = Linear(
+            hidden,
+            dict.fromkeys(parts, size),
+            bias=bias,
+            output_units=dict.fromkeys(parts, heads),
+        )
+        self.attend = Attention(spec, index, divisible=True)
+        self.out = Linear(size, hidden, bias=bias, input_units=heads)
 
     def store(self, source: torch.Tensor, batch: ForwardBatch) -> None:
         """Write a source's KV, from the encoder's hidden states [T, hidden]; once per source."""

@@ -20,8 +20,6 @@ def check_ranks(plan: ModelPlan) -> None:
     if count == 1:
         return
     flag = f"{FLAG} {count} is not possible"
-    if plan.kind != "decoder":
-        raise ConfigError(f"{flag}: {plan.architecture} is an {plan.kind}; only decoders are.")
     if config.speculative_model is not None:
         raise ConfigError(f"{flag} with --speculative-model. Leave one of them out.")
     if config.lora_modules or config.max_loras:

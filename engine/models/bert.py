@@ -80,10 +80,16 @@ class BertBlock(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         c, dim = config, config.hidden // config.heads
-        self.spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5, kind="full")
-        self.qkv = Linear(c.hidden, dict.fromkeys(("query", "key", "value"), c.hidden), bias=True)
-        self.attend = Attention(self.spec)
-        self.out = Linear(c.hidden, c.hidden, bias=True)
+        spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5, kind="full")
+        parts = ("query", "key", "value")
+        self.qkv = Linear(
+            c.hidden,
+            dict.fromkeys(parts, c.hidden),
+            bias=True,
+            output_units=dict.fromkeys(parts, c.heads),
+        )
+        self.attend = Attention(spec, divisible=True)
+        self.out = Linear(c.hidden, c.hidden, bias=True, input_units=c.heads)
         self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
         self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
@@ -98,8 +104,9 @@ class BertBlock(nn.Module):
 
         `rotate` maps the concatenated queries, keys and values [T, 3 * heads, D] to that shape.
         """
-        heads = self.spec.num_heads
-        qkv = rotate(self.qkv(x).view(len(x), 3 * heads, self.spec.head_dim))
+        spec = self.attend.spec
+        heads = spec.num_heads
+        qkv = rotate(self.qkv(x).view(len(x), 3 * heads, spec.head_dim))
         q, k, v = qkv.split(heads, dim=1)
         _, x = self.attention_norm.add(x, self.out(self.attend(q, k, v, batch)))
         return self.mlp_norm.add(x, self.mlp(x))[1]
@@ -124,7 +131,7 @@ class Bert(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         self.positions = TokenEmbedding(c.max_positions, c.hidden)
         self.types = TokenEmbedding(c.token_types, c.hidden)
         self.norm = LayerNorm(c.hidden, c.norm_eps)

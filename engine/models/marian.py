@@ -137,10 +137,10 @@ class Marian(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.encoder_embed = TokenEmbedding(c.vocab_size, c.hidden)
-        self.decoder_embed = (
-            self.encoder_embed if c.shared else TokenEmbedding(c.vocab_size, c.hidden)
-        )
+        self.encoder_embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
+        self.decoder_embed = self.encoder_embed
+        if not c.shared:
+            self.decoder_embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         self.position = Sinusoids(max_positions, c.hidden, dtype)
         self.encoder = nn.ModuleList(EncoderBlock(c) for _ in range(c.encoder_layers))
         self.decoder = nn.ModuleList(DecoderBlock(c, i) for i in range(c.decoder_layers))

@@ -55,7 +55,7 @@ class RoFormer(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.embedding)
+        self.embed = TokenEmbedding(c.vocab_size, c.embedding, divisible=True)
         self.types = TokenEmbedding(c.token_types, c.embedding)
         self.norm = LayerNorm(c.embedding, c.norm_eps)
         wider = c.embedding != c.hidden
@@ -69,9 +69,10 @@ class RoFormer(nn.Module):
         if self.project is not None:
             x = self.project(x)
         cos, sin = self.rotary(batch.positions)
-        rotated = self.config.heads * (3 if self.config.rotary_value else 2)
 
         def rotate(qkv: torch.Tensor) -> torch.Tensor:
+            heads = qkv.shape[1] // 3
+            rotated = heads * (3 if self.config.rotary_value else 2)
             turned = apply_rotary_pairs(qkv[:, :rotated], cos, sin, kernels=self.kernels)
             return torch.cat((turned, qkv[:, rotated:]), dim=1)
 

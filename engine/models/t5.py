@@ -180,12 +180,12 @@ class T5(nn.Module):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = self.read_config(config)
-        self.embed = TokenEmbedding(c.vocab_size, c.hidden)
+        self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
         # Relative bias [buckets, heads] of all layers; checkpoints store it in the first layer.
-        self.encoder_table = TokenEmbedding(c.buckets, c.heads)
+        self.encoder_table = TokenEmbedding(c.buckets, c.heads, column_units=c.heads)
         self.encoder = nn.ModuleList(T5EncoderBlock(c) for _ in range(c.encoder_layers))
         self.encoder_norm = RMSNorm(c.hidden, c.norm_eps)
-        self.decoder_table = TokenEmbedding(c.buckets, c.heads)
+        self.decoder_table = TokenEmbedding(c.buckets, c.heads, column_units=c.heads)
         self.decoder = nn.ModuleList(T5DecoderBlock(c, i) for i in range(c.decoder_layers))
         self.norm = RMSNorm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=None if c.own_head else self.embed)

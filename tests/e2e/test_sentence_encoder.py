@@ -111,6 +111,14 @@ def test_openai_client_gets_equal_vectors_in_every_format(
     assert np.allclose(short.data[0].embedding, expected, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_two_ranks_embed_like_one_over_http(server: Server, minilm: Path) -> None:
+    flags = ("--served-model-name", "minilm", "--dtype", "float32", "--tensor-parallel-size", 2)
+    with serving(minilm, *flags) as ranks:
+        found, due = vectors(ranks, input=TEXTS), vectors(server, input=TEXTS)
+    assert np.linalg.norm(found - due) <= 1e-6 * np.linalg.norm(due)
+
+
 async def test_32_concurrent_requests_equal_single_ones(server: Server) -> None:
     alone = [vectors(server, input=text)[0] for text in TEXTS]
     async with server.http() as http:

@@ -162,6 +162,23 @@ async def test_demo_translate_gives_equal_texts_alone_and_batched(translator: Se
 
 
 @pytest.mark.slow
+def test_two_ranks_translate_like_one_over_http() -> None:
+    probes = read_probes("demo-translate")[:5]
+    texts = [probe["messages"][0]["content"] for probe in probes]
+    fields: dict[str, Any] = {"model": "demo-translate", "temperature": 0, "prompt": texts}
+    answers = []
+    for ranks in ("1", "2"):
+        flags = ("--dtype", "float32", "--tensor-parallel-size", ranks)
+        with (
+            serving("demo-translate", *flags) as running,
+            openai.OpenAI(base_url=f"{running.base_url}/v1", api_key="-", max_retries=0) as sdk,
+        ):
+            answers.append([choice.text for choice in sdk.completions.create(**fields).choices])
+    assert answers[0] == answers[1]
+    assert answers[1][0] == "Dan älskar glass"
+
+
+@pytest.mark.slow
 def test_penstock_chat_translates_line_by_line(translator: Server) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "server", "chat", "--url", translator.base_url],

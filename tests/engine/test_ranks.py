@@ -19,6 +19,7 @@ from tests.support.driver import Driver, tiny_llama
 from tests.support.ranks import ranked
 
 SCHEMA = {"enum": ["the first answer", "the second answer", "another one"]}
+TRANSLATOR = Path("demo-translate")
 LINE = [5, 6, 7, 8, 9, 10, 11, 12]  # repeated, so that n-grams draft
 
 
@@ -76,6 +77,26 @@ def test_two_ranks_answer_like_one_with_rounded_weights(model: Path, tmp_path: P
     check(model, tmp_path / "place", 2, quantization="int8")
 
 
+def translate_all(driver: Driver) -> list[int]:
+    """Submit sources, the last of them once more, each greedily and with a seed."""
+    ids = []
+    for source in ([5, 6, 7], list(range(40, 90)), list(range(40, 90))):
+        ids.append(driver.submit([0], 20, source=source))
+        ids.append(driver.submit([0], 20, source=source, temperature=1.0, seed=3))
+        driver.run()
+    return ids
+
+
+def test_two_ranks_translate_like_one_with_rounded_weights(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"block_size": 16, "quantization": "int8"}
+    alone = Driver(TRANSLATOR, **config)
+    due = translate_all(alone)
+    with ranked(TRANSLATOR, tmp_path / "place", 2, **config) as driver:
+        found = translate_all(driver)
+        assert [driver.tokens(i) for i in found] == [alone.tokens(i) for i in due]
+        assert driver.cached_tokens(found[-1]) == 50
+
+
 def test_explanation_with_two_ranks_draws_the_same_tokens(model: Path, tmp_path: Path) -> None:
     with ranked(model, tmp_path / "place") as driver:
         params = {"temperature": 1.0, "seed": 3, "top_k": 20}
@@ -87,11 +108,19 @@ def test_explanation_with_two_ranks_draws_the_same_tokens(model: Path, tmp_path:
 
 
 def test_each_rank_plans_its_share_of_the_memory(model: Path) -> None:
+    check_plans(model, 5 * 64)
+
+
+def test_each_rank_plans_its_share_of_an_encoder_decoder() -> None:
+    check_plans(TRANSLATOR, 17 * 128)
+
+
+def check_plans(model: Path, shared: int) -> None:
+    """Check the plans of two ranks. Each has all of `shared` parameters: those of norms."""
     fields = {"model": str(model), "device": "cpu", "dtype": "float32", "threads": 4}
     whole = ModelPlan(EngineConfig(**fields))
     config = EngineConfig(**fields, tensor_parallel_size=2)
     plans = [ModelPlan(config, rank) for rank in range(2)]
-    shared = 5 * 64  # norms, which every rank has
     assert sum(plan.rank_parameters for plan in plans) == whole.num_parameters + shared
     assert [plan.num_parameters for plan in plans] == [whole.num_parameters] * 2
     for plan in plans:
@@ -120,12 +149,6 @@ def test_model_that_cannot_be_divided_is_refused(
     size = config["tensor_parallel_size"]
     with pytest.raises(ConfigError, match=f"--tensor-parallel-size {size} .*{reason}"):
         ModelPlan(EngineConfig(model=str(folder), device="cpu", **config))
-
-
-def test_encoder_is_refused(tmp_path: Path, assets: Path) -> None:
-    config = EngineConfig(model="demo-translate", device="cpu", tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="is an encoder-decoder; only decoders are"):
-        ModelPlan(config)
 
 
 def test_ranks_without_their_processes_are_refused(model: Path) -> None:

@@ -31,8 +31,8 @@ def config(**overrides: Any) -> Any:
 
 def pre_norm(self: BertBlock, x: torch.Tensor, batch: Any, rotate: Any = None) -> torch.Tensor:
     """Stand-in for BertBlock.forward with norms before the sublayers instead of after them."""
-    heads = self.spec.num_heads
-    qkv = self.qkv(self.attention_norm(x)).view(len(x), 3 * heads, self.spec.head_dim)
+    heads = self.attend.spec.num_heads
+    qkv = self.qkv(self.attention_norm(x)).view(len(x), 3 * heads, self.attend.spec.head_dim)
     x = x + self.out(self.attend(*qkv.split(heads, dim=1), batch))
     return x + self.mlp(self.mlp_norm(x))
 

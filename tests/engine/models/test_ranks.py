@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.memory.model_plan import ModelPlan
+from engine.protocol import Pooling
 from tests.engine.models import (
+    test_bert,
     test_gemma2,
     test_gemma3,
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
     test_llama,
+    test_marian,
     test_mixtral,
     test_nanochat,
     test_olmo2,
     test_phi3,
     test_qwen3,
     test_qwen3_moe,
+    test_roformer,
+    test_t5,
 )
+from tests.support.driver import Driver
+from tests.support.encoders import Encoder, EncoderCase
 from tests.support.golden import Case, Golden, answers
 from tests.support.ranks import ranked
 
@@ -36,6 +45,8 @@ FAST = [
     Case("qwen3", test_qwen3.config),
     Case("gemma2", test_gemma2.config),
     Case("gpt2", test_gpt2.config),
+    Case("t5", test_t5.config),
+    test_marian.MARIAN,
 ]
 SLOW = [
     Case("gemma3", test_gemma3.config),
@@ -45,9 +56,17 @@ SLOW = [
     Case("mixtral", test_mixtral.config),
     test_gpt_oss.CASE,
     test_nanochat.CASES[-1],
+    replace(test_t5.CASES[-1], name="t5-v1.1"),
 ]
 CASES = [pytest.param(case, id=case.name) for case in FAST] + [
     pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in SLOW
+]
+ENCODERS = [
+    pytest.param(case, id=case.name)
+    for case in (
+        EncoderCase("bert", test_bert.config),
+        EncoderCase("roformer", lambda: test_roformer.config(embedding_size=32)),
+    )
 ]
 REFUSED = [
     pytest.param(Case("olmo2", test_olmo2.config), "blocks.0.attention.attend", id="olmo2"),
@@ -74,6 +93,26 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
             expected = pytest.approx([logprob for _, logprob in due], abs=1e-3)
             assert [logprob for _, logprob in answer] == expected
         assert driver.stats.preemptions
+
+
+def vectors(driver: Driver, texts: Sequence[list[int]]) -> torch.Tensor:
+    """Return the vectors [3 * texts, hidden] of all texts, with each pooling."""
+    poolings: Sequence[Pooling] = ("mean", "cls", "last")
+    ids = [driver.embed(text, pooling) for text in texts for pooling in poolings]
+    driver.run()
+    return torch.stack([driver.vector(request) for request in ids])
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, indirect=True)
+def test_two_ranks_embed_like_one(encoder: Encoder, tmp_path: Path) -> None:
+    """In steps of few texts."""
+    alone = encoder.driver()
+    with ranked(encoder.folder, tmp_path / "ranks", max_num_encoder_tokens=40) as driver:
+        for name, layer in driver.runner.model.named_modules():
+            if isinstance(layer, Linear):
+                assert (layer.share is None) == (name == "project"), name
+        found, due = vectors(driver, encoder.texts), vectors(alone, encoder.texts)
+        assert (found - due).norm() <= 1e-6 * due.norm()
 
 
 @pytest.mark.parametrize(("case", "reason"), REFUSED)
