@@ -15,7 +15,8 @@ from engine.errors import ConfigError
 FLAG = "--tensor-parallel-size"
 UNEVEN = "processes cannot share equally"
 LOOPBACK = "127.0.0.1"
-# The end of a rank closes its connections, which the others see at once. So time proves nothing.
+# The end of a rank is seen at once: it closes gloo's connections, and rank 0 watches the processes
+# of the others. So time proves nothing.
 TIMEOUT = timedelta(days=1)
 
 
@@ -42,6 +43,8 @@ class Ranks:
     def __init__(self, own: int = 0, count: int = 1) -> None:
         self.own, self.count = own, count
         self._group: Any = None  # None: not connected
+        self._sum_options: Any = None
+        self._join_options: Any = None
 
     def connect(self, device: torch.device, place: str) -> None:
         """Wait until all ranks have connected. `place` is an empty file that all of them can open.
@@ -52,9 +55,17 @@ class Ranks:
         # torch's type hints leave out these classes.
         distributed: Any = import_module("torch.distributed")
         store = distributed.FileStore(place, self.count)
+        self._sum_options = distributed.AllreduceOptions()
+        self._join_options = distributed.distributed_c10d.AllgatherOptions()
         if device.type == "cuda":
+            # NCCL's kernels run in the stream of the step, and not in one of their own.
+            self._sum_options.asyncOp = self._join_options.asyncOp = False
             chosen = distributed.ProcessGroupNCCL.Options()
+            chosen._timeout = TIMEOUT
             self._group = distributed.ProcessGroupNCCL(store, self.own, self.count, chosen)
+            # NCCL connects at the first use. Later, one rank may wait for minutes until another has
+            # read its weights, but the store waits for five at most.
+            self.numbers([self.own], device)
             return
         options = distributed.ProcessGroupGloo._Options()
         options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
@@ -105,7 +116,7 @@ class Ranks:
         """
         if x.is_cuda or self.count == 2:  # two numbers have the same sum in either order
             total = x.clone()
-            self._group.allreduce([total]).wait()
+            _finish(self._group.allreduce([total], self._sum_options))
             return total
         first, *others = self._gathered(x)
         total = first.float()
@@ -127,5 +138,11 @@ class Ranks:
         """Return the tensors of all ranks, in their order."""
         assert self._group is not None, "the ranks are not connected"
         found = [torch.empty_like(x) for _ in range(self.count)]
-        self._group.allgather([found], [x.contiguous()]).wait()
+        _finish(self._group.allgather([found], [x.contiguous()], self._join_options))
         return found
+
+
+def _finish(work: Any) -> None:
+    """Wait for a collective. One that was launched in the current stream has no `work`."""
+    if work is not None:
+        work.wait()

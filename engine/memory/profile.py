@@ -55,6 +55,7 @@ def profile_steps(
     decodes = [GraphShape(size) for size in decode_sizes(plan.config.max_num_seqs)]
     for plain in (decodes, plan.mixed_graph_shapes):
         shapes = with_variants(plain, has_adapters=plan.adapters is not None)
+        shapes.sort(key=lambda shape: shape.has_adapters)  # they take the most memory
         if shapes:
             # Filled up to its shape, a captured step may have more tokens than any other step.
             kept, peak = _capture_largest(capture, shapes)

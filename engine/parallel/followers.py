@@ -107,6 +107,7 @@ class Followers:
         signal.pthread_kill(main, INTERRUPT)
         time.sleep(LAST_WORDS_S)
         if not self._is_closing:
+            sys.stderr.write(f"penstock: {self._death(0.0)}\n")
             os._exit(DEAD_STATUS)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:

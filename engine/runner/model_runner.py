@@ -277,7 +277,11 @@ class ModelRunner:
         return -(-tokens // multiple) * multiple
 
     def capture_when_idle(self) -> bool:
-        """Capture one more step graph. Returns False if there is nothing left to capture."""
+        """Capture one more step graph. Returns False if there is nothing left to capture.
+
+        Raises torch.OutOfMemoryError if there are other ranks: they have captured it, and would
+        compute the step with other shapes.
+        """
         if self.graphs is None or not self._can_capture:
             return False
         if self.followers is not None:
@@ -285,6 +289,8 @@ class ModelRunner:
         try:
             self._can_capture = self.graphs.capture_next()
         except torch.OutOfMemoryError as error:
+            if not self.may_compute_again:
+                raise
             # Another program has taken the memory. Steps without a graph run kernel by kernel.
             log.warning("no memory to capture more steps: %s", error)
             self._can_capture = False

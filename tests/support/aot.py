@@ -81,6 +81,7 @@ class Report:
     shared: int  # bytes of shared memory per program
     threads: int  # per program
     loads: int  # bytes that a program loads if it runs each load of its code once
+    rounds: bool  # whether it rounds fp32 to the 10 bits of TF32, which tl.dot does by default
     used_by: str
 
     @property
@@ -162,8 +163,9 @@ def compiled(launch: Launch, arch: int, used_by: str) -> Report:
     shared = binary.metadata.shared
     threads = 32 * binary.metadata.num_warps
     loads = threads * bytes_loaded(binary.asm["ptx"], shared // threads)
+    rounds = "tf32" in binary.asm["ptx"]
     name = launch.kernel.__name__
-    return Report(name, arch, usage["REG"], local, shared, threads, loads, used_by)
+    return Report(name, arch, usage["REG"], local, shared, threads, loads, rounds, used_by)
 
 
 def bytes_loaded(ptx: str, most_copied: int) -> int:
@@ -202,6 +204,7 @@ def compile_ahead(module: str, function: str) -> list[Report]:
         assert report.in_flight > 0, f"loads nothing: {report}"
         assert report.local <= STACK, f"spills: {report}"
         assert report.shared <= LIMITS[report.arch], f"too much shared memory: {report}"
+        assert not report.rounds, f"multiplies in TF32: {report}"
     return reports
 
 

@@ -28,6 +28,8 @@ class ExpertsTile(NamedTuple):
 # Reasoned, not measured. With few rows of an expert, the time is that of reading its weight.
 FEW = ExpertsTile(rows=16, outputs=32, inputs=128, stages=4, warps=2)
 MANY = ExpertsTile(rows=64, outputs=64, inputs=64, stages=3, warps=4)
+# In fp32 no tensor core multiplies, and a thread holds its part of a tile in registers.
+FP32 = ExpertsTile(rows=16, outputs=16, inputs=32, stages=2, warps=4)
 MANY_ROWS = 16  # from this mean number of rows of an expert on
 
 
@@ -74,7 +76,7 @@ def _experts_kernel(
         within = inside[None, :] & (at < outputs)[:, None]
         w = tl.load(weight_rows[:, None] + column[None, :], within, 0.0)
         x = tl.load(x_rows[None, :] + column[:, None], inside[:, None] & (row < end)[None, :], 0.0)
-        total = tl.dot(w, x, total)
+        total = tl.dot(w, x, total, input_precision="ieee")
     if bias_ptr is not None:
         own_bias = tl.load(bias_ptr + expert * outputs + at, at < outputs, 0.0)
         total += own_bias.to(tl.float32)[:, None]
@@ -104,7 +106,7 @@ def multiply_experts(
     if not rows:
         return out
     if tile is None:
-        tile = MANY if rows >= MANY_ROWS * experts else FEW
+        tile = select_tile(rows, experts, x.dtype)
     # An expert's last tile may be part full, so there may be one more for each that has rows.
     most_tiles = rows // tile.rows + min(experts, rows)
     _experts_kernel[(triton.cdiv(outputs, tile.outputs), most_tiles)](
@@ -126,3 +128,10 @@ def multiply_experts(
         **launch_options(x.device),
     )
     return out
+
+
+def select_tile(rows: int, experts: int, dtype: torch.dtype) -> ExpertsTile:
+    """Return the tile of a program, for the rows of all experts together."""
+    if dtype == torch.float32:
+        return FP32
+    return MANY if rows >= MANY_ROWS * experts else FEW

@@ -12,6 +12,7 @@ import triton.language as tl
 
 TOKENS = 16  # the smallest side of a tile of the tensor cores
 BLOCK_IN, BLOCK_WIDTH, BLOCK_OUT = 128, 32, 64
+MOST_RANK = 128  # multiplied at a time; more would not fit in registers and shared memory
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -70,17 +71,18 @@ def _expand_kernel(
     if tl.max(own.to(tl.int32), 0) == 0:
         return
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, BLOCK_RANK)
-    inside_rank = column < rank
     b_rows = b_ptr + ((slot - 1).to(tl.int64) * outputs + row)[:, None] * rank
     shrunk_rows = shrunk_ptr + token.to(tl.int64)[:, None] * (PARTS * rank)
     total = tl.zeros([TILE, BLOCK], tl.float32)
     for part in range(PARTS):
         in_part = (row >= tl.load(starts_ptr + part)) & (row < tl.load(starts_ptr + part + 1))
-        h_columns = shrunk_rows + (part * rank + column)[None, :]
-        h = tl.load(h_columns, own[:, None] & inside_rank[None, :], 0.0)
-        b = tl.load(b_rows + column[None, :], in_part[:, None] & inside_rank[None, :], 0.0)
-        total = tl.dot(h, b.trans(), total, input_precision="ieee")
+        for first in range(0, rank, BLOCK_RANK):
+            column = first + tl.arange(0, BLOCK_RANK)
+            inside_rank = column < rank
+            h_columns = shrunk_rows + (part * rank + column)[None, :]
+            h = tl.load(h_columns, own[:, None] & inside_rank[None, :], 0.0)
+            b = tl.load(b_rows + column[None, :], in_part[:, None] & inside_rank[None, :], 0.0)
+            total = tl.dot(h, b.trans(), total, input_precision="ieee")
     place = y_ptr + token.to(tl.int64)[:, None] * y_stride + row[None, :]
     inside = own[:, None] & (row < outputs)[None, :]
     y = tl.load(place, inside, 0.0).to(tl.float32) + total
@@ -133,6 +135,6 @@ def add_low_rank(
         PARTS=width // rank,
         TILE=TOKENS,
         BLOCK=BLOCK_OUT,
-        BLOCK_RANK=max(16, triton.next_power_of_2(rank)),
+        BLOCK_RANK=min(MOST_RANK, max(16, triton.next_power_of_2(rank))),
     )
     return y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.parallel.followers import INTERRUPT, FollowerDiedError, Followers
+from engine.parallel.followers import DEAD_STATUS, INTERRUPT, FollowerDiedError, Followers
 from tests.support.process import eventually
 
 CONFIG = EngineConfig(tensor_parallel_size=3)
@@ -26,6 +27,19 @@ def same_cores() -> Iterator[None]:
     cores = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, cores)
+
+
+# The main thread does not take the signal, as if it waited for a GPU.
+DEAF = f"""
+import signal, time
+from engine.config import EngineConfig
+from engine.parallel.followers import INTERRUPT, Followers
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [INTERRUPT])
+with Followers(EngineConfig(tensor_parallel_size=2), {WAITS!r}) as followers:
+    followers._processes[0].kill()
+    time.sleep(30)
+"""
 
 
 def children() -> list[psutil.Process]:
@@ -83,3 +97,9 @@ def test_followers_end_with_the_engine_in_silence() -> None:
         pass
     time.sleep(0.05)  # a thread that takes it for a death would interrupt
     assert children() == []
+
+
+def test_death_of_a_follower_ends_a_process_whose_main_thread_waits_for_a_gpu() -> None:
+    done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=20)
+    assert done.returncode == DEAD_STATUS
+    assert done.stderr == "penstock: The process of rank 1 was killed by signal 9.\n"

@@ -10,12 +10,12 @@ from engine.ops.experts import ExpertRows, experts_linear, rows_by_expert
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
-TILES = {"few": kernel.FEW, "many": kernel.MANY}
+TILES = {"few": kernel.FEW, "many": kernel.MANY, "fp32": kernel.FP32}
 
 
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).bfloat16()
+    return torch.randn(*shape, generator=generator).to(dtype)
 
 
 def routed(tokens: int, experts: int, most: int, per_token: int = 2) -> ExpertRows:
@@ -34,10 +34,11 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rows: Expe
 @pytest.mark.parametrize(("experts", "most"), [(5, 5), (5, 2), (9, 9), (8, 4)])
 def test_experts_kernel_equals_torch(experts: int, most: int, tile: str) -> None:
     """Outputs and inputs do not fill their last block; some experts have no rows."""
-    weight = draw(experts, 70, 136, seed=1)
+    dtype = torch.float32 if tile == "fp32" else torch.bfloat16
+    weight = draw(experts, 70, 136, seed=1, dtype=dtype)
     for tokens in (1, 3, 70):
         rows = routed(tokens, experts, most)
-        x = draw(2 * tokens, 136, seed=2)
+        x = draw(2 * tokens, 136, seed=2, dtype=dtype)
         check(kernel.multiply_experts(x, weight, None, rows.starts, TILES[tile]), x, weight, rows)
 
 

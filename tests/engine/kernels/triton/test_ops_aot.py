@@ -27,13 +27,16 @@ def test_ops_kernels_of_published_models_compile_without_spills() -> None:
 
 @pytest.mark.slow
 def test_experts_kernel_compiles_without_spills() -> None:
+    """As two models launch it, and each tile in each dtype."""
     reports = compile_ahead("tests.engine.kernels.triton.ops_launches", "experts")
     assert "_experts_kernel" in {report.kernel for report in reports}
+    reports = compile_ahead("tests.engine.kernels.triton.experts_launches", "everything")
+    assert {report.kernel for report in reports} == {"_experts_kernel"}
 
 
 @pytest.mark.slow
 def test_lora_kernels_compile_without_spills() -> None:
-    reports = compile_ahead("tests.engine.kernels.triton.lora_launches", "in_bf16")
+    reports = compile_ahead("tests.engine.kernels.triton.lora_launches", "everything")
     assert {report.kernel for report in reports} == {"_shrink_kernel", "_expand_kernel"}
 
 
