@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.layers.linear import Linear
-from engine.memory.model_plan import ModelPlan
 from tests.engine.models import (
     test_gemma2,
     test_gemma3,
@@ -36,6 +32,7 @@ FAST = [
     Case("qwen3", test_qwen3.config),
     Case("gemma2", test_gemma2.config),
     Case("gpt2", test_gpt2.config),
+    Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
     Case("gemma3", test_gemma3.config),
@@ -48,9 +45,6 @@ SLOW = [
 ]
 CASES = [pytest.param(case, id=case.name) for case in FAST] + [
     pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in SLOW
-]
-REFUSED = [
-    pytest.param(Case("olmo2", test_olmo2.config), "blocks.0.attention.attend", id="olmo2"),
 ]
 
 
@@ -74,12 +68,3 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
             expected = pytest.approx([logprob for _, logprob in due], abs=1e-3)
             assert [logprob for _, logprob in answer] == expected
         assert driver.stats.preemptions
-
-
-@pytest.mark.parametrize(("case", "reason"), REFUSED)
-def test_architectures_that_cannot_be_divided_are_refused(
-    case: Case, reason: str, goldens: Callable[[Case], Golden]
-) -> None:
-    model = str(goldens(case).folder)
-    with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2 .*{reason}"):
-        ModelPlan(EngineConfig(model=model, device="cpu", tensor_parallel_size=2))
