@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from engine.device.ranks import Share
 from engine.layers.weights.onednn import PackedWeight
 from engine.ops.kernels import Kernels
 from engine.ops.lora import AdapterGroup, Parts, TokenAdapters, add_lora
 
 # By part of the layer: A [rank, in] and B [out of the part, rank], fp32, B times the scale.
+# This rank is that of the two matrices. The processes that share a model are called ranks, too.
 LowRankParts = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -46,13 +48,34 @@ class LinearAdapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """The shape of a layer, and the dtype and device of its outputs."""
+    """The shape of a layer, and the dtype and device of its outputs.
+
+    If ranks share the layer, the shape is that of this rank's `share`.
+    """
 
     inputs: int
     outputs: int
     parts: Mapping[str, slice]  # of the output rows
     dtype: torch.dtype
     device: torch.device
+    share: Share | None = None  # None: the whole layer
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The outputs and inputs of the layer in all ranks together."""
+        return (self.outputs, self.inputs) if self.share is None else self.share.shape
+
+    @property
+    def whole_parts(self) -> Mapping[str, slice]:
+        """The parts of the output rows in all ranks together."""
+        return self.parts if self.share is None else self.share.parts
+
+    def own(self, given: LowRankParts) -> LowRankParts:
+        """Return the columns of A and the rows of B that this rank computes with."""
+        share = self.share
+        if share is None:
+            return given
+        return {part: (a[:, share.columns], b[share.rows[part]]) for part, (a, b) in given.items()}
 
 
 class HasParts(Protocol):
@@ -60,20 +83,21 @@ class HasParts(Protocol):
 
     weight: torch.nn.Parameter | None
     parts: dict[str, slice]
+    share: Share | None
 
 
 def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> LinearShape:
     """Return the shape of a layer whose weight is not packed yet."""
     assert layer.weight is not None
     outputs, inputs = layer.weight.shape
-    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device)
+    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device, layer.share)
 
 
 class Pair(NamedTuple):
     """The two matmuls of one adapter."""
 
-    down: PackedWeight  # [sum of ranks, in]
-    up: PackedWeight  # [out, sum of ranks]; zero where a part does not use another part's
+    down: PackedWeight  # [width, in]; the width is the sum of the parts' ranks
+    up: PackedWeight  # [out, width]; zero where a part does not use another part's
 
 
 # Numba's kernel for few rows takes multiples of these outputs. oneDNN is slower with few rows.
@@ -104,10 +128,10 @@ class PackedAdapters:
             # Random weights: those of equal numbers do not tell how oneDNN orders them.
             self._pair(torch.rand(width, inputs), torch.rand(outputs, width))
 
-    def _width(self, ranks: int) -> int:
-        """Return the sum of the ranks that is computed."""
+    def _width(self, total: int) -> int:
+        """Return the width that is computed for parts with a `total` rank."""
         has_kernel = self._kernels == "numba" and self._shape.dtype == torch.bfloat16
-        return -(-ranks // KERNEL_OUTPUTS) * KERNEL_OUTPUTS if has_kernel else ranks
+        return -(-total // KERNEL_OUTPUTS) * KERNEL_OUTPUTS if has_kernel else total
 
     def _pair(self, down: torch.Tensor, up: torch.Tensor) -> Pair:
         dtype = self._shape.dtype
@@ -124,7 +148,7 @@ class PackedAdapters:
         down = torch.zeros(width, shape.inputs)
         up = torch.zeros(shape.outputs, width)
         first = 0
-        for part, (a, b) in given.items():
+        for part, (a, b) in shape.own(given).items():
             rows = slice(first, first + len(a))
             down[rows] = a
             up[shape.parts[part], rows] = b
@@ -175,9 +199,10 @@ class StackedAdapters:
             return None
         a = torch.zeros(self.a.shape[1:], dtype=self._shape.dtype)
         b = torch.zeros(self.b.shape[1:], dtype=self._shape.dtype)
+        own = self._shape.own(given)
         for place, (part, rows) in enumerate(self._shape.parts.items()):
-            if part in given:
-                down, up = given[part]
+            if part in own:
+                down, up = own[part]
                 first = place * self._rank
                 a[first : first + len(down)] = down
                 b[rows, : len(down)] = up

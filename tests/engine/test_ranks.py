@@ -108,9 +108,8 @@ def test_each_rank_plans_its_share_of_the_memory(model: Path) -> None:
         ({}, {"tensor_parallel_size": 2, "quantization": "fp8"}, "no whole groups of 128"),
         ({"vocab_size": 5}, {"tensor_parallel_size": 4}, "embed has only 5 rows"),
         ({}, {"tensor_parallel_size": 2, "speculative_model": "demo"}, "--speculative-model"),
-        ({}, {"tensor_parallel_size": 2, "max_loras": 1}, "--lora-modules or --max-loras"),
     ],
-    ids=["heads", "intermediate", "groups", "vocabulary", "draft", "adapters"],
+    ids=["heads", "intermediate", "groups", "vocabulary", "draft"],
 )
 def test_model_that_cannot_be_divided_is_refused(
     tmp_path: Path, overrides: dict[str, Any], config: dict[str, Any], reason: str

@@ -15,7 +15,14 @@ from engine.config import EngineConfig
 from engine.device.ranks import Ranks
 from engine.parallel.channel import Receiver, Sender
 from engine.parallel.follow import follow
-from engine.parallel.messages import Capture, Compute, Masks, ToFollower
+from engine.parallel.messages import (
+    Capture,
+    Compute,
+    Masks,
+    PlaceAdapter,
+    ReadAdapter,
+    ToFollower,
+)
 from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Step
@@ -77,6 +84,12 @@ class ThreadFollowers:
 
     def capture(self) -> None:
         self._send(Capture())
+
+    def read_adapter(self, adapter: int, path: str) -> None:
+        self._send(ReadAdapter(adapter, path))
+
+    def place_adapter(self, adapter: int, slot: int) -> None:
+        self._send(PlaceAdapter(adapter, slot))
 
     def _send(self, message: ToFollower) -> None:
         assert not self.failures

@@ -56,12 +56,9 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
     with ranked(
         golden.folder, tmp_path / "ranks", num_gpu_blocks_override=blocks, **settings
     ) as driver:
-        whole = WHOLE
-        if golden.case is test_gpt_oss.CASE:
-            whole += ("expert_up", "expert_down")
         for name, layer in driver.runner.model.named_modules():
             if isinstance(layer, Linear):
-                assert (layer.share is None) == name.endswith(whole), name
+                assert (layer.share is None) == name.endswith(WHOLE), name
         found = answers(driver, golden.prompts, golden.sources)
         for answer, due in zip(found, golden.alone, strict=True):
             assert [token for token, _ in answer] == [token for token, _ in due]
