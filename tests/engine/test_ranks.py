@@ -87,13 +87,23 @@ def test_explanation_with_two_ranks_draws_the_same_tokens(model: Path, tmp_path:
 
 
 def test_each_rank_plans_its_share_of_the_memory(model: Path) -> None:
-    fields = {"model": str(model), "device": "cpu", "dtype": "float32", "threads": 4}
+    fields = {
+        "model": str(model),
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 4,
+        "max_loras": 3,
+    }
     whole = ModelPlan(EngineConfig(**fields))
     config = EngineConfig(**fields, tensor_parallel_size=2)
     plans = [ModelPlan(config, rank) for rank in range(2)]
     shared = 5 * 64  # norms, which every rank has
     assert sum(plan.rank_parameters for plan in plans) == whole.num_parameters + shared
     assert [plan.num_parameters for plan in plans] == [whole.num_parameters] * 2
+    # Adapters' A of q, k, v, gate and up, and B of the other two layers, are whole in both ranks.
+    repeated = 3 * 2 * 16 * 7 * 64 * 4  # slots, blocks, rank, matrices, width, bytes
+    sizes = [plan.adapters.num_bytes for plan in (*plans, whole) if plan.adapters is not None]
+    assert sizes[0] + sizes[1] == sizes[2] + repeated
     for plan in plans:
         assert plan.block_bytes == whole.block_bytes // 2
         assert plan.threads == 2
