@@ -1,12 +1,13 @@
 """Adapters: loads and unloads LoRA adapters for the loop, which serves meanwhile.
 
-Files are read and weights are prepared in a thread. The loop only copies the result to a slot.
+Files are read and weights are prepared in a thread. The loop only copies the result to a slot. All
+ranks do so between the same two steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.errors import ConfigError, RequestRejectedError
 from engine.message import Message
 from engine.protocol import GenerateRequest
+from engine.runner.model_runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from engine.models.adapters import LoadedAdapter, ModelAdapters
+    from engine.models.adapters import LoadedAdapter
 
 WAIT_S = 0.01  # how long an engine without other work waits before it looks for messages
 
@@ -30,23 +32,23 @@ class _Load:
     future: Future[LoadedAdapter]
     message: LoadAdapter | None = None
     slot: int = 0
+    before: LoadedAdapter | None = None  # the adapter as it was read the last time
 
 
 class Adapters:
-    """The adapters that requests may name. `adapters` is None if the model takes none."""
+    """The adapters that requests may name."""
 
     def __init__(
-        self, scheduler: Scheduler, adapters: ModelAdapters | None, send: Callable[[Message], None]
+        self, scheduler: Scheduler, runner: ModelRunner, send: Callable[[Message], None]
     ) -> None:
         self._scheduler = scheduler
         self._slots = scheduler.adapters
         self._send = send
-        self._model = adapters
+        self._runner = runner
         self._known: dict[int, LoadedAdapter] = {}  # by adapter, without its weights
         self._unloaded: set[int] = set()  # known as long as requests use them
         self._loads: list[_Load] = []
-        self._reader = ThreadPoolExecutor(1, "adapters")
-        if adapters is not None:
+        if (adapters := runner.adapters) is not None:
             for source, loaded in zip(adapters.plan.sources, adapters.at_start, strict=True):
                 self._known[source.id] = loaded
                 if slot := loaded.slot:
@@ -70,19 +72,19 @@ class Adapters:
     def handle(self, message: LoadAdapter | UnloadAdapter) -> None:
         if isinstance(message, UnloadAdapter):
             self._unloaded.add(message.adapter)
-        elif self._model is None:
+        elif self._runner.adapters is None:
             problem = "This server takes no adapters; start it with --max-loras or --lora-modules."
             self._send(AdapterLoaded(message.id, problem))
         else:
-            future = self._reader.submit(self._model.load, message.path)
+            future = self._runner.read_adapter(message.adapter, message.path)
             self._loads.append(_Load(message.adapter, future, message))
 
     def start_loads(self) -> None:
         """Start to read the adapters that waiting requests need."""
         for adapter, slot in self._slots.take_wanted().items():
-            assert self._model is not None
-            future = self._reader.submit(self._model.load_again, self._known[adapter])
-            self._loads.append(_Load(adapter, future, slot=slot))
+            before = self._known[adapter]
+            future = self._runner.read_adapter(adapter, before.path)
+            self._loads.append(_Load(adapter, future, slot=slot, before=before))
 
     def finish_loads(self) -> dict[int, RequestRejectedError]:
         """Write what has been read to its slots, and forget unloaded adapters.
@@ -90,12 +92,12 @@ class Adapters:
         Returns the requests that cannot run, because their adapter cannot be read any more.
         """
         failed: dict[int, RequestRejectedError] = {}
-        if self._model is None:
-            return failed
         for load in [load for load in self._loads if load.future.done()]:
             self._loads.remove(load)
             try:
                 loaded = load.future.result()
+                if load.before is not None:
+                    loaded.check_same_files(load.before)
             except ConfigError as error:
                 failed |= self._fail(load, error)
             else:
@@ -103,15 +105,14 @@ class Adapters:
         for adapter in self._unloaded & (self._known.keys() - self._in_use()):
             del self._known[adapter]
             if slot := self._slots.forget(adapter):
-                self._model.write(slot, {})
+                self._runner.place_adapter(0, slot)
         self._unloaded &= self._known.keys() | {load.adapter for load in self._loads}
         return failed
 
     def _finish(self, load: _Load, loaded: LoadedAdapter) -> None:
-        assert self._model is not None
         slot = load.slot or self._slots.take_slot()
+        self._runner.place_adapter(load.adapter, slot)
         if slot:
-            self._model.write(slot, loaded.weights)
             self._slots.place(load.adapter, slot)
         self._known[load.adapter] = loaded.without_weights()
         if load.message is not None:
@@ -119,6 +120,7 @@ class Adapters:
 
     def _fail(self, load: _Load, error: ConfigError) -> dict[int, RequestRejectedError]:
         """Answer the message of a load, or return the requests that waited for it."""
+        self._runner.place_adapter(load.adapter, 0)
         if load.message is not None:
             self._send(AdapterLoaded(load.message.id, str(error)))
             return {}
@@ -135,4 +137,5 @@ class Adapters:
         return used | {load.adapter for load in self._loads}
 
     def close(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        if self._runner.adapters is not None:
+            self._runner.adapters.close()

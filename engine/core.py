@@ -100,7 +100,7 @@ class EngineCore:
         self.facts = facts
         self.runner = runner
         self.matchers = runner.matchers
-        self.adapters = Adapters(self.scheduler, runner.adapters, endpoint.send)
+        self.adapters = Adapters(self.scheduler, runner, endpoint.send)
         self.endpoint = endpoint
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()

@@ -107,7 +107,7 @@ def _give_codes(model: nn.Module, name: str, target: Target, tensor: CheckpointT
     _check_shape(name, tensor.file, codes.codes.shape, target, owner.weight, owner)
     needs_numbers = False
     for part, rows in target.rows(_whole_parts(owner)).items():
-        own = codes if isinstance(rows, slice) else codes.of_outputs(rows)
+        own = codes.of_outputs(rows)
         share: Share | None = getattr(owner, "share", None)
         if share is not None:
             own = own.of_outputs(share.rows[part]).of_inputs(share.columns)
@@ -199,6 +199,7 @@ class _Numbers:
     def __init__(self, tensor: CheckpointTensor) -> None:
         self._tensor = tensor
         self._whole: torch.Tensor | None = None
+        self._laid_out: tuple[Target, torch.Tensor] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -210,6 +211,12 @@ class _Numbers:
         if self._whole is None:
             self._whole = self._tensor.read()
         return self._whole
+
+    def laid_out(self, target: Target) -> torch.Tensor:
+        """Return the whole tensor in the order of a target. All its parts share one copy."""
+        if self._laid_out is None or self._laid_out[0] != target:
+            self._laid_out = target, _as_rows(target, self.whole())
+        return self._laid_out[1]
 
     def rows(self, rows: slice) -> torch.Tensor:
         """Return some rows; if the tensor is stored plainly, no others are read."""
@@ -278,7 +285,7 @@ def _own_numbers(
     if share is not None and rows == slice(None) and is_plain:
         own = numbers.rows(share.rows[part])
     else:
-        own = _as_rows(target, numbers.whole())[rows]
+        own = numbers.laid_out(target)[rows]
         if share is not None:
             own = own[share.rows[part]]
     if share is None or own.ndim == 1:

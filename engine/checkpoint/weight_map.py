@@ -34,6 +34,8 @@ class Target:
         """Return which rows of the tensor belong to each of the `parts` that it fills."""
         if not self.groups:
             return {self.part: slice(None)}
+        if self.groups == 1:
+            return dict(parts)
         sizes = [(rows.stop - rows.start) // self.groups for rows in parts.values()]
         count = self.groups * sum(sizes)
         numbers = torch.arange(count, device="cpu").view(self.groups, -1)

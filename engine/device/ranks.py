@@ -43,6 +43,7 @@ class Ranks:
     def __init__(self, own: int = 0, count: int = 1) -> None:
         self.own, self.count = own, count
         self._group: Any = None  # None: not connected
+        self._store: Any = None  # where they meet
         self._sum_options: Any = None
         self._join_options: Any = None
 
@@ -52,11 +53,9 @@ class Ranks:
         On a CPU they talk over gloo, whose sockets are bound to the loopback address; on GPUs over
         NCCL.
         """
-        # torch's type hints leave out these classes.
-        distributed: Any = import_module("torch.distributed")
-        store = distributed.FileStore(place, self.count)
-        self._sum_options = distributed.AllreduceOptions()
-        self._join_options = distributed.distributed_c10d.AllgatherOptions()
+        distributed = _distributed()
+        self._store = store = distributed.FileStore(place, self.count)
+        self._set_options()
         if device.type == "cuda":
             # NCCL's kernels run in the stream of the step, and not in one of their own.
             self._sum_options.asyncOp = self._join_options.asyncOp = False
@@ -66,11 +65,31 @@ class Ranks:
             # NCCL connects at the first use. Later, one rank may wait for minutes until another has
             # read its weights, but the store waits for five at most.
             self.numbers([self.own], device)
-            return
-        options = distributed.ProcessGroupGloo._Options()
-        options._devices = [distributed.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        else:
+            self._group = self._gloo(store)
+
+    def beside(self, name: str) -> Ranks:
+        """Return the same ranks with connections of their own, over gloo, for another thread.
+
+        Wait until all ranks have called this.
+        """
+        others = Ranks(self.own, self.count)
+        if self.count > 1:
+            others._set_options()
+            others._group = self._gloo(_distributed().PrefixStore(name, self._store))
+        return others
+
+    def _set_options(self) -> None:
+        distributed = _distributed()
+        self._sum_options = distributed.AllreduceOptions()
+        self._join_options = distributed.distributed_c10d.AllgatherOptions()
+
+    def _gloo(self, store: Any) -> Any:
+        gloo = _distributed().ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname=LOOPBACK)]
         options._timeout = TIMEOUT
-        self._group = distributed.ProcessGroupGloo(store, self.own, self.count, options)
+        return gloo(store, self.own, self.count, options)
 
     # ---- shares ------------------------------------------------------------------------------
 
@@ -134,6 +153,15 @@ class Ranks:
             return [list(own)]
         return [each.tolist() for each in self._gathered(torch.tensor(own, device=device))]
 
+    def texts(self, own: str) -> list[str]:
+        """Return each rank's `own` text, over gloo."""
+        data = own.encode()
+        cpu = torch.device("cpu")
+        sizes = [size for (size,) in self.numbers([len(data)], cpu)]
+        padded = data.ljust(max(sizes) + 1)  # gloo needs at least one number
+        texts = [bytes(numbers) for numbers in self.numbers(list(padded), cpu)]
+        return [text[:size].decode() for text, size in zip(texts, sizes, strict=True)]
+
     def _gathered(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, in their order."""
         assert self._group is not None, "the ranks are not connected"
@@ -146,3 +174,8 @@ def _finish(work: Any) -> None:
     """Wait for a collective. One that was launched in the current stream has no `work`."""
     if work is not None:
         work.wait()
+
+
+def _distributed() -> Any:
+    """Return torch.distributed, whose type hints leave out classes that are needed here."""
+    return import_module("torch.distributed")

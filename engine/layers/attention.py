@@ -20,22 +20,19 @@ from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_stor
 
 
 class Attention(nn.Module):
-    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights.
+    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights."""
 
-    If it is `divisible`, the layers around it give each rank its own heads.
-    """
-
-    def __init__(self, spec: AttentionSpec, index: int = -1, *, divisible: bool = False) -> None:
+    def __init__(self, spec: AttentionSpec, index: int = -1) -> None:
         super().__init__()
         self.spec = spec
         self.index = index
-        self.divisible = divisible
         self.kernels: Kernels = "torch"
 
     def divide(self, ranks: Ranks) -> None:
-        """Keep the heads of this rank. Raises ConfigError if that is not possible."""
-        if not self.divisible:
-            raise ConfigError("has layers around it that no two processes can share")
+        """Keep the heads of this rank, which the layers around it give it.
+
+        Raises ConfigError if that is not possible.
+        """
         spec = self.spec
         if spec.num_heads % ranks.count:
             raise ConfigError(f"has {spec.num_heads} heads, which {ranks.count} {UNEVEN}")
@@ -141,7 +138,7 @@ class RotaryAttention(nn.Module):
         self.k_norm = qk_norm() if qk_norm else None
         self.sinks = nn.Parameter(torch.empty(heads)) if spec.has_sinks else None
         self.share: Share | None = None  # of the sinks
-        self.attend = Attention(spec, index, divisible=True)
+        self.attend = Attention(spec, index)
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
 
     def forward(
@@ -186,7 +183,7 @@ class SelfAttention(nn.Module):
             bias=bias,
             output_units=dict.fromkeys(parts, heads),
         )
-        self.attend = Attention(spec, index, divisible=True)
+        self.attend = Attention(spec, index)
         self.out = Linear(size, hidden, bias=bias, input_units=heads)
 
     def forward(
@@ -211,7 +208,7 @@ class CrossAttention(nn.Module):
             bias=bias,
             output_units=dict.fromkeys(parts, heads),
         )
-        self.attend = Attention(spec, index, divisible=True)
+        self.attend = Attention(spec, index)
         self.out = Linear(size, hidden, bias=bias, input_units=heads)
 
     def store(self, source: torch.Tensor, batch: ForwardBatch) -> None:

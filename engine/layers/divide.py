@@ -9,6 +9,9 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
+from engine.layers.norm import SharedRMSNorm
+
+DIVISIBLE = Attention | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm
 
 
 def divide(module: nn.Module, ranks: Ranks) -> None:
@@ -19,7 +22,7 @@ def divide(module: nn.Module, ranks: Ranks) -> None:
     if ranks.count == 1:
         return
     for name, layer in module.named_modules():
-        if not isinstance(layer, Attention | RotaryAttention | Linear | TokenEmbedding | LMHead):
+        if not isinstance(layer, DIVISIBLE):
             continue
         try:
             layer.divide(ranks)

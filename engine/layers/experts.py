@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
@@ -73,10 +72,11 @@ class ExpertWeights:
 class ExpertLinear(Linear):
     """Linear layers [in, out] of `count` experts.
 
-    `outputs` are those of an expert, all in one checkpoint tensor if it is a number. Else it names
-    the slices that come from different tensors. A part of expert e is called "e.part".
+    `outputs` are those of an expert. If it is a number, one checkpoint tensor has all experts, and
+    expert e is part "e". Else it names the slices that come from different tensors, which are the
+    parts "e.name".
 
-    Ranks may share the outputs of each expert, or its inputs.
+    Ranks may share the outputs of each part in `output_units` equal units, or the inputs.
     """
 
     def __init__(
@@ -86,20 +86,16 @@ class ExpertLinear(Linear):
         outputs: int | dict[str, int],
         *,
         bias: bool = False,
-        shared: Literal["outputs", "inputs"] | None = None,
+        output_units: int | None = None,
+        input_units: int | None = None,
     ) -> None:
         self.count = count
         if isinstance(outputs, int):
-            sizes = {"": count * outputs}
+            sizes = {str(e): outputs for e in range(count)}
         else:
             sizes = {f"{e}.{part}": size for e in range(count) for part, size in outputs.items()}
-        super().__init__(
-            in_features,
-            sizes,
-            bias=bias,
-            output_units=sizes if shared == "outputs" else None,
-            input_units=in_features if shared == "inputs" else None,
-        )
+        units = None if output_units is None else dict.fromkeys(sizes, output_units)
+        super().__init__(in_features, sizes, bias=bias, output_units=units, input_units=input_units)
         self._experts: ExpertWeights | None = None
 
     def prepack(self, quantization: Quantization | None = None) -> None:
@@ -129,15 +125,23 @@ class ExpertLinear(Linear):
             yield from self.weight.data.split(self._outputs)
             return
         assert self.stored_form is not None
-        codes = stacked([self._stored[part] for part in self.parts]).kept_in(self.stored_form)
-        for expert in range(self.count):
-            first = expert * self._outputs
-            yield codes.of_outputs(slice(first, first + self._outputs))
+        codes = [self._stored[part] for part in self.parts]
+        of_expert = len(codes) // self.count
+        for first in range(0, len(codes), of_expert):
+            yield stacked(codes[first : first + of_expert]).kept_in(self.stored_form)
+
+    @property
+    def _added_bias(self) -> torch.Tensor | None:
+        """The biases, which one rank adds: experts are weighed before the ranks are summed."""
+        if self._ranks is not None and self._ranks.own > 0:
+            return None
+        return self.bias
 
     def _biases(self) -> Sequence[torch.Tensor | None]:
-        if self.bias is None:
+        bias = self._added_bias
+        if bias is None:
             return [None] * self.count
-        return self.bias.data.split(self._outputs)
+        return bias.data.split(self._outputs)
 
     @property
     def packed_bytes(self) -> int:
@@ -152,8 +156,14 @@ class ExpertLinear(Linear):
         weight = self.weight.unflatten(0, (self.count, -1))
         if x.is_meta and self.kernels != "triton":  # how many rows an expert has is unknown
             return x.new_empty(len(x), weight.shape[1])
-        bias = None if self.bias is None else self.bias.unflatten(0, (self.count, -1))
+        bias = self._added_bias
+        if bias is not None:
+            bias = bias.unflatten(0, (self.count, -1))
         return experts_linear(x, weight, bias, rows, kernels=self.kernels)
+
+    def summed(self, product: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' products, if they share the inputs."""
+        return product if self._ranks is None else self._ranks.sum(product)
 
 
 class Experts(nn.Module):
@@ -174,15 +184,10 @@ class Experts(nn.Module):
             downs = {down: hidden}
         self.shape = shape
         self.activation = shape.activation or GATED[activation]
-        # In one tensor of all experts, gates and ups take turns, and a rank would add all biases.
-        is_shared = shape.parts is not None and not shape.bias
         self.router = Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)
-        self.expert_up = ExpertLinear(
-            shape.count, hidden, ups, bias=shape.bias, shared="outputs" if is_shared else None
-        )
-        self.expert_down = ExpertLinear(
-            shape.count, size, downs, bias=shape.bias, shared="inputs" if is_shared else None
-        )
+        # A unit is a gate and its up where they take turns in one tensor, else one of them.
+        self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias, output_units=size)
+        self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias, input_units=size)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

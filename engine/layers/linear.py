@@ -122,8 +122,10 @@ class Linear(nn.Module):
         return 0 if self._packed is None else self._packed.nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.summed(self._product(x))
-        return y if self.adapters is None else self.adapters.add(x, y)
+        product = self._product(x)
+        if self.adapters is not None:  # before the sum: a rank has a part of each adapter, too
+            product = self.adapters.add(x, product)
+        return self.summed(product)
 
     def summed(self, product: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' products, if they share the inputs, with the bias."""

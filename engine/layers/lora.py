@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from engine.device.ranks import Share
 from engine.layers.weights.onednn import PackedWeight
 from engine.ops.experts import ExpertRows, rows_by_expert
 from engine.ops.kernels import Kernels
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from engine.kernels.numba.linear import PackedMultiply
 
 # By part of the layer: A [rank, in] and B [out of the part, rank], fp32, B times the scale.
+# This rank is that of the two matrices. The processes that share a model are called ranks, too.
 LowRankParts = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -82,13 +84,34 @@ class LinearAdapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """The shape of a layer, and the dtype and device of its outputs."""
+    """The shape of a layer, and the dtype and device of its outputs.
+
+    If ranks share the layer, the shape is that of this rank's `share`.
+    """
 
     inputs: int
     outputs: int
     parts: Mapping[str, slice]  # of the output rows
     dtype: torch.dtype
     device: torch.device
+    share: Share | None = None  # None: the whole layer
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The outputs and inputs of the layer in all ranks together."""
+        return (self.outputs, self.inputs) if self.share is None else self.share.shape
+
+    @property
+    def whole_parts(self) -> Mapping[str, slice]:
+        """The parts of the output rows in all ranks together."""
+        return self.parts if self.share is None else self.share.parts
+
+    def own(self, given: LowRankParts) -> LowRankParts:
+        """Return the columns of A and the rows of B that this rank computes with."""
+        share = self.share
+        if share is None:
+            return given
+        return {part: (a[:, share.columns], b[share.rows[part]]) for part, (a, b) in given.items()}
 
 
 class HasParts(Protocol):
@@ -96,13 +119,14 @@ class HasParts(Protocol):
 
     weight: torch.nn.Parameter | None
     parts: dict[str, slice]
+    share: Share | None
 
 
 def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> LinearShape:
     """Return the shape of a layer whose weight is not packed yet."""
     assert layer.weight is not None
     outputs, inputs = layer.weight.shape
-    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device)
+    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device, layer.share)
 
 
 class Panels(NamedTuple):
@@ -115,19 +139,19 @@ class Panels(NamedTuple):
 class Pair(NamedTuple):
     """The two matmuls of one adapter."""
 
-    down: PackedWeight  # [sum of ranks, in]
-    up: PackedWeight  # [out, sum of ranks]; zero where a part does not use another part's
+    down: PackedWeight  # [width, in]; the width is the sum of the parts' ranks
+    up: PackedWeight  # [out, width]; zero where a part does not use another part's
 
 
 def _joined(
     given: LowRankParts, shape: LinearShape, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A [width, in] and B [out, width] of all parts, with zeros for the other parts."""
+    """Return this rank's A [width, in] and B [out, width], with zeros for other parts."""
     place: dict[str, Any] = {"dtype": shape.dtype}
     down = torch.zeros(width, shape.inputs, **place)
     up = torch.zeros(shape.outputs, width, **place)
     first = 0
-    for part, (a, b) in given.items():
+    for part, (a, b) in shape.own(given).items():
         rows = slice(first, first + len(a))
         down[rows] = a
         up[shape.parts[part], rows] = b
@@ -259,9 +283,10 @@ class StackedAdapters:
             return None
         a = torch.zeros(self.a.shape[1:], dtype=self._shape.dtype)
         b = torch.zeros(self.b.shape[1:], dtype=self._shape.dtype)
+        own = self._shape.own(given)
         for place, (part, rows) in enumerate(self._shape.parts.items()):
-            if part in given:
-                down, up = given[part]
+            if part in own:
+                down, up = own[part]
                 first = place * self._rank
                 a[first : first + len(down)] = down
                 b[rows, : len(down)] = up

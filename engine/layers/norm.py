@@ -5,11 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from engine.device.ranks import Ranks, Share
 from engine.ops.kernels import Kernels
-from engine.ops.norm import Tensors, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from engine.ops.norm import (
+    Tensors,
+    add_layer_norm,
+    add_rms_norm,
+    divide_by_rms,
+    layer_norm,
+    mean_square,
+    rms_norm,
+)
 
 
 class RMSNorm(nn.Module):
@@ -43,6 +54,43 @@ class OffsetRMSNorm(RMSNorm):
     """RMSNorm as in Gemma: the stored weight is weight - 1."""
 
     offset = True
+
+
+class SharedRMSNorm(RMSNorm):
+    """RMSNorm of `heads` heads together. Ranks may share them: see `norm_together`."""
+
+    def __init__(self, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__(heads * head_dim, eps)
+        self.heads = heads
+        self.share: Share | None = None  # None: the whole weight
+        self.ranks = Ranks()
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the weights of this rank's heads. Raises ConfigError if that is not possible."""
+        dim = len(self.weight)
+        own = ranks.units(dim, self.heads)
+        self.share = Share((dim, 1), {"": slice(0, dim)}, {"": own}, slice(0, 1))
+        self.weight = nn.Parameter(self.weight.new_empty(own.stop - own.start))
+        self.ranks = ranks
+
+
+def norm_together(
+    norms: Sequence[SharedRMSNorm], tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return each tensor [T, own heads * D] divided by its root mean square over all ranks.
+
+    The mean squares of all tensors take one sum. Each head is kept by equally many ranks, so the
+    mean of the ranks' means is that of all heads.
+    """
+    ranks = norms[0].ranks
+    if ranks.count == 1:
+        return [norm(x) for norm, x in zip(norms, tensors, strict=True)]
+    own = torch.cat([mean_square(x) for x in tensors], dim=1)
+    means = (ranks.sum(own) / ranks.count).split(1, dim=1)
+    return [
+        divide_by_rms(x, mean, norm.weight, norm.eps)
+        for norm, x, mean in zip(norms, tensors, means, strict=True)
+    ]
 
 
 class PlainRMSNorm(nn.Module):

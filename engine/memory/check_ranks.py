@@ -22,8 +22,6 @@ def check_ranks(plan: ModelPlan) -> None:
     flag = f"{FLAG} {count} is not possible"
     if config.speculative_model is not None:
         raise ConfigError(f"{flag} with --speculative-model. Leave one of them out.")
-    if config.lora_modules or config.max_loras:
-        raise ConfigError(f"{flag} with --lora-modules or --max-loras. Leave one of them out.")
 
 
 def check_groups(plan: ModelPlan) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -73,11 +74,24 @@ class LoadedAdapter:
     def without_weights(self) -> LoadedAdapter:
         return replace(self, weights={})
 
+    def check_same_files(self, before: LoadedAdapter) -> None:
+        """Raise ConfigError if it was read from other files than `before`, which requests used."""
+        if self.stored.stamp != before.stored.stamp:
+            raise ConfigError(
+                f"The files in {self.path} have changed since the adapter was loaded. Unload it, "
+                "and load it again."
+            )
+
+
+Exchange = Callable[[str], list[str]]  # returns the texts of all ranks for that of this one
+CHANGED = "The files in {} changed while they were read; load the adapter again."
+
 
 class ModelAdapters:
-    """Prepares adapters in any thread, and writes them to slots between two steps.
+    """Reads adapters in a thread, and writes them to slots between two steps.
 
-    Create it before the weights are packed: only then the weight map is complete.
+    Create it before the weights are packed: only then the weight map is complete. All ranks of a
+    model must load the same adapters in the same order.
     """
 
     def __init__(
@@ -88,8 +102,12 @@ class ModelAdapters:
         *,
         kernels: Kernels,
         is_packed: bool,
+        exchange: Exchange = lambda own: [own],
     ) -> None:
         self.plan = plan
+        self._exchange = exchange
+        self._reader = ThreadPoolExecutor(1, "adapters")
+        self._reads: dict[int, Future[LoadedAdapter]] = {}  # by adapter
         self._tokens = Tokens()
         self._places = _places(model.weight_map(), plan)
         self.at_start: list[LoadedAdapter] = []  # of the plan's sources
@@ -133,25 +151,37 @@ class ModelAdapters:
             self.at_start.append(loaded.without_weights())
 
     def load(self, path: str) -> LoadedAdapter:
-        """Read the adapter in a folder, in any thread. Raises ConfigError if it cannot be used."""
+        """Read the adapter in a folder, in all ranks.
+
+        Raises ConfigError in each of them if one cannot use it, or has read other files.
+        """
+        problem = ""
+        failure: Exception | None = None
+        try:
+            loaded = self._load(path)
+        except Exception as error:  # of any kind: the other ranks wait for this one
+            problem = str(error) or type(error).__name__
+            failure = error
+        problems = [text for text in self._exchange(problem) if text]
+        if failure is not None:
+            raise failure
+        if problems:
+            raise ConfigError(problems[0])
+        stamps = self._exchange(str(loaded.stored.stamp))
+        if len(set(stamps)) > 1:
+            raise ConfigError(CHANGED.format(path))
+        return loaded
+
+    def _load(self, path: str) -> LoadedAdapter:
+        """Read the adapter in a folder. Raises ConfigError if it cannot be used."""
         try:
             stored = StoredAdapter.open(path)
-            return LoadedAdapter(path, stored, self._prepare(stored))
+            loaded = LoadedAdapter(path, stored, self._prepare(stored))
+            if not stored.is_current:
+                raise ConfigError(CHANGED.format(path))
+            return loaded
         except (OSError, MemoryError, RuntimeError) as error:  # torch's for memory is the last one
             raise ConfigError(f"The adapter in {path} cannot be loaded: {error}") from error
-
-    def load_again(self, known: LoadedAdapter) -> LoadedAdapter:
-        """Read an adapter that was loaded before, in any thread.
-
-        Raises ConfigError if its files are gone, or other ones: requests may have started with it.
-        """
-        loaded = self.load(known.path)
-        if loaded.stored.stamp != known.stored.stamp:
-            raise ConfigError(
-                f"The files in {known.path} have changed since the adapter was loaded. Unload it, "
-                "and load it again."
-            )
-        return loaded
 
     def _prepare(self, stored: StoredAdapter) -> PreparedAdapter:
         for name in stored.modules:
@@ -172,7 +202,7 @@ class ModelAdapters:
                 f"The adapter in {folder} is for {name}, which is no linear layer of this model; "
                 f"its layers are {', '.join(known)}."
             )
-        due = (place.outputs, self.plan.shapes[place.layer].inputs)
+        due = (place.outputs, self.plan.shapes[place.layer].whole[1])
         if module.shape != due:
             raise ConfigError(
                 f"The adapter in {folder} is for a weight of shape {list(module.shape)} in {name}; "
@@ -183,6 +213,26 @@ class ModelAdapters:
                 f"The adapter in {folder} has rank {module.rank} in {name}; --max-lora-rank is "
                 f"{self.plan.rank}."
             )
+
+    # ---- while the model serves --------------------------------------------------------------
+
+    def read(self, adapter: int, path: str) -> Future[LoadedAdapter]:
+        """Begin to `load` an adapter in a thread. `place` must follow, even if that fails."""
+        future = self._reads[adapter] = self._reader.submit(self.load, path)
+        return future
+
+    def place(self, adapter: int, slot: int) -> None:
+        """Write an adapter that was read to a slot. Slot 0 drops it; adapter 0 clears the slot."""
+        weights: PreparedAdapter = {}
+        if adapter:
+            read = self._reads.pop(adapter)
+            if not slot:
+                return
+            weights = read.result().weights
+        self.write(slot, weights)
+
+    def close(self) -> None:
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     @torch.inference_mode()
     def write(self, slot: int, prepared: PreparedAdapter) -> None:
@@ -207,9 +257,9 @@ def _places(weight_map: WeightMap, plan: AdapterPlan) -> dict[str, Place]:
         layer = target.parameter.removesuffix(".weight")
         if layer not in plan.shapes:
             continue
-        parts = plan.shapes[layer].parts
+        parts = plan.shapes[layer].whole_parts
         filled = target.place(parts)
-        count = len(range(*filled.indices(plan.shapes[layer].outputs)))
+        count = len(range(*filled.indices(plan.shapes[layer].whole[0])))
         place = Place(layer, target.rows(parts), count)
         for spelling in weight_map.spellings(name):
             for prefix in weight_map.prefixes:

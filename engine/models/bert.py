@@ -88,7 +88,7 @@ class BertBlock(nn.Module):
             bias=True,
             output_units=dict.fromkeys(parts, c.heads),
         )
-        self.attend = Attention(spec, divisible=True)
+        self.attend = Attention(spec)
         self.out = Linear(c.hidden, c.hidden, bias=True, input_units=c.heads)
         self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
         self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)

@@ -81,7 +81,7 @@ class GPT2Block(nn.Module):
             bias=True,
             output_units=dict.fromkeys(parts, c.heads),
         )
-        self.attend = Attention(spec, index, divisible=True)
+        self.attend = Attention(spec, index)
         self.out = Linear(c.hidden, c.hidden, bias=True, input_units=c.heads)
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
         self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)

@@ -175,7 +175,7 @@ class NanoChatAttention(nn.Module):
         units = {"q": c.heads, "k": c.kv_heads, "v": c.kv_heads}
         self.qkv = Linear(c.hidden, sizes, output_units=units)
         self.values = ValueEmbedding(c) if index in c.value_layers else None
-        self.attend = Attention(spec, index, divisible=True)
+        self.attend = Attention(spec, index)
         self.out = Linear(c.heads * dim, c.hidden, input_units=c.heads)
 
     def forward(

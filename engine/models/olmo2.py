@@ -14,7 +14,7 @@ from engine.attention.batch import ForwardBatch
 from engine.layers.attention import Attention
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
-from engine.layers.norm import Join, RMSNorm
+from engine.layers.norm import Join, RMSNorm, SharedRMSNorm, norm_together
 from engine.models.base import expect
 from engine.models.llama import NAMES, Llama, LlamaConfig, llama_spec
 from engine.ops.norm import Tensors
@@ -30,23 +30,28 @@ class Olmo2Attention(nn.Module):
 
     def __init__(self, config: LlamaConfig, index: int) -> None:
         super().__init__()
-        self.spec = spec = llama_spec(config, index)
-        self.queries = spec.num_heads * spec.head_dim
-        self.keys = spec.num_kv_heads * spec.head_dim
-        parts = {"q": self.queries, "k": self.keys, "v": self.keys}
-        self.qkv = Linear(config.hidden, parts, bias=config.qkv_bias)
-        self.q_norm = RMSNorm(self.queries, config.norm_eps)
-        self.k_norm = RMSNorm(self.keys, config.norm_eps)
+        spec = llama_spec(config, index)
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        queries, keys = heads * spec.head_dim, kv_heads * spec.head_dim
+        self.qkv = Linear(
+            config.hidden,
+            {"q": queries, "k": keys, "v": keys},
+            bias=config.qkv_bias,
+            output_units={"q": heads, "k": kv_heads, "v": kv_heads},
+        )
+        self.q_norm = SharedRMSNorm(heads, spec.head_dim, config.norm_eps)
+        self.k_norm = SharedRMSNorm(kv_heads, spec.head_dim, config.norm_eps)
         self.attend = Attention(spec, index)
-        self.out = Linear(self.queries, config.hidden, bias=config.out_bias)
+        self.out = Linear(queries, config.hidden, bias=config.out_bias, input_units=heads)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
         """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
-        q, k, v = self.qkv(x).split([self.queries, self.keys, self.keys], dim=1)
-        qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        heads = (-1, self.spec.head_dim)
+        sizes = [rows.stop - rows.start for rows in self.qkv.parts.values()]
+        q, k, v = self.qkv(x).split(sizes, dim=1)
+        qk = torch.cat(norm_together((self.q_norm, self.k_norm), (q, k)), dim=1)
+        heads = (-1, self.attend.spec.head_dim)
         qk, v = qk.unflatten(1, heads), v.unflatten(1, heads)
         attended = self.attend.rotate_and_attend(qk, v, (cos, sin), None, batch)
         return self.out(attended)

@@ -291,8 +291,12 @@ def _parts(layer: nn.Module) -> str:
     """Return the named parts of a stacked linear layer with their sizes."""
     if not isinstance(layer, Linear):
         return ""
-    sizes = [(name, rows.stop - rows.start) for name, rows in layer.parts.items() if name]
-    return ", ".join(f"{name} {size}" for name, size in sizes)
+    sizes = [
+        f"{name} {rows.stop - rows.start}"
+        for name, rows in layer.parts.items()
+        if name and not name.isdigit()  # whole experts have no names
+    ]
+    return ", ".join(sizes)
 
 
 def _settings(config: Any) -> Iterator[tuple[str, str]]:

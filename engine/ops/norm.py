@@ -37,9 +37,24 @@ def rms_norm(
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     # F.rms_norm would allocate a tensor for each of its nine operations.
     wide = x.float()
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    wide.mul_(length.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
+    wide.mul_(mean_square(wide).add_(eps).rsqrt_())
     return (wide if weight is None else wide.mul_(weight)).to(x.dtype)
+
+
+def mean_square(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the squares of each row [N], in fp32: [..., 1]."""
+    length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
+    return length.square_().div_(x.shape[-1])
+
+
+def divide_by_rms(
+    x: torch.Tensor, mean_square: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Return x / rms * weight for the `mean_square` [..., 1] of rows that x [..., N] is a part of.
+
+    It is computed in fp32.
+    """
+    return (x * (mean_square + eps).rsqrt() * weight).to(x.dtype)
 
 
 def layer_norm(

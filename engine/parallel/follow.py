@@ -10,7 +10,7 @@ import torch
 
 from engine.grammar.matchers import LaunchedStep, Matchers, TokenMasks
 from engine.parallel.channel import Receiver
-from engine.parallel.messages import Capture, Compute, Masks
+from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import ScheduledSlice
 
@@ -55,5 +55,9 @@ def follow(runner: ModelRunner, receiver: Receiver) -> None:
                 runner.launch(message.step)
             case Capture():
                 runner.capture_when_idle()
+            case ReadAdapter():
+                runner.read_adapter(message.adapter, message.path)
+            case PlaceAdapter():
+                runner.place_adapter(message.adapter, message.slot)
             case _:
                 raise AssertionError(f"unexpected: {type(message).__name__}")

@@ -10,15 +10,20 @@ import faulthandler
 import logging
 import signal
 import sys
+import time
 
 import torch
 
 from engine.device.ranks import Ranks
+from engine.errors import ConfigError
 from engine.parallel.channel import Receiver
 from engine.parallel.follow import follow
 from engine.parallel.messages import Begin
 from engine.process import die_with_parent
 from engine.runner.load import load_engine
+
+# Seconds for rank 0 to find and report the same problem. It ends the process of this rank then.
+SAME_PROBLEM_S = 5.0
 
 
 def main() -> int:
@@ -39,7 +44,12 @@ def main() -> int:
     def connect(ranks: Ranks, device: torch.device) -> None:
         ranks.connect(device, place)
 
-    runner = load_engine(begin.config, rank=rank, connect=connect).runner
+    try:
+        runner = load_engine(begin.config, rank=rank, connect=connect).runner
+    except ConfigError as error:
+        time.sleep(SAME_PROBLEM_S)
+        logging.getLogger(__name__).error("%s", error)
+        return 2
     follow(runner, receiver)
     return 0
 

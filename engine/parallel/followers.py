@@ -24,7 +24,15 @@ from engine.device.limits import cpu_count
 from engine.device.nodes import cores_of_ranks
 from engine.errors import ConfigError
 from engine.parallel.channel import Sender
-from engine.parallel.messages import Begin, Capture, Compute, Masks, ToFollower
+from engine.parallel.messages import (
+    Begin,
+    Capture,
+    Compute,
+    Masks,
+    PlaceAdapter,
+    ReadAdapter,
+    ToFollower,
+)
 from engine.scheduling.step import Step
 
 if TYPE_CHECKING:
@@ -146,6 +154,12 @@ class Followers:
 
     def capture(self) -> None:
         self._send(Capture())
+
+    def read_adapter(self, adapter: int, path: str) -> None:
+        self._send(ReadAdapter(adapter, path))
+
+    def place_adapter(self, adapter: int, slot: int) -> None:
+        self._send(PlaceAdapter(adapter, slot))
 
     def _send(self, message: ToFollower) -> None:
         frame = self._senders[0].encoded(message)

@@ -2,6 +2,7 @@
 
 They are frozen msgspec structs, encoded as msgpack (`engine/message.py`). A follower gets Begin
 once, and then one Compute for each step. If the step has sequences with a grammar, Masks follows.
+Other messages come between two steps.
 """
 
 from __future__ import annotations
@@ -37,4 +38,21 @@ class Capture(Message, frozen=True):
     """Capture one more step graph."""
 
 
-ToFollower = Begin | Compute | Masks | Capture
+class ReadAdapter(Message, frozen=True):
+    """Begin to read an adapter. The threads that read it agree on whether all ranks can use it."""
+
+    adapter: int
+    path: str
+
+
+class PlaceAdapter(Message, frozen=True):
+    """Write an adapter that all ranks have read into a slot, before the next step is computed.
+
+    With slot 0 it is dropped. Adapter 0 clears the slot.
+    """
+
+    adapter: int
+    slot: int
+
+
+ToFollower = Begin | Compute | Masks | Capture | ReadAdapter | PlaceAdapter

@@ -185,6 +185,7 @@ def _make_adapters(plan: ModelPlan, recorder: Recorder | None) -> ModelAdapters 
         plan.adapters,
         kernels=plan.kernels,
         is_packed=plan.adapters.is_packed and recorder is None,
+        exchange=plan.ranks.beside("adapters").texts,
     )
 
 

@@ -23,7 +23,7 @@ from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.grammar.matchers import Matchers, TokenMasks
 from engine.memory.graph_shapes import GraphShape
-from engine.models.adapters import ModelAdapters
+from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
 from engine.protocol import ModelKind
 from engine.runner.batch import build_batch, compute, rows_and_drafts
@@ -57,6 +57,12 @@ class Followers(Protocol):
 
     def capture(self) -> None:
         """Let them capture one more step graph."""
+
+    def read_adapter(self, adapter: int, path: str) -> None:
+        """Let them begin to read an adapter."""
+
+    def place_adapter(self, adapter: int, slot: int) -> None:
+        """Let them place it as this rank does."""
 
 
 class ModelRunner:
@@ -295,6 +301,20 @@ class ModelRunner:
             log.warning("no memory to capture more steps: %s", error)
             self._can_capture = False
         return self._can_capture
+
+    def read_adapter(self, adapter: int, path: str) -> Future[LoadedAdapter]:
+        """Begin to read an adapter in a thread, in all ranks. `place_adapter` must follow."""
+        assert self.adapters is not None
+        if self.followers is not None:
+            self.followers.read_adapter(adapter, path)
+        return self.adapters.read(adapter, path)
+
+    def place_adapter(self, adapter: int, slot: int) -> None:
+        """Place an adapter as in ModelAdapters, in all ranks between the same two steps."""
+        assert self.adapters is not None
+        if self.followers is not None:
+            self.followers.place_adapter(adapter, slot)
+        self.adapters.place(adapter, slot)
 
     def gauges(self) -> dict[str, float]:
         """Return measurements of this process by the names that /metrics exports."""

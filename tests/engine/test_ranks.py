@@ -108,21 +108,32 @@ def test_explanation_with_two_ranks_draws_the_same_tokens(model: Path, tmp_path:
 
 
 def test_each_rank_plans_its_share_of_the_memory(model: Path) -> None:
-    check_plans(model, 5 * 64)
+    check_plans(model, 5 * 64, max_loras=3)
 
 
 def test_each_rank_plans_its_share_of_an_encoder_decoder() -> None:
     check_plans(TRANSLATOR, 17 * 128)
 
 
-def check_plans(model: Path, shared: int) -> None:
+def check_plans(model: Path, shared: int, max_loras: int = 0) -> None:
     """Check the plans of two ranks. Each has all of `shared` parameters: those of norms."""
-    fields = {"model": str(model), "device": "cpu", "dtype": "float32", "threads": 4}
+    fields = {
+        "model": str(model),
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 4,
+        "max_loras": max_loras,
+    }
     whole = ModelPlan(EngineConfig(**fields))
     config = EngineConfig(**fields, tensor_parallel_size=2)
     plans = [ModelPlan(config, rank) for rank in range(2)]
     assert sum(plan.rank_parameters for plan in plans) == whole.num_parameters + shared
     assert [plan.num_parameters for plan in plans] == [whole.num_parameters] * 2
+    # Adapters' A of q, k, v, gate and up, and B of the other two layers, are whole in both ranks.
+    repeated = 3 * 2 * 16 * 7 * 64 * 4  # slots, blocks, rank, matrices, width, bytes
+    sizes = [plan.adapters.num_bytes for plan in (*plans, whole) if plan.adapters is not None]
+    assert not sizes or sizes[0] + sizes[1] == sizes[2] + repeated
+    assert bool(sizes) == bool(max_loras)
     for plan in plans:
         assert plan.block_bytes == whole.block_bytes // 2
         assert plan.threads == 2
@@ -137,9 +148,8 @@ def check_plans(model: Path, shared: int) -> None:
         ({}, {"tensor_parallel_size": 2, "quantization": "fp8"}, "no whole groups of 128"),
         ({"vocab_size": 5}, {"tensor_parallel_size": 4}, "embed has only 5 rows"),
         ({}, {"tensor_parallel_size": 2, "speculative_model": "demo"}, "--speculative-model"),
-        ({}, {"tensor_parallel_size": 2, "max_loras": 1}, "--lora-modules or --max-loras"),
     ],
-    ids=["heads", "intermediate", "groups", "vocabulary", "draft", "adapters"],
+    ids=["heads", "intermediate", "groups", "vocabulary", "draft"],
 )
 def test_model_that_cannot_be_divided_is_refused(
     tmp_path: Path, overrides: dict[str, Any], config: dict[str, Any], reason: str

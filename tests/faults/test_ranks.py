@@ -12,8 +12,9 @@ import pytest
 
 from server.cli import exit_codes
 from tests.faults.test_death import SEEN_S, Record, note, read_raw, timed, until
+from tests.support.adapters import random_adapter
 from tests.support.process import eventually
-from tests.support.serve import Case, Server, check, complete, greedy, serving
+from tests.support.serve import Case, Server, check, complete, greedy, serving, starting
 
 pytestmark = pytest.mark.slow
 RANKS = ("--tensor-parallel-size", "2")
@@ -65,3 +66,29 @@ def test_death_of_a_process_leaves_no_other_behind(llama: Path, killed: str) -> 
         if killed != "server":
             assert server.status() == exit_codes.ENGINE_DIED
             assert list(server.temp.iterdir()) == []
+
+
+async def test_adapter_is_loaded_by_all_processes(
+    llama: Path, stories: list[Case], tmp_path: Path
+) -> None:
+    path = random_adapter(tmp_path / "adapter", llama)
+    found = []
+    for ranks in ((), RANKS):
+        with serving(llama, "--dtype", "float32", "--max-loras", "1", *ranks) as server:
+            async with server.http() as http:
+                body = {"lora_name": "fr", "lora_path": str(path)}
+                loaded = await http.post("/v1/load_lora_adapter", json=body)
+                assert loaded.status_code == 200, loaded.text
+                found.append((await complete(http, greedy(stories[0], model="fr"))).ids)
+                check(await complete(http, greedy(stories[0])), stories[0])
+    assert found[0] == found[1] != stories[0].ids
+
+
+def test_adapter_that_no_process_can_use_is_reported_by_rank_0(llama: Path, tmp_path: Path) -> None:
+    """Each rank finds the problem, and the death of the others must not hide it."""
+    path = random_adapter(tmp_path / "adapter", llama, rank=9)
+    flags = ("--lora-modules", f"fr={path}", "--max-lora-rank", "8")
+    with starting(llama, *flags, *RANKS) as server:
+        assert server.status(60) == exit_codes.BAD_CONFIG
+        assert "--lora-modules fr: " in server.last_line
+        assert "--max-lora-rank is 8" in server.last_line

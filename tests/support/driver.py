@@ -113,6 +113,7 @@ class LateRunner:
         self._queue: deque[LatePendingStep] = deque()
         self.gauges, self.matchers = runner.gauges, runner.matchers
         self.drafter, self.adapters = runner.drafter, runner.adapters
+        self.read_adapter, self.place_adapter = runner.read_adapter, runner.place_adapter
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))

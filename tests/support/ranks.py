@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,37 @@ from engine.config import EngineConfig
 from engine.device.ranks import Ranks
 from engine.parallel.channel import Receiver, Sender
 from engine.parallel.follow import follow
-from engine.parallel.messages import Capture, Compute, Masks, ToFollower
+from engine.parallel.messages import (
+    Capture,
+    Compute,
+    Masks,
+    PlaceAdapter,
+    ReadAdapter,
+    ToFollower,
+)
 from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Step
 from tests.support.driver import Driver
+
+
+def in_threads(
+    count: int, place: Path, work: Callable[[Ranks], torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return what each of `count` connected ranks computes."""
+    found: dict[int, torch.Tensor] = {}
+
+    def run(own: int) -> None:
+        ranks = Ranks(own, count)
+        ranks.connect(torch.device("cpu"), str(place))
+        found[own] = work(ranks)
+
+    threads = [threading.Thread(target=run, args=(own,)) for own in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return [found[own] for own in range(count)]
 
 
 class ThreadFollowers:
@@ -58,6 +84,12 @@ class ThreadFollowers:
 
     def capture(self) -> None:
         self._send(Capture())
+
+    def read_adapter(self, adapter: int, path: str) -> None:
+        self._send(ReadAdapter(adapter, path))
+
+    def place_adapter(self, adapter: int, slot: int) -> None:
+        self._send(PlaceAdapter(adapter, slot))
 
     def _send(self, message: ToFollower) -> None:
         assert not self.failures

@@ -63,8 +63,13 @@ class StoredAdapter:
             raise ConfigError(
                 f"{config.folder} has no {WEIGHTS}; adapters in other formats are not supported."
             )
-        stamp = tuple(map(_stamp, (config.folder / CONFIG, file)))
+        stamp = _stamps(config.folder)
         return cls(config, _modules(config, file), stamp)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files have not been replaced since then. Raises OSError if they are gone."""
+        return self.stamp == _stamps(self.config.folder)
 
     @property
     def rank(self) -> int:
@@ -72,9 +77,10 @@ class StoredAdapter:
         return max(module.rank for module in self.modules.values())
 
 
-def _stamp(file: Path) -> tuple[int, int]:
-    facts = file.stat()
-    return facts.st_mtime_ns, facts.st_size
+def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Return the time and the size of each file of an adapter."""
+    facts = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+    return tuple((each.st_mtime_ns, each.st_size) for each in facts)
 
 
 def _modules(config: AdapterConfig, file: Path) -> dict[str, StoredLowRank]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,25 +9,7 @@ import torch
 
 from engine.device.ranks import Ranks
 from engine.errors import ConfigError
-
-
-def in_threads(
-    count: int, place: Path, work: Callable[[Ranks], torch.Tensor]
-) -> list[torch.Tensor]:
-    """Return what each of `count` connected ranks computes."""
-    found: dict[int, torch.Tensor] = {}
-
-    def run(own: int) -> None:
-        ranks = Ranks(own, count)
-        ranks.connect(torch.device("cpu"), str(place))
-        found[own] = work(ranks)
-
-    threads = [threading.Thread(target=run, args=(own,)) for own in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return [found[own] for own in range(count)]
+from tests.support.ranks import in_threads
 
 
 def numbers(own: int, dtype: torch.dtype) -> torch.Tensor:

@@ -20,6 +20,7 @@ from tests.engine.models import test_gpt_neox, test_mixtral, test_phi3
 from tests.support.adapters import PREFIX, write_adapter
 from tests.support.driver import MODES, Driver
 from tests.support.golden import of_transformers
+from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = [3, 141, 59, 26, 53, 58, 97, 93]
@@ -79,6 +80,30 @@ def test_adapter_of_stacked_layers_answers_as_the_folded_model(
     assert found[0] == tokens
     assert found[1] == pytest.approx(logprobs, abs=2e-4)
     assert answer(driver)[1] != pytest.approx(logprobs, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_turned"),
+    [
+        pytest.param(gpt2, True, id="gpt2"),
+        pytest.param(test_gpt_neox.config, False, id="gpt-neox", marks=pytest.mark.slow),
+        pytest.param(test_phi3.config, False, id="phi3", marks=pytest.mark.slow),
+    ],
+)
+def test_adapter_of_stacked_layers_that_ranks_share_answers_as_with_one(
+    tmp_path: Path, config: Callable[[], Any], is_turned: bool
+) -> None:
+    """Rows of fused tensors are reordered before they are shared; sums have a bias."""
+    pytest.importorskip("transformers")
+    base, adapter = base_and_adapter(tmp_path, config(), is_turned=is_turned)
+    modules = (f"a={adapter}",)
+    alone = Driver(base, lora_modules=modules)
+    due = [answer(alone, adapter) for adapter in (1, 0)]
+    with ranked(base, tmp_path / "place", lora_modules=modules) as driver:
+        for adapter, (tokens, logprobs) in zip((1, 0), due, strict=True):
+            found = answer(driver, adapter)
+            assert found[0] == tokens
+            assert found[1] == pytest.approx(logprobs, abs=2e-4)
 
 
 def test_adapter_of_experts_is_refused(tmp_path: Path) -> None:

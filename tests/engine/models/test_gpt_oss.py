@@ -31,6 +31,7 @@ from tests.support.golden import (
     refusal,
     window_is_exact,
 )
+from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROPE = {
@@ -50,7 +51,7 @@ def config(**overrides: Any) -> Any:
     small = {
         "vocab_size": 211,
         "hidden_size": 64,
-        "intermediate_size": 32,
+        "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
@@ -146,6 +147,23 @@ def test_mxfp4_codes_are_kept(quantised: tuple[Path, Path]) -> None:
         for driver in (kept, rounded)
     ]
     assert errors[0] < 2.5 * errors[1] < 0.2
+
+
+@pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
+def test_mxfp4_codes_are_divided(quantised: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, _ = quantised
+    prompt = torch.randint(211, (50,), generator=torch.Generator().manual_seed(2)).tolist()
+    shared: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "numba"}
+
+    def first(driver: Driver) -> tuple[list[int], list[float]]:
+        request_id = driver.submit(prompt, 1, logprobs=0)
+        driver.run()
+        return driver.tokens(request_id), driver.logprobs(request_id)
+
+    tokens, logprobs = first(Driver(folder, **shared))
+    with ranked(folder, tmp_path / "place", **shared) as driver:
+        assert driver.loaded.facts.quantization == "mxfp4"
+        assert first(driver) == (tokens, pytest.approx(logprobs, abs=0.05))
 
 
 # ---- refusals --------------------------------------------------------------------------------

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.layers.linear import Linear
-from engine.memory.model_plan import ModelPlan
 from engine.protocol import Pooling
 from tests.engine.models import (
     test_bert,
@@ -47,6 +44,7 @@ FAST = [
     Case("gpt2", test_gpt2.config),
     Case("t5", test_t5.config),
     test_marian.MARIAN,
+    Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
     Case("gemma3", test_gemma3.config),
@@ -68,9 +66,6 @@ ENCODERS = [
         EncoderCase("roformer", lambda: test_roformer.config(embedding_size=32)),
     )
 ]
-REFUSED = [
-    pytest.param(Case("olmo2", test_olmo2.config), "blocks.0.attention.attend", id="olmo2"),
-]
 
 
 @pytest.mark.parametrize("golden", CASES, indirect=True)
@@ -81,12 +76,9 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
     with ranked(
         golden.folder, tmp_path / "ranks", num_gpu_blocks_override=blocks, **settings
     ) as driver:
-        whole = WHOLE
-        if golden.case is test_gpt_oss.CASE:
-            whole += ("expert_up", "expert_down")
         for name, layer in driver.runner.model.named_modules():
             if isinstance(layer, Linear):
-                assert (layer.share is None) == name.endswith(whole), name
+                assert (layer.share is None) == name.endswith(WHOLE), name
         found = answers(driver, golden.prompts, golden.sources)
         for answer, due in zip(found, golden.alone, strict=True):
             assert [token for token, _ in answer] == [token for token, _ in due]
@@ -113,12 +105,3 @@ def test_two_ranks_embed_like_one(encoder: Encoder, tmp_path: Path) -> None:
                 assert (layer.share is None) == (name == "project"), name
         found, due = vectors(driver, encoder.texts), vectors(alone, encoder.texts)
         assert (found - due).norm() <= 1e-6 * due.norm()
-
-
-@pytest.mark.parametrize(("case", "reason"), REFUSED)
-def test_architectures_that_cannot_be_divided_are_refused(
-    case: Case, reason: str, goldens: Callable[[Case], Golden]
-) -> None:
-    model = str(goldens(case).folder)
-    with pytest.raises(ConfigError, match=f"--tensor-parallel-size 2 .*{reason}"):
-        ModelPlan(EngineConfig(model=model, device="cpu", tensor_parallel_size=2))

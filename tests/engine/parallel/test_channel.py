@@ -9,7 +9,15 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.parallel.channel import Receiver, Sender
-from engine.parallel.messages import Begin, Capture, Compute, Masks, ToFollower
+from engine.parallel.messages import (
+    Begin,
+    Capture,
+    Compute,
+    Masks,
+    PlaceAdapter,
+    ReadAdapter,
+    ToFollower,
+)
 from engine.protocol import Explain, Grammar, SamplingParams
 from engine.scheduling.step import (
     BlockCopy,
@@ -44,6 +52,8 @@ def test_messages_arrive_as_they_were_sent() -> None:
         Compute(full_step(), has_masks=True),
         Masks([0, 2], b"\x01\x00\x00\x80" * 2),
         Capture(),
+        ReadAdapter(3, "/adapters/french"),
+        PlaceAdapter(3, 1),
     ]
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as pipe:
