@@ -35,10 +35,12 @@ def norm_row(call, row, kind, item):
     if call.other:
         other = row_of(call.other, row, call.other_stride, size, kind, item)
         total = row_of(call.sum, row, size, size, kind, item)
-        squares = add(x, other, total)
+        add(x, other, total)
     else:
         total = x
-        squares = square(x)
+    # A sum of its own: in a loop that also writes, its order would depend on where the arrays lie.
+    # The compiler's vectorized loop is taken only if they are far enough from each other.
+    squares = square(total)
     mean = squares / np.float32(size)
     root = np.sqrt(mean + np.float32(call.eps))
     factor = np.float32(1) / root
@@ -81,16 +83,12 @@ def rotate_row(call, row, kind, item):
 # ---- loops over elements ---------------------------------------------------------------------
 
 
-@njit(fastmath=SUMMING, error_model="numpy")
+@njit(fastmath=EXACT, error_model="numpy")
 def add(x, other, total):
-    """Store x + other in `total`, rounded to its type, and return the sum of its squares."""
-    squares = np.float32(0)
+    """Store x + other in `total`, rounded to its type."""
     for i in range(len(total)):
         number = to_fp32(x[i]) + to_fp32(other[i])
         total[i] = to_element(number, total)
-        rounded = to_fp32(total[i])
-        squares += rounded * rounded
-    return squares
 
 
 @njit(fastmath=SUMMING, error_model="numpy")

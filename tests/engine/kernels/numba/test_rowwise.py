@@ -146,3 +146,20 @@ def test_runner_uses_row_kernels_only_with_numba_backend(
     del calls[:]
     silu_mul(bf16(2, 64), kernels="torch")
     assert not calls, "a runner must not change the implementation of other calls"
+
+
+def test_norm_bits_do_not_depend_on_where_its_tensors_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler's loop that sums in another order is taken only if arrays are far apart."""
+    size, gap = 32, 8  # fewer bytes than that loop takes at once
+    room = torch.zeros(4, size + gap)
+    x, delta, total, out = room[:, None, :size].unbind()
+    for seed in range(8):
+        given = torch.randn(2, 1, size, generator=torch.Generator().manual_seed(seed))
+        _, due = rows.norm(given[0].clone(), given[1].clone(), None, 1e-5)
+        x.copy_(given[0])
+        delta.copy_(given[1])
+        empties = iter((out, total))
+        with monkeypatch.context() as patch:
+            patch.setattr(rows.torch, "empty", lambda *_, made=empties, **__: next(made))
+            _, found = rows.norm(x, delta, None, 1e-5)
+        assert torch.equal(found, due), seed
