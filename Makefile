@@ -44,16 +44,17 @@ check: setup ## lint, and run the tests nearest to what changed since the last c
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.nearest
 
-test: setup ## lint, and run all tests that need no GPU and take no minutes
+test: setup ## lint, and run all tests that need no GPU and no browser and take no minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "not slow and not gpu and not clients and not ui"
 
 test-slow: setup ## run the tests that take minutes
 	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu and not ui"
-	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients"
+	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients and not ui"
 	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" tests/server/text/parsers/test_detect.py \
 		tests/faults/test_nth_fault.py
 

@@ -32,7 +32,6 @@ LONG = (
     "tests/e2e/",
     "tests/faults/",
     "tests/fuzz/",
-    "tests/ui/",
     "tests/server/test_lifetime.py",
     "tests/server/cli/",
     "tests/server/text/",

@@ -69,7 +69,7 @@ def test_prompt_cached_tokens_equal_those_of_the_request_sent_next(server: Serve
     for number in range(25):
         key = draw.choice(KEYS)
         messages = conversation(draw, earlier)
-        if number >= 23:  # Whatever is drawn, the last request finds its prefix.
+        if number >= 23:  # The last request finds its prefix, no matter what was drawn.
             key, messages = KEYS[0], long
         if is_translator(server):
             messages = messages[-1:]
