@@ -52,11 +52,14 @@ test: setup ## lint, and run all tests that need no GPU and no browser and take 
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not gpu and not clients and not ui"
 
+# Tests without hypothesis that try more under TEST_THOROUGH.
+THOROUGH := $(addprefix tests/,server/text/parsers/test_detect.py faults/test_nth_fault.py \
+	engine/grammar/test_compiler.py engine/kernels/triton/test_codes.py engine/models)
+
 test-slow: setup ## run the tests that take minutes
 	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu and not ui"
 	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients and not ui"
-	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" tests/server/text/parsers/test_detect.py \
-		tests/faults/test_nth_fault.py
+	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" $(THOROUGH)
 
 test-ui: setup ## drive the built-in pages with Debian's chromium (apt install chromium)
 	$(BIN)/pytest -m ui tests/ui

@@ -12,6 +12,7 @@ from tests.ui.pages import SIZES, chromium, tab
 
 TIMEOUT_MS = 30_000
 
+
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
     with serving("demo") as server:
