@@ -7,6 +7,8 @@ MINUTES ?= 60
 # One more than the cores of CI: tests of servers also wait for timers and signals.
 WORKERS ?= 3
 BIN := .venv/bin
+# Compiled files halve the time that pytest needs to collect the tests.
+unexport PYTHONDONTWRITEBYTECODE
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
 # Without a GPU, install torch's CPU build, which is 2 GB smaller. It has an index of its own, and
 # each command of pip asks one index. `TORCH_INDEX=` takes torch from PyPI.
