@@ -7,6 +7,8 @@ MINUTES ?= 60
 # One more than the cores of CI: tests of servers also wait for timers and signals.
 WORKERS ?= 3
 BIN := .venv/bin
+# Compiled files halve the time that pytest needs to collect the tests.
+unexport PYTHONDONTWRITEBYTECODE
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
 # Without a GPU, install torch's CPU build, which is 2 GB smaller. It has an index of its own, and
 # each command of pip asks one index. `TORCH_INDEX=` takes torch from PyPI.
@@ -44,18 +46,22 @@ check: setup ## lint, and run the tests nearest to what changed since the last c
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.nearest
 
-test: setup ## lint, and run all tests that need no GPU and take no minutes
+test: setup ## lint, and run all tests that need no GPU and no browser and take no minutes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not clients"
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "not slow and not gpu and not clients and not ui"
+
+# Tests without hypothesis that try more under TEST_THOROUGH.
+THOROUGH := $(addprefix tests/,server/text/parsers/test_detect.py faults/test_nth_fault.py \
+	engine/grammar/test_compiler.py engine/kernels/triton/test_codes.py engine/models)
 
 test-slow: setup ## run the tests that take minutes
 	TEST_THOROUGH=1 $(BIN)/pytest -m "slow and not gpu and not ui"
-	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients"
-	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" tests/server/text/parsers/test_detect.py \
-		tests/faults/test_nth_fault.py
+	TEST_THOROUGH=1 $(BIN)/pytest -m "hypothesis and not slow and not gpu and not clients and not ui"
+	TEST_THOROUGH=1 $(BIN)/pytest -m "not slow" $(THOROUGH)
 
 test-ui: setup ## drive the built-in pages with Debian's chromium (apt install chromium)
 	$(BIN)/pytest -m ui tests/ui

@@ -18,6 +18,9 @@ if not shutil.which("nvidia-smi"):
     # Without a GPU, kernels run in Triton's interpreter. Triton reads this on import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Collecting makes hundreds of thousands of objects and frees few: see `pytest_collection_finish`.
+gc.disable()
+
 # pytest rewrites assertions only in test files; these shared modules need it, too.
 pytest.register_assert_rewrite(
     "tests.support.golden", "tests.support.encoders", "tests.support.forward", "tests.ui.checks"
@@ -32,7 +35,6 @@ LONG = (
     "tests/e2e/",
     "tests/faults/",
     "tests/fuzz/",
-    "tests/ui/",
     "tests/server/test_lifetime.py",
     "tests/server/cli/",
     "tests/server/text/",
@@ -49,6 +51,7 @@ def pytest_collection_finish() -> None:
     """Exclude the thousands of collected tests from every later garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

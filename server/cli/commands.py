@@ -313,6 +313,7 @@ def quantize(
 
     try:
         _, found = resolve_model(ServerConfig(), EngineConfig(model=model))
+        model_folder(found.model)  # so that a wrong path is reported before torch is imported
     except ConfigError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None
     become("engine.models.quantise_command", found.model, out, quantization)

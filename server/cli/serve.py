@@ -175,8 +175,9 @@ def resolved(
         here=True,
     )
     if not only_plan:
-        for model in filter(None, (engine_config.model, engine_config.speculative_model)):
-            check_weights(engine_config, model_folder(model))
+        for model in (engine_config.model, engine_config.speculative_model):
+            if model is not None:
+                check_weights(engine_config, model_folder(model))
     return server_config, engine_config
 
 

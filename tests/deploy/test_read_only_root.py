@@ -13,12 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import psutil
 import pytest
 
 from server.cli import exit_codes
 from tests.deploy.dockerfile import DOCKER, ROOT, stages
+from tests.support import web
 from tests.support.process import START_S, eventually
 
 UID = 54321
@@ -76,9 +76,9 @@ def test_serve_on_read_only_root_writes_only_to_cache(cache: Path, tmp_path: Pat
         )
         assert isinstance(found, re.Match), log.read_text()
         url = f"http://127.0.0.1:{found[1]}"
-        eventually(lambda: httpx2.get(f"{url}/ready").status_code == 200, "ready", START_S)
+        eventually(lambda: web.get(f"{url}/ready").status_code == 200, "ready", START_S)
         body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
-        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
+        answer = web.post(f"{url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         assert {process.uids().effective for process in [server, *server.children()]} == {UID}
         seen = Path(f"/proc/{server.pid}/root{cache}")

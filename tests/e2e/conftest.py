@@ -1,11 +1,13 @@
-"""Checkpoints with known answers."""
+"""Checkpoints with known answers, and a server that several files share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.serve import Server, serving
 from tests.support.stories import Case, cases_of
 
 
@@ -18,3 +20,10 @@ def llama(assets: Path) -> Path:
 def stories(llama: Path) -> list[Case]:
     """Prompts and the outputs that the Llama checkpoint must generate."""
     return cases_of(llama)
+
+
+@pytest.fixture(scope="session")
+def demo() -> Iterator[Server]:
+    """The demo model with its defaults, for tests that leave the server as it is."""
+    with serving("demo") as server:
+        yield server

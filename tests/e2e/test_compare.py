@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.checkpoint.folder import model_folder
+from tests.support.command_line import penstock
 from tests.support.variant import noisy_copy
 
 PROMPTS = ("Hello! Who are you?", "What is the capital of France?", "Count from one to five.")
@@ -145,7 +146,8 @@ def test_errors_say_what_to_do(
     tmp_path: Path, models: tuple[str, ...], lines: str, message: str
 ) -> None:
     (tmp_path / "prompts").write_text(lines)
-    done = run(*models, "--prompts", tmp_path / "prompts", status=2)
+    done = penstock("compare", *models, "--prompts", str(tmp_path / "prompts"))
+    assert done.returncode == 2
     assert message in done.stderr.replace("\n", " ")
 
 

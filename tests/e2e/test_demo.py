@@ -11,15 +11,9 @@ import openai
 import pytest
 
 from engine.demo.training.evaluate import Probe, judge, read_probes, request_fields, written
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 
 ABILITIES = ("new_tool", "two_calls", "two_results", "thought", "schema")
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    with serving("demo", "--threads", "1") as server:
-        yield server
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import pytest
 import torch
 
 from engine.checkpoint.folder import model_folder
+from tests.support import web
 from tests.support.gguf_files import write_gguf
 from tests.support.serve import Server, serving
 from tests.support.stories import cases_of
@@ -33,12 +33,12 @@ def test_answers_and_name_are_those_of_the_checkpoint(assets: Path, tmp_path: Pa
     checkpoint = assets / "checkpoints" / "stories260K-llama"
     file = write_gguf(tmp_path / "tales.F32.gguf", checkpoint, "llama")
     with serving(file, "--dtype", "float32") as server:
-        [model] = httpx2.get(f"{server.base_url}/v1/models").json()["data"]
+        [model] = web.get(f"{server.base_url}/v1/models").json()["data"]
         assert model["id"] == "tales.F32"
         for case in cases_of(checkpoint)[:3]:
             body = {"prompt": case.prompt_ids, "max_tokens": len(case.ids), "temperature": 0}
             body |= {"return_token_ids": True, "ignore_eos": True}
-            answer = httpx2.post(f"{server.base_url}/v1/completions", json=body, timeout=60).json()
+            answer = web.post(f"{server.base_url}/v1/completions", json=body, timeout=60).json()
             assert answer["choices"][0]["token_ids"] == case.ids
 
 
@@ -69,7 +69,7 @@ def served(smollm2: Path) -> Iterator[Server]:
 def test_smollm2_knows_the_capital_of_france(smollm2: Path) -> None:
     with serving(smollm2) as server:
         body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0}
-        answer = httpx2.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=60).json()
+        answer = web.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=60).json()
     assert answer["choices"][0]["message"]["content"] == "The capital of France is Paris."
     assert answer["choices"][0]["finish_reason"] == "stop"
 
@@ -83,7 +83,7 @@ def test_smollm2_tokens_equal_those_of_transformers(smollm2: Path, served: Serve
         body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
         body |= {"max_tokens": STEPS, "return_token_ids": True}
         url = f"{served.base_url}/v1/chat/completions"
-        answer = httpx2.post(url, json=body, timeout=120).json()
+        answer = web.post(url, json=body, timeout=120).json()
         given, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
         with torch.inference_mode():
             logits = reference(torch.tensor([[*given, *found[:-1]]])).logits[0]

@@ -21,6 +21,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.support import web
 from tests.support.serve import Server, serving, starting
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ async def load(server: Server, seconds: float) -> tuple[list[int], Counter[str]]
     """Return the resident bytes, once every two seconds, and what became of the requests."""
     seen: Counter[str] = Counter()
     end, held = time.monotonic() + seconds, []
-    [model] = httpx2.get(f"{server.base_url}/v1/models", timeout=30).json()["data"]
+    [model] = web.get(f"{server.base_url}/v1/models", timeout=30).json()["data"]
     longest = min(4000, model["max_model_len"] - 200)
     limits = httpx2.Limits(max_connections=2 * CLIENTS)
     async with server.http(limits=limits) as http, asyncio.TaskGroup() as group:
@@ -158,6 +159,6 @@ async def test_servers_started_at_once_serve(count: int) -> None:
             server.wait_ready()
         for server in servers:
             body = {"prompt": "Hello", "max_tokens": 8, "ignore_eos": True}
-            answer = httpx2.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
+            answer = web.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
             assert answer.json()["usage"]["completion_tokens"] == 8
         print(f"\n{count} servers: {sum(map(resident, servers)) // MB} MB")

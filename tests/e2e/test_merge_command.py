@@ -32,6 +32,7 @@ from engine.checkpoint.merge.recipe import (
 from engine.errors import ConfigError
 from server.cli import exit_codes
 from server.cli.merge import recipe_of
+from tests.support.command_line import penstock
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -94,18 +95,26 @@ def test_merge_writes_a_model_folder(way: str, folders: list[str], tmp_path: Pat
     ("flags", "said"),
     [
         (["--method=slerp", "--t=.5", "--weight=1", "--weight=1"], "--weight cannot be used with"),
-        (["--method=linear", "missing"], "No model folder at"),
         (["--t=1"], "Give --recipe FILE, or --method and the models"),
     ],
 )
 def test_merge_with_invalid_flags_exits_with_2(
     flags: list[str], said: str, folders: list[str], tmp_path: Path
 ) -> None:
-    answer = merge(*folders, *flags, "-o", tmp_path / "out")
+    answer = penstock("merge", *folders, *flags, "-o", str(tmp_path / "out"))
+    check_refused(answer, said, tmp_path / "out")
+
+
+def test_merge_of_a_missing_model_exits_with_2(folders: list[str], tmp_path: Path) -> None:
+    answer = merge(*folders, "--method=linear", "missing", "-o", tmp_path / "out")
+    check_refused(answer, "No model folder at", tmp_path / "out")
+
+
+def check_refused(answer: subprocess.CompletedProcess[str], said: str, out: Path) -> None:
     assert answer.returncode == exit_codes.BAD_CONFIG
     assert said in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -9,21 +9,15 @@ import httpx2
 import pytest
 
 from tests.server.api.anthropic.test_writer import client_message, named_events
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
 BODY: dict[str, Any] = {"messages": [QUESTION], "max_tokens": 40, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("demo") as server:
-        yield server
-
-
 @pytest.fixture
-def http(server: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=server.base_url, timeout=120) as http:
+def http(demo: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=demo.base_url, timeout=120) as http:
         yield http
 
 

@@ -11,6 +11,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.support import web
 from tests.support.process import eventually
 from tests.support.serve import Server, serving, starting
 
@@ -19,7 +20,7 @@ PATH = "/ui/api/model"
 
 
 def asked(server: Server, **headers: str) -> dict[str, Any]:
-    response = httpx2.get(f"{server.base_url}{PATH}", headers={**UI, **headers}, timeout=60)
+    response = web.get(f"{server.base_url}{PATH}", headers={**UI, **headers}, timeout=60)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
     return body
@@ -66,6 +67,6 @@ def test_model_route_process_ends_with_its_server() -> None:
     with starting("demo") as server:
         server.wait_ready()
         with pytest.raises(httpx2.TimeoutException):
-            httpx2.get(f"{server.base_url}{PATH}", headers=UI, timeout=0.5)
+            web.get(f"{server.base_url}{PATH}", headers=UI, timeout=0.5)
         eventually(lambda: not readers(server), "the process of a client that left is killed")
         assert os.path.exists(f"/proc/{server.process.pid}")

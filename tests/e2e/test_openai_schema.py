@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.api.conftest import spec
 from tests.support.openai_spec import OpenAISpec, chunks_of
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 
 __all__ = ["spec"]
 
@@ -37,9 +37,8 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx2.Client]:
-    server: Server
-    with serving("demo") as server, httpx2.Client(base_url=server.base_url, timeout=60) as http:
+def http(demo: Server) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=demo.base_url, timeout=60) as http:
         yield http
 
 

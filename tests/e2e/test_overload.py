@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
+from tests.support import web
 from tests.support.process import eventually
 from tests.support.serve import Case, Server, check, complete, greedy, serving
 
@@ -97,7 +97,7 @@ async def full_queue(server: Server) -> AsyncIterator[None]:
         tasks = [start([[3] * half])]
         await in_thread(lambda: server.metric("num_requests_running") == 1)
         tasks.append(start([[10 + i] * half for i in range(QUEUE)]))
-        await in_thread(lambda: httpx2.get(f"{server.base_url}/ready").status_code == 503)
+        await in_thread(lambda: web.get(f"{server.base_url}/ready").status_code == 503)
         try:
             yield
         finally:
@@ -132,8 +132,8 @@ async def test_full_queue_refuses_with_503_at_once(
 ) -> None:
     async with full_queue(server):
         probes = await asyncio.to_thread(lambda: [probe(server.address) for _ in range(15)])
-        health = httpx2.get(f"{server.base_url}/health")
-        ready = httpx2.get(f"{server.base_url}/ready")
+        health = web.get(f"{server.base_url}/health")
+        ready = web.get(f"{server.base_url}/ready")
     assert health.status_code == 200
     assert (ready.status_code, ready.json()["status"]) == (503, "overloaded")
     for _, answer in probes:
@@ -164,7 +164,7 @@ async def test_max_queue_wait_refuses_requests_that_would_wait_longer(
         async with server.http() as http:
             server.engine.suspend()
             taken = asyncio.create_task(complete(http, greedy(stories[0])))
-            await in_thread(lambda: httpx2.get(f"{server.base_url}/ready").status_code == 503)
+            await in_thread(lambda: web.get(f"{server.base_url}/ready").status_code == 503)
             refusals = [await http.post("/v1/completions", json=greedy(case)) for case in stories]
             server.engine.resume()
             check(await taken, stories[0])

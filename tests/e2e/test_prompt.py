@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import pytest
 
+from tests.support import web
 from tests.support.serve import Server, serving
 
 KEYS = ("alpha", "beta")
@@ -48,7 +48,7 @@ def conversation(draw: random.Random, earlier: list[list[dict[str, str]]]) -> li
 def post(server: Server, path: str, key: str, **body: Any) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {key}", "x-penstock-ui": "1"}
     url = f"{server.base_url}{path}"
-    response = httpx2.post(url, json=body, headers=headers, timeout=60)
+    response = web.post(url, json=body, headers=headers, timeout=60)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
@@ -56,7 +56,7 @@ def post(server: Server, path: str, key: str, **body: Any) -> dict[str, Any]:
 
 def is_translator(server: Server) -> bool:
     headers = {"authorization": f"Bearer {KEYS[0]}"}
-    models = httpx2.get(f"{server.base_url}/v1/models", headers=headers).json()
+    models = web.get(f"{server.base_url}/v1/models", headers=headers).json()
     return bool(models["data"][0]["kind"] == "encoder-decoder")
 
 

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from engine.config import EngineConfig
 from server.cli import exit_codes
 from server.cli.config import ServerConfig
 from server.cli.model_source import resolve_model
+from tests.support import web
 from tests.support.hub import COMMIT, Hub, serving_hub
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 from tests.support.serve import Case, serving
@@ -322,7 +322,7 @@ def watched(tmp_path: Path) -> dict[str, str]:
 def first_words(url: str, model: str, case: Case) -> bool:
     body = {"model": model, "prompt": case.prompt_ids, "max_tokens": 8, "temperature": 0}
     more = {"return_token_ids": True}
-    answer = httpx2.post(f"{url}/v1/completions", json=body | more, timeout=60).json()
+    answer = web.post(f"{url}/v1/completions", json=body | more, timeout=60).json()
     return bool(answer["choices"][0]["token_ids"] == case.ids[:8])
 
 
@@ -346,7 +346,7 @@ def test_serve_cached_model_opens_no_connection(
 
 def test_serve_demo_opens_no_connection(hub: Hub, home: Path, watched: dict[str, str]) -> None:
     with serving("demo", env=environ(hub, home) | watched) as server:
-        answer = httpx2.post(f"{server.base_url}/v1/completions", json={"prompt": "Hi"}, timeout=60)
+        answer = web.post(f"{server.base_url}/v1/completions", json={"prompt": "Hi"}, timeout=60)
         assert answer.status_code == 200
     assert hub.seen == []
     assert not Path(watched["NETWORK_LOG"]).exists()

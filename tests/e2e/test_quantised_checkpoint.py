@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx2
-
+from tests.support import web
 from tests.support.driver import Driver
 from tests.support.quantised_files import FORMATS, write_quantised
 from tests.support.serve import serving
@@ -22,7 +21,7 @@ def test_answers_over_http_are_those_of_the_engine(assets: Path, tmp_path: Path)
     with serving(tmp_path / "tales", "--dtype", "float32", "--threads", "1") as server:
         body = {"prompt": case.prompt_ids, "max_tokens": 30, "temperature": 0}
         body |= {"return_token_ids": True, "ignore_eos": True}
-        answer = httpx2.post(f"{server.base_url}/v1/completions", json=body, timeout=60).json()
-        [model] = httpx2.get(f"{server.base_url}/v1/models").json()["data"]
+        answer = web.post(f"{server.base_url}/v1/completions", json=body, timeout=60).json()
+        [model] = web.get(f"{server.base_url}/v1/models").json()["data"]
     assert answer["choices"][0]["token_ids"] == driver.tokens(request)
     assert model["id"] == "tales"

@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from server.text.tokenizer import Tokenizer
+from tests.support import web
 from tests.support.process import eventually
 from tests.support.serve import Server, serving, starting
 from tests.support.snapshots import POOLED, QUESTION, TOLERANCE, snapshot
@@ -59,7 +60,7 @@ def sdk(server: Server) -> Iterator[openai.OpenAI]:
 
 
 def post(server: Server, path: str = "/v1/embeddings", **body: Any) -> httpx2.Response:
-    return httpx2.post(f"{server.base_url}{path}", json=body, timeout=120)
+    return web.post(f"{server.base_url}{path}", json=body, timeout=120)
 
 
 def vectors(server: Server, **body: Any) -> np.ndarray:
@@ -145,12 +146,12 @@ def test_client_disconnect_aborts_the_waiting_texts(server: Server) -> None:
         line = f"penstock:aborts_total{{{labels}}} {number}"
         eventually(lambda line=line: line in metrics(server), "the abort is counted")
         server.wait_idle()
-    assert httpx2.get(f"{server.base_url}/health").json()["status"] == "ok"
+    assert web.get(f"{server.base_url}/health").json()["status"] == "ok"
     assert vectors(server, input=QUESTION).shape == (1, 384)
 
 
 def metrics(server: Server) -> str:
-    return httpx2.get(f"{server.base_url}/metrics", timeout=30).text
+    return web.get(f"{server.base_url}/metrics", timeout=30).text
 
 
 def test_embeddings_with_invalid_parameters_are_refused(

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 
 ANY_OBJECT: Any = {"type": "json_object"}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
@@ -25,15 +25,9 @@ class Person(pydantic.BaseModel, extra="forbid"):
     tags: list[Literal["old", "young"]] = pydantic.Field(max_length=2)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("demo") as server:
-        yield server
-
-
 @pytest.fixture
-def sdk(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="-", max_retries=0) as sdk:
+def sdk(demo: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.base_url}/v1", api_key="-", max_retries=0) as sdk:
         yield sdk
 
 
@@ -79,7 +73,7 @@ def test_stop_string_and_penalties_go_with_a_schema(sdk: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_keyword_that_cannot_be_followed_is_a_400_before_any_byte(
-    sdk: openai.OpenAI, server: Server, stream: bool
+    sdk: openai.OpenAI, demo: Server, stream: bool
 ) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -88,10 +82,10 @@ def test_keyword_that_cannot_be_followed_is_a_400_before_any_byte(
     assert refusal.value.code == "invalid_grammar"
     assert refusal.value.param == "response_format.json_schema.schema"
     assert 'Unimplemented keys: ["not"]' in refusal.value.message
-    server.wait_idle()
+    demo.wait_idle()
 
 
-def test_many_requests_with_different_schemas_at_once(server: Server) -> None:
+def test_many_requests_with_different_schemas_at_once(demo: Server) -> None:
     """Constrained and free requests share steps; every constrained one fits its own schema."""
 
     def ask(number: int) -> bool:
@@ -101,7 +95,7 @@ def test_many_requests_with_different_schemas_at_once(server: Server) -> None:
         body = {"prompt": "Hello", "max_tokens": 60, "temperature": 1, "seed": number}
         if number % 3:
             body["structured_outputs"] = {"json": schema}
-        with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="-") as sdk:
+        with openai.OpenAI(base_url=f"{demo.base_url}/v1", api_key="-") as sdk:
             answer = sdk.post("/completions", body=body, cast_to=dict[str, Any])
         [choice] = answer["choices"]
         followed = bool(number % 3) and choice["finish_reason"] == "stop"
@@ -111,4 +105,4 @@ def test_many_requests_with_different_schemas_at_once(server: Server) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(12) as threads:
         assert sum(threads.map(ask, range(12))) >= 6
-    server.wait_idle()
+    demo.wait_idle()

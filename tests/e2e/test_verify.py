@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
+from tests.support import web
 from tests.support.process import ROOT, eventually
 from tests.support.recorded_requests import draw, send_all
 from tests.support.serve import Server, serving
@@ -120,7 +120,7 @@ def test_translations_are_recorded_and_equal(tmp_path: Path) -> None:
     with serving("demo-translate", *FLAGS, "--record", record) as server:
         for text in ("The dog is red.", "I see a house."):
             body = {"prompt": text, "max_tokens": 20, "temperature": 1, "n": 2}
-            answer = httpx2.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
+            answer = web.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
             assert answer.status_code == 200
         eventually(lambda: record.read_text().count("\n") == 4, "four choices are recorded")
         assert json.loads(record.read_text().splitlines()[0])["encoder_prompt_ids"]

@@ -7,21 +7,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.support.serve import Server, serving
+from tests.support.serve import Server
 
 UI = {"x-penstock-ui": "1"}
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    with serving("demo", "--threads", "1") as server:
-        yield server
 
 
 async def stream(

@@ -14,7 +14,7 @@ from tests.support.driver import EAGER, Driver, each
 from tests.support.tiny_bert import tiny_bert
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-modes = pytest.mark.parametrize("mode", each(EAGER, decoder=False))
+modes = pytest.mark.parametrize("mode", each(EAGER))
 LONGEST = 96
 HOT = 299  # a token that occurs only in texts with NaN
 

@@ -19,7 +19,6 @@ MODES = [
     pytest.param(mode, id=name, marks=[] if name == "overlapped" else pytest.mark.slow)
     for name, mode in EAGER.items()
 ]
-MODES += [pytest.param({"attention_backend": "numba"}, id="numba")]
 SMALL = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 40, "max_model_len": 192}
 
 
@@ -54,7 +53,9 @@ def test_explained_draws_equal_the_answers(
     assert (driver.stats.preemptions > 0) == bool(config)
 
 
-@pytest.mark.parametrize("mode", ["captured", "captured-late"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("captured", marks=pytest.mark.slow), "captured-late"]
+)
 def test_explained_draws_equal_those_of_step_graphs(checkpoint: Path, mode: str) -> None:
     driver = Driver(checkpoint, block_size=16, max_num_seqs=8, **CAPTURED[mode])
     requests = [request(number) for number in range(8)]

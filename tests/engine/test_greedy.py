@@ -148,14 +148,16 @@ def test_greedy_cold_and_cached_prompts_match_reference(
     assert driver.stats.prefix_hits >= 2 * 64 + 6 * 48
 
 
-@modes
-@pytest.mark.parametrize("backend", [{}, {"attention_backend": "torch"}], ids=["auto", "torch"])
+TORCH = {"attention_backend": "torch"}  # captures use it anyway
+
+
+@pytest.mark.parametrize("mode", [*each(EXTREMES), pytest.param(TORCH, id="torch")])
 def test_greedy_copied_beginnings_of_blocks_match_reference(
-    golden: Golden, mode: dict[str, Any], backend: dict[str, str]
+    golden: Golden, mode: dict[str, Any]
 ) -> None:
     """The second prompts end within the first block of the first ones, and take a copy of it."""
     distinct = Golden(golden.folder, golden.cases[-2:])
-    driver = Driver(golden.folder, **mode | backend, block_size=64)
+    driver = Driver(golden.folder, **mode, block_size=64)
     own = [len(case.prompt_ids) for case in distinct.cases]
     for length, hits in ((60, 0), (50, 2 * 48), (30, 2 * 48 + 2 * 16)):
         check(distinct, driver, [(length - prompt, 20) for prompt in own])

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx2
 import psutil
 import pytest
 
+from tests.support import web
 from tests.support.serve import START_S, Server, eventually, starting
 
 SECONDS = 60
@@ -56,11 +56,11 @@ def living_to(server: Server, stage: str) -> Iterator[None]:
     server.wait_ready()
     url, body = f"{server.base_url}/v1/completions", {"prompt": "Hello", "ignore_eos": True}
     if stage == "ready":
-        assert httpx2.post(url, json=body | {"max_tokens": 3}, timeout=START_S).status_code == 200
+        assert web.post(url, json=body | {"max_tokens": 3}, timeout=START_S).status_code == 200
         yield
         return
     body |= {"max_tokens": 500, "stream": True}
-    with httpx2.stream("POST", url, json=body, timeout=START_S) as answer:
+    with web.stream("POST", url, json=body, timeout=START_S) as answer:
         next(answer.iter_lines())
         yield
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from server.lifetime import ECHO_S
+from tests.support import web
 from tests.support.process import ROOT, Process
 from tests.support.serve import engines_of
 
@@ -52,9 +53,7 @@ def streaming(server: Process, tokens: int) -> Iterator[Iterator[str]]:
     """Yield the remaining lines of a stream whose first line has arrived."""
     server.wait_for("try  ")
     body = {"prompt": "Hello", "max_tokens": tokens, "stream": True}
-    with httpx2.stream(
-        "POST", f"{server.base_url}/v1/completions", json=body, timeout=30
-    ) as response:
+    with web.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=30) as response:
         assert response.status_code == 200
         lines = response.iter_lines()
         next(lines)
@@ -149,7 +148,7 @@ def test_serve_with_port_in_use_fails_before_loading(start: Any) -> None:
 
 def test_server_while_loading_listens_and_reports_the_stage(start: Any) -> None:
     server = start(load_s=60)
-    answer = httpx2.get(f"{server.base_url}/ready")
+    answer = web.get(f"{server.base_url}/ready")
     assert (answer.status_code, answer.json()["stage"]) == (503, "reading weights")
     server.wait_for("penstock: reading weights")
     server.signal(signal.SIGTERM)
@@ -169,9 +168,9 @@ def test_first_signal_drains_open_requests(start: Any, number: signal.Signals) -
     with streaming(server, tokens=40) as lines:
         server.signal(number)
         server.wait_for("finishing accepted requests")
-        ready = httpx2.get(f"{server.base_url}/ready")
+        ready = web.get(f"{server.base_url}/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "draining")
-        refused = httpx2.post(f"{server.base_url}/v1/completions", json={"prompt": "a"})
+        refused = web.post(f"{server.base_url}/v1/completions", json={"prompt": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
@@ -187,7 +186,7 @@ def test_sighup_under_nohup_is_ignored(start: Any, model: Path) -> None:
     server.wait_for("try  ")
     server.signal(signal.SIGHUP)
     time.sleep(0.5)
-    assert httpx2.get(f"{server.base_url}/ready").status_code == 200
+    assert web.get(f"{server.base_url}/ready").status_code == 200
 
 
 def test_sighup_with_key_file_rereads_it(start: Any, tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_sighup_with_key_file_rereads_it(start: Any, tmp_path: Path) -> None:
     def statuses() -> list[int]:
         keys = ("old", "new", "newer")
         headers = [{"authorization": f"Bearer {key}"} for key in keys]
-        return [httpx2.get(f"{server.base_url}/version", headers=h).status_code for h in headers]
+        return [web.get(f"{server.base_url}/version", headers=h).status_code for h in headers]
 
     assert statuses() == [200, 401, 401]
     file.write_text("new\nnewer\n")
@@ -226,7 +225,7 @@ def test_stream_with_closed_stderr_is_finished(model: Path) -> None:
             server.stderr.close()
             address = re.findall(r"listening on (http://\S+),", said)[0]
             body = {"prompt": "Hello", "max_tokens": 50, "stream": True}
-            with httpx2.stream("POST", f"{address}/v1/completions", json=body) as response:
+            with web.stream("POST", f"{address}/v1/completions", json=body) as response:
                 lines = response.iter_lines()
                 next(lines)
                 server.send_signal(signal.SIGTERM)
@@ -249,7 +248,7 @@ def test_metrics_ignore_prometheus_multiproc_dir(start: Any, tmp_path: Path) -> 
     """PROMETHEUS_MULTIPROC_DIR makes prometheus_client keep metrics in shared files."""
     server = start(PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "none"))
     server.wait_for("try  ")
-    assert "penstock:time_to_first_token_seconds" in httpx2.get(f"{server.base_url}/metrics").text
+    assert "penstock:time_to_first_token_seconds" in web.get(f"{server.base_url}/metrics").text
 
 
 @pytest.fixture
@@ -292,7 +291,7 @@ def test_idle_connections_are_closed_when_files_run_out(few_files: Any, sent: by
     """Otherwise a probe of /health would wait until a connection ends."""
     with crowd(few_files, sent) as connections:
         for _ in range(60):
-            assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
+            assert web.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
         while connections[0].recv(65536):
             pass  # the oldest connection is closed first
         connections[-1].setblocking(False)
@@ -308,7 +307,7 @@ def test_server_out_of_files_logs_once_and_recovers(few_files: Any) -> None:
     with crowd(few_files, HALF_A_REQUEST):
         few_files.wait_for("new connections wait")
         time.sleep(2.5)  # asyncio retries every second
-    assert httpx2.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
+    assert web.get(f"{few_files.base_url}/health", timeout=30).status_code == 200
     assert few_files.log.count("Too many open files") == 1
     assert "Traceback" not in few_files.log
 
@@ -367,7 +366,7 @@ def test_engine_death_makes_health_fail_and_exits_with_3(start: Any) -> None:
     server = start(token_s=0.1, fatal="The engine process was killed.", dies_after_s=3.0)
     with contextlib.suppress(httpx2.HTTPError), streaming(server, tokens=400) as lines:
         assert any("engine_unavailable" in line for line in lines)
-    assert httpx2.get(f"{server.base_url}/health").status_code == 503
+    assert web.get(f"{server.base_url}/health").status_code == 503
     assert server.status() == 3
     assert server.log.splitlines()[-1] == "penstock: The engine process was killed."
     assert "Traceback" not in server.log

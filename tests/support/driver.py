@@ -60,8 +60,12 @@ CAPTURED_TOKENS = 64
 EXTREMES = {name: MODES[name] for name in ("synchronous", "late", "captured-late")}
 
 
-def each(modes: Mapping[str, dict[str, Any]], *, decoder: bool = True) -> list[ParameterSet]:
-    """Return `modes` as parameters, plus the Numba backend (decoders) and Triton (marked slow)."""
+def each(modes: Mapping[str, dict[str, Any]]) -> list[ParameterSet]:
+    """Return `modes` as parameters, plus the Triton backend.
+
+    Triton is marked slow, and so is a mode whose late variant finds what it finds. Without another
+    backend a mode has that of Numba, or torch's for captures and encoders.
+    """
     kernels = {"depth": 1, "attention_backend": "triton"}
     # The attention scores of a NaN request are all NaN: the interpreter's maximum warns about it.
     marks = [
@@ -70,9 +74,12 @@ def each(modes: Mapping[str, dict[str, Any]], *, decoder: bool = True) -> list[P
         pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
     ]
     slow = pytest.param(kernels, id="triton", marks=marks)
-    if decoder:
-        modes = {**modes, "numba": {"attention_backend": "numba"}}
-    return [*(pytest.param(mode, id=name) for name, mode in modes.items()), slow]
+    late = {"overlapped": "late", "captured": "captured-late"}
+    found = [
+        pytest.param(mode, id=name, marks=[pytest.mark.slow] if late.get(name) in modes else [])
+        for name, mode in modes.items()
+    ]
+    return [*found, slow]
 
 
 class LatePendingStep:

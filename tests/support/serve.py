@@ -18,6 +18,7 @@ import httpx2
 import psutil
 import pytest
 
+from tests.support import web
 from tests.support.process import START_S, STOP_S, Process, eventually
 from tests.support.prometheus import metric
 from tests.support.stories import Case
@@ -49,7 +50,7 @@ class Server(Process):
 
         def ready() -> bool:
             with contextlib.suppress(httpx2.TransportError):  # the server may be shutting down
-                return httpx2.get(url, timeout=START_S).status_code == 200
+                return web.get(url, timeout=START_S).status_code == 200
             return self.process.poll() is not None
 
         with contextlib.suppress(AssertionError):
@@ -71,10 +72,10 @@ class Server(Process):
         return self._children
 
     def http(self, **options: Any) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=self.base_url, timeout=120, **options)
+        return httpx2.AsyncClient(base_url=self.base_url, timeout=120, verify=False, **options)
 
     def metric(self, name: str, **labels: str) -> float:
-        return metric(httpx2.get(f"{self.base_url}/metrics", timeout=30).text, name, **labels)
+        return metric(web.get(f"{self.base_url}/metrics", timeout=30).text, name, **labels)
 
     def wait_idle(self) -> None:
         """Wait until no request runs or waits and no KV block is in use."""

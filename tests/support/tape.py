@@ -44,7 +44,7 @@ class Tape(TorchDispatchMode):
         self.calls: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
         self.made: dict[int, torch.Tensor] = {}
         self.outside: dict[int, torch.Tensor] = {}  # tensors that existed before
-        self._numbers: list[torch.Tensor] = []  # Python numbers: constant kernel arguments
+        self._numbers: dict[int, torch.Tensor] = {}  # Python numbers: constant kernel arguments
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -58,25 +58,28 @@ class Tape(TorchDispatchMode):
         assert not reads, f"{func} reads a tensor on the host"
         result = func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default and not given[0].dim():
-            self._numbers += given
-        known, numbers = ({memory(x) for x in tensors} for tensors in (given, self._numbers))
-        for tensor in given:
-            if memory(tensor) not in self.made.keys() | numbers:
-                self.outside[memory(tensor)] = tensor
+            self._numbers[memory(given[0])] = given[0]
+        known = {memory(tensor): tensor for tensor in given}
+        for key, tensor in known.items():
+            if key not in self.made and key not in self._numbers:
+                self.outside[key] = tensor
         fresh: list[torch.Tensor | None] = []
         for tensor in tree_leaves(result):
             new = isinstance(tensor, torch.Tensor) and memory(tensor) not in known
             fresh.append(tensor if new else None)
             if new:
                 self.made[memory(tensor)] = tensor
-        self.calls.append((func, args, kwargs, fresh))
+        if func._schema.is_mutable or any(tensor is not None for tensor in fresh):
+            self.calls.append((func, args, kwargs, fresh))  # other calls are views
         return result
 
     def replay(self) -> None:
         for func, args, kwargs, fresh in self.calls:
-            for out, result in zip(fresh, tree_leaves(func(*args, **kwargs)), strict=True):
+            result = func(*args, **kwargs)
+            results = [result] if isinstance(result, torch.Tensor) else tree_leaves(result)
+            for out, found in zip(fresh, results, strict=True):
                 if out is not None:
-                    out.copy_(result)
+                    out.copy_(found)
 
 
 class TapeRecorder:

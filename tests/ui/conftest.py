@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,39 +11,6 @@ from tests.support.serve import Server, serving
 from tests.ui.pages import SIZES, chromium, tab
 
 TIMEOUT_MS = 30_000
-
-# Tests that `make test` runs; `make test-ui` runs all.
-QUICK = {
-    *(
-        "test_answer_is_that_of_the_api_with_the_parameters_that_differ",
-        "test_regenerate_edit_and_branches",
-    ),
-    *("test_tool_call_is_shown_and_answered_by_hand", "test_streamed_attacks_do_nothing"),
-    *("test_figures_equal_the_reference", "test_keyboard_moves_over_tokens_and_forks"),
-    *(
-        "test_drawer_shows_the_parts_of_the_report",
-        "test_pages_of_one_client_receive_nothing_of_another",
-    ),
-    *(
-        "test_route_refuses_strangers",
-        "test_send_twice_shares_blocks",
-        "test_state_follows_windows_groups_and_preemptions",
-    ),
-    "test_prompt_page_boxes_are_the_tokens_and_states_of_the_next_request",
-}
-
-# Their variants that it leaves out: the other theme, and more answers for the Inspector.
-VARIANTS = ("light", "-nucleus]", "-floor]", "-greedy]", "-narrow]")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of pages that `make test` leaves out."""
-    folder = Path(__file__).parent
-    for item in items:
-        name = getattr(item, "originalname", item.name)
-        is_quick = name in QUICK and not any(variant in item.name for variant in VARIANTS)
-        if folder in item.path.parents and not is_quick:
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from tests.engine.scheduling.planted_bugs import PLANTED, Plant
 from tests.engine.scheduling.simulation import VOCAB, Simulation, random_traffic
 from tests.support.thorough import examples
 
-SEEDS = range(600)  # the first 30 seeds find each planted bug
-MORE_SEEDS = range(600, 7000)
+SEEDS = range(240)  # the first 30 seeds find each planted bug
+MORE_SEEDS = range(240, 7000)
 
 
 def run_seeds(seeds: Iterable[int]) -> list[Simulation]:
@@ -46,9 +46,9 @@ def test_scheduler_random_traffic_gives_expected_outputs() -> None:
     simulations = run_seeds(SEEDS)
     stats = [s.scheduler.stats() for s in simulations]
     # The traffic must exercise preemption, prefix hits and aborts to be a useful test.
-    assert sum(s.preemptions > 0 for s in stats) > 60
-    assert sum(s.prefix_hits > 0 for s in stats) > 180
-    assert sum(bool(s.aborted) for s in simulations) > 180
+    assert sum(s.preemptions > 0 for s in stats) > 24
+    assert sum(s.prefix_hits > 0 for s in stats) > 72
+    assert sum(bool(s.aborted) for s in simulations) > 72
     assert max(s.most_preemptions for s in simulations) <= 10
 
 

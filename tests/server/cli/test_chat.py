@@ -1,4 +1,7 @@
-"""`penstock chat` as a process, against a small server that imitates the API."""
+"""`penstock chat` against a small server that imitates the API.
+
+It runs in this process, except where signals, a terminal or the bytes of its streams are tested.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ from typing import Any
 import pytest
 import uvicorn
 
+from tests.support.command_line import penstock
+
+KEYS = {"PENSTOCK_API_KEY": "k1,k2"}
 ROOT = Path(__file__).resolve().parents[3]
 REFUSAL = json.dumps({"error": {"message": "Give a valid API key.", "code": "invalid_api_key"}})
 
@@ -109,13 +115,12 @@ def command(*arguments: str, **environ: str) -> dict[str, Any]:
         "args": [sys.executable, "-m", "server", "chat", *arguments],
         "cwd": ROOT,
         "text": True,
-        "env": {"PATH": "/usr/bin:/bin", "PENSTOCK_API_KEY": "k1,k2"} | environ,
+        "env": {"PATH": "/usr/bin:/bin"} | KEYS | environ,
     }
 
 
 def chat(*arguments: str, said: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    given = command(*arguments, **environ)
-    return subprocess.run(**given, input=said, capture_output=True, timeout=60)
+    return penstock("chat", *arguments, said=said, **KEYS | environ)
 
 
 def talk(api: Api) -> subprocess.CompletedProcess[str]:
@@ -180,10 +185,10 @@ def test_chat_left_in_a_terminal_ends_the_prompt_line(api: Api, key: bytes) -> N
 
 def test_chat_with_undisplayable_characters_prints_question_marks(api: Api) -> None:
     api.words = ["sm\u00f6r", " \ud83d", "!"]
-    answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="ascii")
-    assert (answer.returncode, answer.stdout) == (0, "sm?r ?!\n"), answer.stderr
-    answer = chat("--url", api.url, "--quick", "hi", PYTHONIOENCODING="utf-8")
-    assert (answer.returncode, answer.stdout) == (0, "sm\u00f6r ?!\n"), answer.stderr
+    for encoding, shown in (("ascii", "sm?r ?!\n"), ("utf-8", "sm\u00f6r ?!\n")):
+        given = command("--url", api.url, "--quick", "hi", PYTHONIOENCODING=encoding)
+        answer = subprocess.run(**given, capture_output=True, timeout=60)
+        assert (answer.returncode, answer.stdout) == (0, shown), answer.stderr
 
 
 def test_chat_with_invalid_host_name_prints_one_line() -> None:
@@ -214,7 +219,10 @@ def test_chat_url_without_scheme_works(api: Api) -> None:
             ["--url", "http://127.0.0.1:9", "--api-key", "k\u00e9y"],
             "The API key has characters that are not allowed in an HTTP",
         ),
-        (["--temperature", "nan"], "--temperature: nan is not a finite number"),
+        (
+            ["--url", "http://127.0.0.1:9", "--temperature", "nan"],
+            "--temperature: nan is not a finite number",
+        ),
     ],
 )
 def test_chat_with_invalid_argument_prints_one_line(arguments: list[str], said: str) -> None:

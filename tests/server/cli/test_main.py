@@ -16,6 +16,7 @@ import pytest
 
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
 from server.cli.settings import flags_page, settings
+from tests.support import command_line, web
 from tests.support.process import INTERRUPTIBLE, START_S, STOP_S, eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,17 +25,20 @@ PLAN = pytest.param(["serve", "--plan"], marks=pytest.mark.slow, id="serve --pla
 DOCTOR = pytest.param(["doctor"], marks=pytest.mark.slow, id="doctor")
 
 
-def penstock(
-    *arguments: str, environ: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process, which may replace itself by another and import torch."""
     return subprocess.run(
         [sys.executable, "-m", "server", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
-        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", **(environ or {})},
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", **environ},
     )
+
+
+def penstock(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return command_line.penstock(*arguments, **{"COLUMNS": "200"} | environ)
 
 
 def test_serve_help_is_quick_and_imports_no_heavy_module() -> None:
@@ -54,7 +58,7 @@ def test_serve_help_is_quick_and_imports_no_heavy_module() -> None:
 
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_serve_help_shows_every_setting_with_its_variable(columns: str) -> None:
-    text = penstock("serve", "--help", environ={"COLUMNS": columns}).stdout
+    text = penstock("serve", "--help", COLUMNS=columns).stdout
     for setting in settings():
         assert f"  {setting.flag} " in text
         assert f"({setting.variable})" in text
@@ -68,7 +72,7 @@ def test_serve_help_shows_every_setting_with_its_variable(columns: str) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("bench",), ("import",)])
 def test_help_at_80_columns_truncates_no_command(arguments: tuple[str, ...]) -> None:
-    text = penstock(*arguments, "--help", environ={"COLUMNS": "80"}).stdout
+    text = penstock(*arguments, "--help", COLUMNS="80").stdout
     assert "Commands:" in text
     assert "..." not in text.partition("Commands:")[2]
 
@@ -85,7 +89,7 @@ def test_flags_page_is_up_to_date() -> None:
 
 def test_api_command_prints_the_page() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert penstock("api").stdout == page
+    assert process("api").stdout == page
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,26 @@ def test_api_command_prints_the_page() -> None:
         (["serve", __file__], {}, "test_main.py is a file; give its folder"),
         (["serve", "~nobody-of-that-name/x"], {}, "~nobody-of-that-name/x is not a usable path"),
         (["serve", "x" * 300], {}, "Cannot access the model folder: "),
+        (["serve", "a", "--model", "b"], {}, "The model was given twice"),
+        (["serve", "--no-such-flag"], {}, "--no-such-flag"),
+        (["quantize", "demo", "x", "--quantization", "int3"], {}, "'int3' is not one of 'int8'"),
+        (["quantize", "/no/such/model", "x", "--quantization=int8"], {}, "No model folder at /no"),
+    ],
+)
+def test_command_with_invalid_input_exits_with_2(
+    arguments: list[str], environ: dict[str, str], words: str
+) -> None:
+    check_refused(penstock(*arguments, **environ), words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["serve", "--port", "none"], {}, "--port: 'none' is not a whole number"),
+        # The library reads these variables when it is imported.
+        (["pull", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
+        (["serve", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
+        (["pull", "a/b"], {"HF_TOKEN": "k\u00e9y"}, "HF_TOKEN has characters that are not"),
         *(
             pytest.param(arguments, {}, words, marks=pytest.mark.slow)  # torch is imported first
             for start in (
@@ -112,19 +136,15 @@ def test_api_command_prints_the_page() -> None:
             )
             for arguments in ([*start, path],)
         ),
-        (["serve", "a", "--model", "b"], {}, "The model was given twice"),
-        (["serve", "--no-such-flag"], {}, "--no-such-flag"),
-        (["quantize", "demo", "x", "--quantization", "int3"], {}, "'int3' is not one of 'int8'"),
-        (["quantize", "/no/such/model", "x", "--quantization=int8"], {}, "No model folder at /no"),
-        (["pull", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
-        (["serve", "a/b"], {"HF_HUB_DOWNLOAD_TIMEOUT": "x"}, "variable HF_* is not valid"),
-        (["pull", "a/b"], {"HF_TOKEN": "k\u00e9y"}, "HF_TOKEN has characters that are not"),
     ],
 )
-def test_command_with_invalid_input_exits_with_2(
+def test_process_with_invalid_input_exits_with_2(
     arguments: list[str], environ: dict[str, str], words: str
 ) -> None:
-    answer = penstock(*arguments, environ=environ)
+    check_refused(process(*arguments, **environ), words)
+
+
+def check_refused(answer: subprocess.CompletedProcess[str], words: str) -> None:
     assert answer.returncode == 2
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
@@ -143,7 +163,7 @@ def test_merge_with_unserialisable_recipe_exits_with_2(
     tmp_path: Path, recipe: str, words: str
 ) -> None:
     (tmp_path / "r.yaml").write_text(recipe)
-    answer = penstock("merge", "--recipe", f"{tmp_path}/r.yaml", "-o", f"{tmp_path}/x")
+    answer = process("merge", "--recipe", f"{tmp_path}/r.yaml", "-o", f"{tmp_path}/x")
     assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
     assert words in answer.stderr
 
@@ -156,7 +176,7 @@ def test_pull_demo_model_prints_its_folder(name: str) -> None:
 
 
 def test_serve_warnings_go_to_stderr_and_hide_the_secret() -> None:
-    answer = penstock("serve", "/none", "--api-key", "s3cret", environ={"PENSTOCK_POTR": "1"})
+    answer = penstock("serve", "/none", "--api-key", "s3cret", PENSTOCK_POTR="1")
     assert "Did you mean PENSTOCK_PORT?" in answer.stderr
     assert "--api-key stays in the shell" in answer.stderr
     assert "s3cret" not in answer.stderr
@@ -188,7 +208,7 @@ def test_serve_with_closed_standard_streams_becomes_ready(redirections: str) -> 
     def ready() -> bool:
         assert server.poll() is None, "the server has exited"
         try:
-            return httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+            return web.get(f"http://127.0.0.1:{port}/ready").status_code == 200
         except httpx2.TransportError:
             return False
 

@@ -17,12 +17,14 @@ from tests.support.process import ROOT
 def test_model_of_the_hub_is_quantised_from_its_pulled_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    pulled = tmp_path / "org/name"
+    pulled.mkdir(parents=True)
+    (pulled / "config.json").write_text("{}")
     started: list[tuple[Any, ...]] = []
     monkeypatch.setattr("server.cli.pull.locate", lambda name, *rest: tmp_path / name)
     monkeypatch.setattr(commands, "become", lambda *command: started.append(command))
     commands.quantize("org/name", tmp_path / "out", "int8")
-    folder = str(tmp_path / "org/name")
-    assert started == [("engine.models.quantise_command", folder, tmp_path / "out", "int8")]
+    assert started == [("engine.models.quantise_command", str(pulled), tmp_path / "out", "int8")]
 
 
 @pytest.mark.slow

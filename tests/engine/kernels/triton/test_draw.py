@@ -46,8 +46,17 @@ def test_noise_kernel_has_reference_bits() -> None:
 
 # Vocabularies of one chunk, of several chunks of the first launch, and of several blocks of the
 # second.
-@pytest.mark.parametrize(("vocabulary", "rows"), [(1, 8), (7, 8), (2049, 16), (9001, 8)])
-@pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize(
+    ("vocabulary", "rows", "quantised"),
+    [
+        pytest.param(1, 8, False, id="one token"),
+        pytest.param(7, 8, True, id="ties in one chunk"),
+        pytest.param(2049, 16, False, id="chunks"),
+        pytest.param(2049, 16, True, id="ties in chunks", marks=pytest.mark.slow),
+        pytest.param(9001, 8, False, id="blocks", marks=pytest.mark.slow),
+        pytest.param(9001, 8, True, id="ties in blocks"),
+    ],
+)
 def test_draw_kernel_mixed_rows_equal_reference(
     vocabulary: int, rows: int, quantised: bool
 ) -> None:
@@ -161,10 +170,8 @@ def test_draw_kernel_non_finite_row_leaves_other_rows_unchanged(broken: float) -
     assert draw(logits, params, "triton").tolist() == due.tolist()
 
 
-SLOWLY = [pytest.param(name, marks=pytest.mark.slow) for name in ("top-k", "top-p", "min-p")]
-
-
-@pytest.mark.parametrize("name", ["temperature", *SLOWLY])
+@pytest.mark.slow  # the tests above compare draws with the reference, whose frequencies are tested
+@pytest.mark.parametrize("name", ["temperature", "top-k", "top-p", "min-p"])
 def test_draw_kernel_frequencies_match_distribution(name: str) -> None:
     setting, draws = SETTINGS[name], 150 if name == "temperature" else 400
     logits, params = logits_of(32), SamplingParams(max_tokens=64, **SETTINGS[name])
