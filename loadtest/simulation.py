@@ -96,14 +96,20 @@ class Request:
         return Measured(done, self.at)
 
 
-Received = Callable[[Sequence[Request], Sequence[Request]], None]
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the clients of a replica get from one step, or from a rejection."""
+
+    served: Sequence[Request]  # with one more token
+    ended: Sequence[Request]
+    has_prefill: bool = False  # the step has prompt tokens
+
+
+Received = Callable[[Message], None]
 
 
 class Replica:
-    """A Scheduler with the queue in front of it, computed by an engine and an API process.
-
-    `received` is called with the requests that got a token, and with those that are finished.
-    """
+    """A Scheduler with the queue in front of it, computed by an engine and an API process."""
 
     def __init__(self, fitted: FittedReplica, host: Host, received: Received) -> None:
         self._fitted = fitted
@@ -129,7 +135,7 @@ class Replica:
             self._queue.check(1, len(prompt), self._scheduler.stats())
         except EngineOverloadedError:
             request.rejected = True
-            self._received([], [request])
+            self._received(Message([], [request]))
             self.open -= 1
             return
         self._queue.join(number, 1, len(prompt))
@@ -158,24 +164,28 @@ class Replica:
             self._requests[admission.id].cached_tokens = admission.cached_tokens
         sampled = [TOKEN for slice_ in step.slices if slice_.samples]
         outputs = self._scheduler.retire(step, sampled)
-        seconds = self._fitted.api_time.receiving(len(outputs))
-        self._api.do(seconds, functools.partial(self._send, outputs))
+        has_prefill = bool(step.prefills)
+        seconds = self._fitted.api_time.receiving(len(outputs), has_prefill=has_prefill)
+        self._api.do(seconds, functools.partial(self._send, outputs, has_prefill))
         self._launch()
 
-    def _send(self, outputs: Sequence[TokenOutput]) -> None:
+    def _send(self, outputs: Sequence[TokenOutput], has_prefill: bool) -> None:
+        if not outputs:
+            return
         served = [self._requests[output.id] for output in outputs]
         finished = [self._requests.pop(output.id) for output in outputs if output.finish]
         self.open -= len(finished)
-        self._received(served, finished)
+        self._received(Message(served, finished, has_prefill))
 
 
 def step_seconds(step_time: StepTime, step: Step) -> float:
     """Return the seconds of a step, from its chunks of prompts and its decodes."""
     chunks = {chunk.id: chunk for chunk in step.prefills}
     decodes = [slice_.start for slice_ in step.slices if slice_.id not in chunks]
+    prompts = sum(slice_.samples for slice_ in step.slices) - len(decodes)
     prefill = sum(chunk.count for chunk in chunks.values())
     attended = sum(chunk.count * (chunk.start + chunk.count / 2) for chunk in chunks.values())
-    return step_time.seconds(prefill, len(decodes), sum(decodes), attended)
+    return step_time.seconds(prompts, prefill, len(decodes), sum(decodes), attended)
 
 
 class Simulation:
@@ -238,15 +248,16 @@ class Simulation:
             functools.partial(replica.submit, next(self._numbers), request),
         )
 
-    def _receive(self, served: Sequence[Request], finished: Sequence[Request]) -> None:
-        """Let the client read the tokens of one message, and end the finished requests."""
+    def _receive(self, message: Message) -> None:
+        """Let the client read a message, and end the requests that it ends."""
 
         def read() -> None:
-            for request in served:
+            for request in message.served:
                 request.arrivals.append(self._events.now)
-            for request in finished:
+            for request in message.ended:
                 if request.ended is not None:
                     request.ended()
 
-        if served or finished:
-            self._client.do(self._client_time.receiving(len(served)), read)
+        tokens = len(message.served)
+        seconds = self._client_time.receiving(tokens, has_prefill=message.has_prefill)
+        self._client.do(seconds, read)

@@ -25,13 +25,14 @@ class StepTime(msgspec.Struct, frozen=True):
     decodes: tuple[tuple[int, float], ...]  # (decodes in the step, seconds), ascending
     context_token: float  # per token of context of each decode
     prefill_step: float
+    prompt: float  # per prompt that the step completes
     prefill_token: float
     attention: float  # per prompt token and token of its context
 
     def seconds(
-        self, prefill_tokens: int, decode_tokens: int, context: int, attended: float
+        self, prompts: int, prefill_tokens: int, decode_tokens: int, context: int, attended: float
     ) -> float:
-        """Return the seconds of a step.
+        """Return the seconds of a step that completes so many `prompts`.
 
         `context` is the sum of the decodes' contexts; `attended` is that of the prompt tokens'.
         """
@@ -41,6 +42,7 @@ class StepTime(msgspec.Struct, frozen=True):
         # Its decodes are computed together with the prompt, as those of a large batch are.
         return (
             self.prefill_step
+            + self.prompt * prompts
             + self.prefill_token * prefill_tokens
             + self.attention * attended
             + self._slope(len(self.decodes) - 1) * decode_tokens
@@ -62,19 +64,22 @@ class StepTime(msgspec.Struct, frozen=True):
 class RequestTime(msgspec.Struct, frozen=True):
     """The seconds that a process without a model needs for requests: the API process or a client.
 
-    `step` is per message with the outputs of a step.
+    `step` and `prefill_step` are per message with the outputs of a step. Steps with prompt tokens
+    are rarer, so the process has slept before each.
     """
 
     request: float = 0.0
     prompt_token: float = 0.0
     step: float = 0.0
+    prefill_step: float = 0.0
     token: float = 0.0
 
     def sending(self, prompt_tokens: int) -> float:
         return self.request + self.prompt_token * prompt_tokens
 
-    def receiving(self, tokens: int) -> float:
-        return self.step + self.token * tokens
+    def receiving(self, tokens: int, *, has_prefill: bool) -> float:
+        message = self.prefill_step if has_prefill else self.step
+        return message + self.token * tokens
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -110,9 +115,10 @@ def fit_steps(intervals: Sequence[Interval], threads: int) -> StepTime:
     for each in intervals:
         tables = [each.steps if each.decodes == count else 0.0 for count in counts]
         if each.decodes:
-            rows.append([*tables, each.steps * each.context, 0.0, 0.0, 0.0])
+            rows.append([*tables, each.steps * each.context, 0.0, 0.0, 0.0, 0.0])
         else:
-            rows.append([*tables, 0.0, each.steps, each.prefill, each.attended])
+            prompts = [each.steps, each.requests, each.prefill, each.attended]
+            rows.append([*tables, 0.0, *prompts])
     found = balanced(rows, [each.engine_cpu / threads for each in intervals])
     table, others = found[: len(counts)], found[len(counts) :]
     return StepTime(tuple(zip(counts, table, strict=True)), *others)
@@ -123,7 +129,10 @@ def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> Request
 
     The work of the readings is estimated, too, and left out.
     """
-    rows = [[i.requests, i.prefill, i.steps, i.tokens, i.readings] for i in intervals]
+    rows = []
+    for each in intervals:
+        messages = (each.steps, 0.0) if each.decodes else (0.0, each.steps)
+        rows.append([each.requests, each.prefill, *messages, each.tokens, each.readings])
     return RequestTime(*balanced(rows, cpu)[:-1])
 
 

@@ -20,7 +20,7 @@ from tests.support.process import ROOT
 def test_simulator_check_predicts_the_throughput_roughly(tmp_path: Path) -> None:
     figures, model = tmp_path / "figures.json", tmp_path / "model.json"
     script = [sys.executable, "-m", "loadtest.simulator_check", "mix"]
-    short = ["--rounds", "1", "--seconds", "6", "--calibration-seconds", "2"]
+    short = ["--rounds", "1", "--seconds", "6"]
     command = [*script, *short, "--json", str(figures), "--save", str(model)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
