@@ -26,16 +26,16 @@ PROMPTS = (16, 64, 200, 0.9)  # tokens; a fraction is a share of the longest seq
 PROMPT_CLIENTS = (1, 4)
 DECODES = (1, 2, 4, 8, 9, 16, 32)  # numbers of decodes; up to 8 are recorded on a CPU
 CONTEXTS = (16, 0.4)
-# Of an interval, at least. Reading the counters takes 15 ms of the API process, which requests must
-# exceed.
-PROMPT_SECONDS, DECODE_SECONDS, STEPS = 0.7, 0.3, 10
+# Of an interval. It is repeated with twice the time if a server takes fewer steps.
+PROMPT_SECONDS, DECODE_SECONDS, STEPS = 0.7, 0.4, 10
 POLL_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Counters of one server; `context` is a gauge, in tokens."""
+    """Counters of one server at the time `at`, in seconds; `context` is a gauge, in tokens."""
 
+    at: float
     steps: float
     prefill: float  # prompt tokens computed, without those found in the prefix cache
     context: float
@@ -44,7 +44,7 @@ class Scrape:
     running: float  # a gauge
 
     @classmethod
-    def parse(cls, exposition: str) -> Scrape:
+    def parse(cls, at: float, exposition: str) -> Scrape:
         samples: dict[str, float] = {}
         shape: dict[str, str] = {}
         for family in text_string_to_metric_families(exposition):
@@ -54,6 +54,7 @@ class Scrape:
                     shape = sample.labels
         blocks, size = int(shape["num_gpu_blocks"]), int(shape["block_size"])
         return cls(
+            at=at,
             steps=samples["engine_step_seconds_count"],
             prefill=samples["prefix_cache_queries_total"] - samples["prefix_cache_hits_total"],
             context=samples["kv_cache_usage_perc"] * blocks * size,
@@ -64,12 +65,22 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The counters and CPU times of one server at one time."""
+class Cpu:
+    """The CPU seconds of the engines, of the API processes and of this process at a time."""
 
-    scrape: Scrape
-    engine_cpu: float
-    api_cpu: float
+    at: float
+    engines: list[float]
+    apis: list[float]
+    client: float
+
+    @classmethod
+    def now(cls, servers: Sequence[Calibrated]) -> Cpu:
+        return cls(
+            at=time.monotonic(),
+            engines=[cpu_seconds(server.engine) for server in servers],
+            apis=[cpu_seconds(server.api) for server in servers],
+            client=time.process_time(),
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,9 @@ class Calibrated:
         return cls(Target.parse(server.address), api, engine)
 
     async def scrape(self) -> Scrape:
+        began = time.monotonic()
         this = await exchange(self.target, "/metrics", None, limit_s=30)
-        return Scrape.parse(this.body.decode())
+        return Scrape.parse((began + time.monotonic()) / 2, this.body.decode())
 
     async def until_begun(self, requests: float) -> None:
         """Wait until so many requests have their first token."""
@@ -97,10 +109,6 @@ class Calibrated:
         while begun < requests:
             await asyncio.sleep(POLL_S)
             begun = (await self.scrape()).requests
-
-    async def read(self) -> Reading:
-        scrape = await self.scrape()
-        return Reading(scrape, cpu_seconds(self.engine), cpu_seconds(self.api))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -170,29 +178,31 @@ class Calibration:
             await self._interval(servers, count, context)
 
     async def _interval(self, servers: Sequence[Calibrated], decodes: int, length: int) -> None:
-        """Add what the servers do from now on, unless the number of decodes changes meanwhile."""
+        """Add what the servers do from now on, unless the number of decodes changes meanwhile.
+
+        CPU times are those between the scrapes, which take milliseconds themselves.
+        """
         seconds = DECODE_SECONDS if decodes else PROMPT_SECONDS
-        cpu, began = time.process_time(), time.monotonic()
-        before = [await server.read() for server in servers]
-        after, readings = before, 0
-        while time.monotonic() < began + seconds or any(
-            new.scrape.steps < old.scrape.steps + STEPS
-            for old, new in zip(before, after, strict=True)
-        ):
+        steps = 0.0
+        while steps < STEPS:
+            before = [await server.scrape() for server in servers]
+            begin = Cpu.now(servers)
             await asyncio.sleep(seconds)
-            after = [await server.read() for server in servers]
-            readings += 1
-        cpu = time.process_time() - cpu
-        pairs = list(zip(before, after, strict=True))
-        if decodes and any(
-            new.scrape.running != decodes or new.scrape.requests != old.scrape.requests
-            for old, new in pairs
-        ):
+            end = Cpu.now(servers)
+            after = [await server.scrape() for server in servers]
+            pairs = list(zip(before, after, strict=True))
+            steps = min(new.steps - old.steps for old, new in pairs)
+            seconds *= 2
+        changed = any(new.running != decodes or new.requests != old.requests for old, new in pairs)
+        if decodes and changed:
             return
-        found = [interval(old, new, decodes, length, readings) for old, new in pairs]
+        found = [
+            interval(number, pair, (begin, end), decodes, length)
+            for number, pair in enumerate(pairs)
+        ]
         self.intervals += found
         self.together.append(total(found))
-        self.client_cpu.append(cpu)
+        self.client_cpu.append(end.client - begin.client)
 
 
 @asynccontextmanager
@@ -207,20 +217,24 @@ async def running(clients: Iterable[Coroutine[None, None, None]]) -> AsyncIterat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def interval(old: Reading, new: Reading, decodes: int, length: int, readings: int) -> Interval:
-    before, after = old.scrape, new.scrape
-    prefill = after.prefill - before.prefill
+def interval(
+    number: int, scrapes: tuple[Scrape, Scrape], cpu: tuple[Cpu, Cpu], decodes: int, length: int
+) -> Interval:
+    """Return what server `number` did between two readings of CPU times, under a steady load."""
+    before, after = scrapes
+    begin, end = cpu
+    share = (end.at - begin.at) / (after.at - before.at)
+    prefill = share * (after.prefill - before.prefill)
     return Interval(
         decodes=decodes,
-        steps=after.steps - before.steps,
+        steps=share * (after.steps - before.steps),
         prefill=prefill,
         context=(before.context + after.context) / 2,
         attended=prefill * length / 2,
-        requests=after.requests - before.requests,
-        readings=readings,
-        tokens=after.tokens - before.tokens,
-        engine_cpu=new.engine_cpu - old.engine_cpu,
-        api_cpu=new.api_cpu - old.api_cpu,
+        requests=share * (after.requests - before.requests),
+        tokens=share * (after.tokens - before.tokens),
+        engine_cpu=end.engines[number] - begin.engines[number],
+        api_cpu=end.apis[number] - begin.apis[number],
     )
 
 
@@ -228,7 +242,7 @@ def total(intervals: Sequence[Interval]) -> Interval:
     """Return the work of a client of several servers. Steps without output send it nothing."""
     sums = {
         name: sum(getattr(each, name) for each in intervals)
-        for name in ("prefill", "requests", "tokens", "readings")
+        for name in ("prefill", "requests", "tokens")
     }
     messages = sum(min(each.steps, each.tokens) for each in intervals)
     return msgspec.structs.replace(intervals[0], steps=messages, **sums)

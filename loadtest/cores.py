@@ -118,10 +118,12 @@ class Process:
         self._host = host
         self._threads = [Thread(self) for _ in range(threads)]
         self._busy = 0  # threads
+        self.worked = 0.0  # seconds of all threads together
         self._work: deque[tuple[float, Callable[[], None]]] = deque()
 
     def do(self, seconds: float, then: Callable[[], None]) -> None:
         """Work for `seconds` on as many cores as there are threads, then call `then`."""
+        self.worked += seconds * len(self._threads)
         self._work.append((max(seconds, 2 * ROUNDING), then))
         if len(self._work) == 1:
             self._begin(None)

@@ -71,6 +71,15 @@ class Clients(msgspec.Struct, frozen=True):
     time: RequestTime
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """CPU seconds of all replicas and their clients."""
+
+    engines: float
+    apis: float
+    client: float
+
+
 @dataclass
 class Request:
     """One request in the simulation; times are seconds since the start."""
@@ -114,8 +123,8 @@ class Replica:
     def __init__(self, fitted: FittedReplica, host: Host, received: Received) -> None:
         self._fitted = fitted
         self._events = host.events
-        self._engine = Process(host, fitted.threads)
-        self._api = Process(host)
+        self.engine = Process(host, fitted.threads)
+        self.api = Process(host)
         self._received = received
         self._queue = AdmissionControl(fitted.config, lambda: host.events.now)
         self._scheduler = fitted.scheduler()
@@ -126,7 +135,7 @@ class Replica:
     def submit(self, number: int, request: Request) -> None:
         """Let the API process parse the request and queue it."""
         seconds = self._fitted.api_time.sending(len(request.ask.prompt))
-        self._api.do(seconds, functools.partial(self._add, number, request))
+        self.api.do(seconds, functools.partial(self._add, number, request))
 
     def _add(self, number: int, request: Request) -> None:
         """Queue the request, or reject it if the queue is full."""
@@ -152,7 +161,7 @@ class Replica:
             return
         self._is_computing = True
         seconds = step_seconds(self._fitted.step_time, step)
-        self._engine.do(seconds, functools.partial(self._retire, step))
+        self.engine.do(seconds, functools.partial(self._retire, step))
 
     def _retire(self, step: Step) -> None:
         """End a step: the API process sends its outputs while the engine runs the next one."""
@@ -166,7 +175,7 @@ class Replica:
         outputs = self._scheduler.retire(step, sampled)
         has_prefill = bool(step.prefills)
         seconds = self._fitted.api_time.receiving(len(outputs), has_prefill=has_prefill)
-        self._api.do(seconds, functools.partial(self._send, outputs, has_prefill))
+        self.api.do(seconds, functools.partial(self._send, outputs, has_prefill))
         self._launch()
 
     def _send(self, outputs: Sequence[TokenOutput], has_prefill: bool) -> None:
@@ -212,6 +221,15 @@ class Simulation:
         self._policy = policy
         self._block_size = fitted.config.block_size
         self._numbers = itertools.count()
+
+    @property
+    def worked(self) -> Work:
+        """The work done so far."""
+        return Work(
+            engines=sum(replica.engine.worked for replica in self._replicas),
+            apis=sum(replica.api.worked for replica in self._replicas),
+            client=self._client.worked,
+        )
 
     def open_loop(self, asks: Iterable[Ask]) -> list[Measured]:
         """Simulate requests that arrive at their scheduled times."""

@@ -36,13 +36,13 @@ from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
 from engine.core import COPIED_PART
 from engine.memory.model_plan import ModelPlan
-from loadtest.calibration import Calibrated, Calibration, cpu_seconds
+from loadtest.calibration import Calibrated, Calibration, Cpu
 from loadtest.errors import BenchError
 from loadtest.http_client import Target, stream
 from loadtest.measure import Load, Measured, Point, point
 from loadtest.schedule import DEMO_VOCABULARY, Ask, asks, timetable
 from loadtest.servers import Penstock
-from loadtest.simulation import Clients, FittedReplica, Simulation
+from loadtest.simulation import Clients, FittedReplica, Simulation, Work
 from loadtest.step_time import RequestTime
 from loadtest.workload import Scale, Workload, workload
 
@@ -111,51 +111,52 @@ class Router:
 
 @dataclass(frozen=True)
 class Run:
-    """A load on the real replicas: what it measured, and the cores that other programs used."""
+    """A load on the real replicas: what it measured, and the work of all processes."""
 
     asked: Asked
     point: Point
-    others: float
+    work: Work
+    others: float  # cores that other programs used
 
 
 async def measure(servers: Sequence[Calibrated], load: Load, seconds: float, asked: Asked) -> Run:
     """Measure `load` on the real replicas."""
     router = Router([server.target for server in servers])
     plan = asked.timetable(load.value, seconds) if load.loop == "open" else []
-    before, cpu, begin = Usage.now(servers), time.process_time(), time.monotonic()
+    machine, before = machine_seconds(), Cpu.now(servers)
     if load.loop == "open":
-        await router.open_loop(plan, begin)
+        await router.open_loop(plan, before.at)
     else:
-        await router.closed_loop(asked.endless(), int(load.value), begin + seconds)
-    busy = (time.process_time() - cpu) / (time.monotonic() - begin)
-    others = Usage.now(servers).others_since(before)
-    found = point(load, 1, (begin, begin + seconds), router.measured, None, busy)
-    return Run(asked, found, others)
+        await router.closed_loop(asked.endless(), int(load.value), before.at + seconds)
+    work = work_between(before, after := Cpu.now(servers))
+    duration = after.at - before.at
+    own = work.engines + work.apis + work.client
+    window = before.at, before.at + seconds
+    return Run(
+        asked,
+        point(load, 1, window, router.measured, None, work.client / duration),
+        work,
+        max(0.0, machine_seconds() - machine - own) / duration,
+    )
 
 
-@dataclass(frozen=True)
-class Usage:
-    """CPU seconds of the machine and of the processes of this check."""
-
-    at: float
-    machine: float  # with the time that the hypervisor gave to others
-    own: float
-
-    @classmethod
-    def now(cls, servers: Sequence[Calibrated]) -> Usage:
-        times = psutil.cpu_times()
-        busy = times.user + times.nice + times.system + times.irq + times.softirq + times.steal
-        own = time.process_time()
-        own += sum(cpu_seconds(each.api) + cpu_seconds(each.engine) for each in servers)
-        return cls(time.monotonic(), busy, own)
-
-    def others_since(self, before: Usage) -> float:
-        """Return the cores that other programs have used since then, on average."""
-        used = (self.machine - before.machine) - (self.own - before.own)
-        return max(0.0, used / (self.at - before.at))
+def machine_seconds() -> float:
+    """Return the CPU seconds of the machine, with those that its hypervisor gave to others."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
 
 
-def predict(fitted: FittedReplica, client: RequestTime, run: Run, seconds: float) -> Point:
+def work_between(before: Cpu, after: Cpu) -> Work:
+    return Work(
+        engines=sum(after.engines) - sum(before.engines),
+        apis=sum(after.apis) - sum(before.apis),
+        client=after.client - before.client,
+    )
+
+
+def predict(
+    fitted: FittedReplica, client: RequestTime, run: Run, seconds: float
+) -> tuple[Point, Work]:
     """Simulate the load of `run` on the cores that it had."""
     load, asked = run.point.load, run.asked
     clients = Clients(fitted.cores - run.others, client)
@@ -164,7 +165,7 @@ def predict(fitted: FittedReplica, client: RequestTime, run: Run, seconds: float
         measured = simulation.open_loop(asked.timetable(load.value, seconds))
     else:
         measured = simulation.closed_loop(asked.endless(), int(load.value), seconds)
-    return point(load, 1, (0.0, seconds), measured, None, 0.0)
+    return point(load, 1, (0.0, seconds), measured, None, 0.0), simulation.worked
 
 
 async def one_round(
@@ -180,18 +181,19 @@ def compare(
     fitted: FittedReplica, client: RequestTime, runs: Sequence[Run], seconds: float
 ) -> dict[str, Any]:
     """Return the measured and the predicted figures of the same requests, for each loop."""
-    return {
-        run.point.load.loop: {
+    found = {}
+    for run in runs:
+        foretold, work = predict(fitted, client, run, seconds)
+        found[run.point.load.loop] = {
             "load": str(run.point.load),
             "cores_of_other_programs": run.others,
-            "measured": summary(run.point),
-            "predicted": summary(predict(fitted, client, run, seconds)),
+            "measured": summary(run.point, run.work),
+            "predicted": summary(foretold, work),
         }
-        for run in runs
-    }
+    return found
 
 
-def summary(p: Point) -> dict[str, float]:
+def summary(p: Point, work: Work) -> dict[str, float]:
     assert p.ttft
     assert p.itl
     return {
@@ -201,7 +203,9 @@ def summary(p: Point) -> dict[str, float]:
         "tokens_per_s": p.tokens_per_s,
         "hit_rate": p.cached_tokens / max(p.prompt_tokens, 1),
         "failed": sum(p.failed.values()) + p.rejected,
-        "client_cpu": p.client_cpu,
+        "cpu_s_engines": work.engines,
+        "cpu_s_apis": work.apis,
+        "cpu_s_client": work.client,
     }
 
 
@@ -256,7 +260,8 @@ async def check(
         for number in range(options.rounds):
             await calibration.take(servers)
             rounds.append(await one_round(servers, Asked(chosen, number), options))
-            print(f"round {number}: {summary(rounds[-1][0].point)}", flush=True)
+            closed = rounds[-1][0]
+            print(f"round {number}: {summary(closed.point, closed.work)}", flush=True)
         await calibration.take(servers)
     fitted, client = fitted_replica(config, calibration), calibration.client_time()
     figures = [compare(fitted, client, runs, options.seconds) for runs in rounds]

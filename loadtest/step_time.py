@@ -95,7 +95,6 @@ class Interval(msgspec.Struct, frozen=True):
     attended: float  # sum over the computed prompt tokens of their contexts
     requests: float
     tokens: float  # generated
-    readings: float  # of the server's counters, which takes its own time
     engine_cpu: float
     api_cpu: float
 
@@ -125,15 +124,12 @@ def fit_steps(intervals: Sequence[Interval], threads: int) -> StepTime:
 
 
 def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> RequestTime:
-    """Fit a RequestTime to the CPU times `cpu` of a process, one for each interval.
-
-    The work of the readings is estimated, too, and left out.
-    """
+    """Fit a RequestTime to the CPU times `cpu` of a process, one for each interval."""
     rows = []
     for each in intervals:
         messages = (each.steps, 0.0) if each.decodes else (0.0, each.steps)
-        rows.append([each.requests, each.prefill, *messages, each.tokens, each.readings])
-    return RequestTime(*balanced(rows, cpu)[:-1])
+        rows.append([each.requests, each.prefill, *messages, each.tokens])
+    return RequestTime(*balanced(rows, cpu))
 
 
 def balanced(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

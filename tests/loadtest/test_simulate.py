@@ -18,7 +18,7 @@ from loadtest.measure import Slo
 from loadtest.schedule import Ask, asks, timetable, token_ids
 from loadtest.simulate import Question
 from loadtest.simulation import Clients, FittedReplica, Simulation
-from loadtest.simulator_check import Usage, errors
+from loadtest.simulator_check import errors
 from loadtest.step_time import RequestTime, StepTime
 from loadtest.workload import Shape, fixed, mix
 
@@ -117,8 +117,11 @@ def test_simulation_chunks_behind_long_contexts_are_smaller_beside_a_decode() ->
 def test_simulation_outputs_take_time_in_the_api_process_and_the_client() -> None:
     api, client = RequestTime(0.005, 1e-5, 0.9, 0.002, 0.001), RequestTime(0.003, token=0.004)
     shared = Clients(2.0, client)
-    [alone] = simulation(api_time=api, clients=shared).open_loop([Ask(0.0, prompt(100), 1)])
+    simulated = simulation(api_time=api, clients=shared)
+    [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
     engine = 0.010 + 0.010
+    assert simulated.worked.engines == pytest.approx(engine)
+    assert simulated.worked.client == pytest.approx(0.003 + 0.004)
     assert alone.ttft == pytest.approx(0.003 + 0.005 + 100 * 1e-5 + engine + 0.003 + 0.004)
 
 
@@ -225,13 +228,6 @@ def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
     assert found == pytest.approx(
         dict.fromkeys(figures, 0.0) | {"tokens_per_s": 0.1, "hit_rate": 0.02}
     )
-
-
-def test_usage_of_others_is_what_this_check_has_not_used() -> None:
-    before = Usage(at=10.0, machine=100.0, own=30.0)
-    assert Usage(at=14.0, machine=106.0, own=34.0).others_since(before) == pytest.approx(0.5)
-    rounding = Usage(at=14.0, machine=103.9, own=34.0)
-    assert rounding.others_since(before) == 0.0
 
 
 def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from loadtest.calibration import total
+from loadtest.calibration import Cpu, Scrape, interval, total
 from loadtest.step_time import Interval, RequestTime, StepTime, fit_requests, fit_steps
 
 MODEL = StepTime(((1, 0.001), (8, 0.002), (9, 0.004), (32, 0.006)), 3e-7, 0.003, 2e-4, 4e-5, 1e-7)
@@ -23,7 +23,7 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
         steps = rng.randint(30, 60)
         requests = prompts * steps
         prefill = prompt * requests
-        tokens, readings = steps * (decodes + prompts), rng.randint(1, 3)
+        tokens = steps * (decodes + prompts)
         attended = prefill * prompt / 2
         step = model.seconds(prompts, prefill // steps, decodes, round(context), attended / steps)
         sending = api.request * requests + api.prompt_token * prefill
@@ -38,9 +38,8 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
                 attended=attended,
                 requests=requests,
                 tokens=tokens,
-                readings=readings,
                 engine_cpu=steps * step * threads * factors[0],
-                api_cpu=(sending + receiving + 0.01 * readings) * factors[1],
+                api_cpu=(sending + receiving) * factors[1],
             )
         )
 
@@ -63,7 +62,7 @@ def test_fit_steps_recovers_the_times_of_a_thread() -> None:
     assert found.attention == pytest.approx(MODEL.attention, rel=0.3)
 
 
-def test_fit_requests_recovers_the_times_without_the_readings() -> None:
+def test_fit_requests_recovers_the_times() -> None:
     measured = intervals(MODEL, API, threads=1, noise=0.01)
     found = fit_requests(measured, [each.api_cpu for each in measured])
     assert found.request == pytest.approx(API.request, rel=0.1)
@@ -97,8 +96,16 @@ def test_step_time_of_decodes_is_interpolated_and_extrapolated() -> None:
     assert beside_prompt == pytest.approx(0.002 + 3e-4)
 
 
+def test_interval_counts_what_happens_between_the_cpu_readings() -> None:
+    """Scrapes at 0 and 10 s enclose the readings of the CPU times at 1 and 9 s."""
+    scrapes = Scrape(0.0, 0, 0, 64.0, 0, 0, 4), Scrape(10.0, 100, 1000, 128.0, 20, 40, 4)
+    cpu = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], 0.0), Cpu(9.0, [9.0, 6.0], [9.0, 2.0], 3.0)
+    found = interval(1, scrapes, cpu, 0, 50)
+    assert found == Interval(0, 80, 800, 96.0, 20_000, 16, 32, 4.0, 1.0)
+
+
 def test_total_of_two_servers_has_no_messages_for_steps_without_output() -> None:
-    chunks = Interval(0, 40, 9000, 0.0, 0.0, 10, 10, 1, 0.3, 0.02)
+    chunks = Interval(0, 40, 9000, 0.0, 0.0, 10, 10, 0.3, 0.02)
     decodes = msgspec.structs.replace(chunks, decodes=4, steps=50, requests=0, tokens=200)
     both = total([chunks, decodes])
-    assert (both.steps, both.requests, both.tokens, both.readings) == (10 + 50, 10, 210, 2)
+    assert (both.steps, both.requests, both.tokens) == (10 + 50, 10, 210)

@@ -210,7 +210,7 @@ async def test_calibration_scrape_parses_our_metrics(served):
     """loadtest/calibration.py reads the work of its simulator's processes here."""
 
     async def scrape() -> Scrape:
-        return Scrape.parse((await served.http.get("/metrics")).text)
+        return Scrape.parse(0.0, (await served.http.get("/metrics")).text)
 
     before = await scrape()
     body = {"prompt": "abcdefgh", "max_tokens": 5, "ignore_eos": True}
