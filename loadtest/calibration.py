@@ -104,7 +104,7 @@ class Calibrated:
         return Scrape.parse((began + time.monotonic()) / 2, this.body.decode())
 
     async def until_begun(self, requests: float) -> None:
-        """Wait until so many requests have their first token."""
+        """Wait until this number of requests have their first token."""
         begun = 0.0
         while begun < requests:
             await asyncio.sleep(POLL_S)

@@ -107,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the clients of a replica get from one step, or from a rejection."""
+    """A replica's outputs of one step, or a rejection, on the way to its clients."""
 
     served: Sequence[Request]  # with one more token
     ended: Sequence[Request]

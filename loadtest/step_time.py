@@ -32,7 +32,7 @@ class StepTime(msgspec.Struct, frozen=True):
     def seconds(
         self, prompts: int, prefill_tokens: int, decode_tokens: int, context: int, attended: float
     ) -> float:
-        """Return the seconds of a step that completes so many `prompts`.
+        """Return the seconds of a step that completes `prompts` prompts.
 
         `context` is the sum of the decodes' contexts; `attended` is that of the prompt tokens'.
         """
@@ -83,7 +83,7 @@ class RequestTime(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """What a server, or a client of several, did between two readings. CPU times are seconds.
+    """The work of a server, or of a client, between two readings. CPU times are seconds.
 
     `decodes` is the number of decodes of each step, or 0 if all steps had prompt tokens alone.
     """

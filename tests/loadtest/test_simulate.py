@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import msgspec
@@ -13,12 +14,12 @@ import pytest
 from deploy.ray.policies import POLICIES
 from engine.config import EngineConfig
 from engine.protocol import KVGroup
-from loadtest import simulate
-from loadtest.measure import Slo
+from loadtest import simulate, simulator_check
+from loadtest.measure import Load, Slo, point
 from loadtest.schedule import Ask, asks, timetable, token_ids
 from loadtest.simulate import Question
-from loadtest.simulation import Clients, FittedReplica, Simulation
-from loadtest.simulator_check import errors
+from loadtest.simulation import Clients, FittedReplica, Simulation, Work
+from loadtest.simulator_check import Asked, Run, errors
 from loadtest.step_time import RequestTime, StepTime
 from loadtest.workload import Shape, fixed, mix
 
@@ -106,7 +107,7 @@ def test_simulation_contexts_of_prompts_and_decodes_cost() -> None:
     assert second - first == pytest.approx(100 * 1e-5)
 
 
-def test_simulation_chunks_behind_long_contexts_are_smaller_beside_a_decode() -> None:
+def test_simulation_chunks_behind_long_contexts_are_smaller_with_a_decode() -> None:
     plan = [Ask(0.0, prompt(10), 60), Ask(0.1, prompt(900, 1), 1)]
     constant, shrinking = (
         simulation(context_cost=cost).open_loop(plan)[1].ttft or 0 for cost in (0.0, 0.01)
@@ -179,7 +180,7 @@ def test_simulation_full_queue_rejects_by_length_and_by_wait() -> None:
 
 
 def test_question_fewest_finds_minimum_replicas_and_their_cost() -> None:
-    rate, seconds = 20.0, 20.0
+    rate, seconds = 20.0, 8.0
     plan = timetable(mix(), rate, seconds, VOCABULARY, 0)
     slo = Slo.parse("ttft=200ms,itl=60ms")
     question = Question(fitted(), plan, rate, seconds, "least-loaded", slo, price=2.0)
@@ -228,6 +229,31 @@ def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
     assert found == pytest.approx(
         dict.fromkeys(figures, 0.0) | {"tokens_per_s": 0.1, "hit_rate": 0.02}
     )
+
+
+async def test_check_repeats_rounds_that_other_programs_disturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = iter((0.05, 0.7, 0.02))
+    taken: list[int] = []
+
+    class Calibrating:
+        async def take(self, servers: object) -> None:
+            taken.append(len(taken))
+
+    async def measure(servers: object, load: Load, seconds: float, asked: Asked) -> Run:
+        found = point(load, 1, (0.0, 1.0), [], None, 0.0)
+        used = next(others) if load.loop == "closed" and asked.seed >= 0 else 0.0
+        return Run(asked, found, Work(0.0, 0.0, 0.0), used)
+
+    monkeypatch.setattr(simulator_check, "measure", measure)
+    monkeypatch.setattr(simulator_check, "summary", lambda *args: {})
+    options = Namespace(rounds=2, seconds=1.0, share=0.7, most_others=0.1)
+    rounds, disturbed = await simulator_check.measure_rounds([], Calibrating(), mix(), options)  # type: ignore[arg-type]
+    assert [runs[0].others for runs in rounds] == [0.05, 0.02]
+    assert disturbed == 1
+    assert len({runs[0].asked.seed for runs in rounds}) == 2, "a repeated prompt would be cached"
+    assert len(taken) == 4, "before each round and behind the last"
 
 
 def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:

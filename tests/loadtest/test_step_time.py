@@ -92,8 +92,8 @@ def test_step_time_of_decodes_is_interpolated_and_extrapolated() -> None:
     assert seconds(4) == pytest.approx(0.001 + 3 / 7 * 0.001)
     assert seconds(9) == pytest.approx(0.004)
     assert seconds(55) == pytest.approx(0.006 + 0.002)
-    beside_prompt = MODEL.seconds(1, 100, 23, 1000, 0.0) - MODEL.seconds(1, 100, 0, 0, 0.0)
-    assert beside_prompt == pytest.approx(0.002 + 3e-4)
+    with_prompt = MODEL.seconds(1, 100, 23, 1000, 0.0) - MODEL.seconds(1, 100, 0, 0, 0.0)
+    assert with_prompt == pytest.approx(0.002 + 3e-4)
 
 
 def test_interval_counts_what_happens_between_the_cpu_readings() -> None:

@@ -218,7 +218,6 @@ async def test_calibration_scrape_parses_our_metrics(served):
     generated = answer.json()["usage"]["completion_tokens"]
     after = await scrape()
     assert after.tokens - before.tokens == generated
-    assert after.prefill > before.prefill
     assert after.requests - before.requests == 1
     assert after.steps > before.steps
     assert after.running == before.running == 0
