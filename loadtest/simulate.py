@@ -1,8 +1,7 @@
 """Predict how many replicas a trace needs, their cost, and how many requests keep an objective.
 
-This is a discrete-event simulation. Requests arrive by a timetable, a routing policy sends each to
-a replica, and every replica runs the engine's own Scheduler, with its blocks and steps. Only the
-device is replaced: StepTime gives the duration of a step, and answers have the given lengths.
+Requests arrive by a timetable, and a routing policy sends each to a simulated replica
+(`loadtest/simulation.py`). Every replica has cores of its own.
 
     python -m loadtest.simulate TRACE --model MODEL.json --rate 20 --slo ttft=500ms --price 1.5
 
@@ -12,200 +11,22 @@ device is replaced: StepTime gives the duration of a step, and answers have the 
 from __future__ import annotations
 
 import argparse
-import functools
-import heapq
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from deploy.ray.policies import POLICIES, Policy, prefix_hashes
-from engine.client.admission import AdmissionControl
-from engine.config import EngineConfig
-from engine.errors import EngineOverloadedError
-from engine.protocol import GenerateRequest, SamplingParams
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import SampledToken, Step
+from deploy.ray.policies import POLICIES, Policy
 from loadtest.errors import BenchError
-from loadtest.http_client import Completion
-from loadtest.measure import Load, Measured, Point, Slo, point
+from loadtest.measure import Load, Point, Slo, point
 from loadtest.schedule import Ask, timetable
-from loadtest.step_time import StepTime
+from loadtest.simulation import FittedReplica, Simulation
 from loadtest.workload import Scale, workload
 
-TOKEN = SampledToken(0)  # every token of every answer
 MAX_REPLICAS = 64
 VOCABULARY = range(1, 1000)  # token ids of the prompts, which no model reads
-
-
-class FittedReplica(msgspec.Struct, frozen=True):
-    """The parameters of a simulated replica.
-
-    These are the configuration of `penstock serve`, the sizes derived from it, and the duration of
-    its steps. The KV cache is that of full attention.
-    """
-
-    config: EngineConfig
-    num_blocks: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    step_time: StepTime
-
-
-@dataclass
-class Request:
-    """One request in the simulation; times are seconds since the start."""
-
-    at: float
-    ask: Ask
-    ended: Callable[[], None] | None = None  # called when its answer is complete
-    arrivals: list[float] = field(default_factory=list)
-    cached_tokens: int = 0
-    rejected: bool = False
-
-    def measured(self) -> Measured:
-        done = Completion(
-            started=self.at,
-            ended=self.arrivals[-1] if self.arrivals else self.at,
-            arrivals=tuple(self.arrivals),
-            tokens=len(self.arrivals),
-            prompt_tokens=len(self.ask.prompt),
-            cached_tokens=self.cached_tokens,
-            error="rejected" if self.rejected else "",
-            status=503 if self.rejected else 200,
-        )
-        return Measured(done, self.at)
-
-
-class Replica:
-    """A Scheduler with the queue in front of it and the timing of its steps."""
-
-    def __init__(self, fitted: FittedReplica, clock: Callable[[], float]) -> None:
-        config = fitted.config
-        self._step_time = fitted.step_time
-        self._queue = AdmissionControl(config, clock)
-        self._clock = clock
-        self._scheduler = Scheduler(
-            num_blocks=fitted.num_blocks,
-            block_size=config.block_size,
-            max_model_len=fitted.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=fitted.max_num_batched_tokens,
-            prefix_caching=config.enable_prefix_caching,
-        )
-        self._requests: dict[int, Request] = {}  # queued or running, by engine id
-        self._step: Step | None = None
-        self.open = 0  # unanswered requests routed here, including those that have not arrived yet
-
-    def add(self, number: int, request: Request) -> None:
-        """Queue the request, or reject it if the queue is full."""
-        prompt, params = request.ask.prompt, SamplingParams(max_tokens=request.ask.output_tokens)
-        try:
-            self._queue.check(1, len(prompt), self._scheduler.stats())
-        except EngineOverloadedError:
-            request.rejected = True
-            self.open -= 1
-            return
-        self._queue.join(number, 1, len(prompt))
-        self._scheduler.add(GenerateRequest(number, prompt, params, request.at))
-        self._requests[number] = request
-
-    def launch(self) -> float | None:
-        """Start a step and return its seconds, or None if one is running or there is no work."""
-        if self._step is not None or (step := self._scheduler.schedule()) is None:
-            return None
-        self._step = step
-        decode = step.num_decode_tokens
-        context = self._scheduler.pool.num_held * self._scheduler.block_size
-        return self._step_time.seconds(step.num_tokens - decode, decode, context)
-
-    def retire(self) -> list[Request]:
-        """End the running step and return the requests it has finished."""
-        assert self._step is not None
-        step, self._step = self._step, None
-        now = self._clock()
-        admissions = self._scheduler.take_admissions(now)
-        self._queue.admitted((admission.id for admission in admissions), now)
-        for admission in admissions:
-            self._requests[admission.id].cached_tokens = admission.cached_tokens
-        sampled = [TOKEN for slice_ in step.slices if slice_.samples]
-        finished = []
-        for output in self._scheduler.retire(step, sampled):
-            self._requests[output.id].arrivals.append(now)
-            if output.finish:
-                finished.append(self._requests.pop(output.id))
-        self.open -= len(finished)
-        return finished
-
-
-class Simulation:
-    """Processes events in order of time; events at the same time in order of creation."""
-
-    def __init__(self, fitted: FittedReplica, count: int, policy: Policy[int]) -> None:
-        self._now = 0.0
-        self._replicas = [Replica(fitted, lambda: self._now) for _ in range(count)]
-        self._policy = policy
-        self._frontend = fitted.step_time.frontend
-        self._block_size = fitted.config.block_size
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
-
-    def open_loop(self, asks: Iterable[Ask]) -> list[Measured]:
-        """Simulate requests that arrive at their scheduled times."""
-        requests = [Request(ask.at, ask) for ask in asks]
-        for request in requests:
-            self._in(request.at, functools.partial(self._arrive, request))
-        self._run()
-        return [request.measured() for request in requests]
-
-    def closed_loop(self, endless: Iterator[Ask], clients: int, seconds: float) -> list[Measured]:
-        """Simulate clients that each send the next request when the last answer is complete."""
-        requests: list[Request] = []
-
-        def ask() -> None:
-            if self._now < seconds:
-                requests.append(request := Request(self._now, next(endless), ended=ask))
-                self._arrive(request)
-
-        for _ in range(clients):
-            ask()
-        self._run()
-        return [request.measured() for request in requests]
-
-    def _run(self) -> None:
-        while self._events:
-            self._now, _, happens = heapq.heappop(self._events)
-            happens()
-
-    def _in(self, seconds: float, happens: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self._now + seconds, next(self._numbers), happens))
-
-    def _arrive(self, request: Request) -> None:
-        """Route the request; the engine gets it after the frontend's delay."""
-        loads = {index: replica.open for index, replica in enumerate(self._replicas)}
-        prefix = prefix_hashes(request.ask.prompt, self._block_size)
-        chosen = self._policy.rank(prefix, loads)[0]
-        self._policy.record(prefix, chosen)
-        replica = self._replicas[chosen]
-        replica.open += 1
-        self._in(self._frontend, functools.partial(self._deliver, replica, request))
-
-    def _deliver(self, replica: Replica, request: Request) -> None:
-        replica.add(next(self._numbers), request)
-        self._launch(replica)
-
-    def _launch(self, replica: Replica) -> None:
-        if (seconds := replica.launch()) is not None:
-            self._in(seconds, functools.partial(self._retire, replica))
-
-    def _retire(self, replica: Replica) -> None:
-        for request in replica.retire():
-            if request.ended is not None:
-                request.ended()
-        self._launch(replica)
 
 
 @dataclass(frozen=True, slots=True)

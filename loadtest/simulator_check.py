@@ -1,13 +1,14 @@
 """Check the accuracy of the simulator: compare two real replicas with their prediction.
 
-Rounds alternate between calibration and measurement. StepTime is fitted to the calibration: other
-requests of the same workload, from few clients and from more. The measurement is a closed loop and
-an open loop below saturation. One fit to all rounds predicts every round, and the medians over the
-rounds are compared.
+Rounds alternate between calibration and measurement. The calibration (`loadtest/calibration.py`)
+uses no request of the workload, so the fit knows nothing of it. The measurement is a closed loop
+and an open loop below saturation. One fit to all rounds predicts every round, and the medians over
+the rounds are compared.
 
 The speed of rented and shared cores changes from minute to minute; alternating exposes calibration
-and measurement to the same changes. Both replicas and the client run on the same cores. The
-machine's load is recorded with every round.
+and measurement to the same changes. Both replicas and the client run on the same cores, as they do
+in the simulation. A round is repeated if other programs took more than a tenth of a core. The
+simulation has the cores that they left.
 
     python -m loadtest.simulator_check conversation_trace.jsonl --json FIGURES --save MODEL.json
 """
@@ -24,35 +25,38 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
 from engine.config import EngineConfig
+from engine.core import COPIED_PART
+from engine.memory.model_plan import ModelPlan
+from loadtest.calibration import Calibrated, Calibration, Cpu
 from loadtest.errors import BenchError
-from loadtest.http_client import Target, exchange, stream
+from loadtest.http_client import Target, stream
 from loadtest.measure import Load, Measured, Point, point
 from loadtest.schedule import DEMO_VOCABULARY, Ask, asks, timetable
 from loadtest.servers import Penstock
-from loadtest.simulate import FittedReplica, Simulation
-from loadtest.step_time import Scrape, fit
+from loadtest.simulation import Clients, FittedReplica, Simulation, Work
+from loadtest.step_time import RequestTime
 from loadtest.workload import Scale, Workload, workload
 
 REPLICAS = 2
-# The demo model, with one thread per replica, so that no replica spins on the other's core.
-CONFIG = EngineConfig(block_size=16, num_gpu_blocks_override=4096, threads=1)
-MAX_MODEL_LEN, STEP_TOKENS = 1024, 256
-SCALE = Scale(16 / 512, 16 / 512)  # a block of the Mooncake trace becomes a KV block
-# Clients per replica: with few, steps are mostly prefill; with more, they are mostly decode.
-CALIBRATION = (1, 2, 8)
-LATER = 300  # calibration skips this number of requests, which the measurement uses
-SCRAPE_S = 0.5
+# One thread per replica, so that no replica spins on the other's core. The simulation has no text
+# to draft from.
+CONFIG = EngineConfig(
+    block_size=16, num_gpu_blocks_override=4096, max_model_len=1024, threads=1, speculation="off"
+)
+SCALE = "0.03125"  # a block of the Mooncake trace becomes a KV block
 POLICY = "prefix"
 CLIENTS = 16  # clients of the closed loop
+WARM_UP_S = 4.0
+MOST_DISTURBED = 6  # rounds that are repeated
 
 
 @dataclass(frozen=True)
@@ -71,59 +75,6 @@ class Asked:
     def other(self) -> Asked:
         """Return different requests, which share no cached prefix with these."""
         return replace(self, seed=self.seed + 1_000_000)
-
-
-@dataclass
-class Calibration:
-    """Measurements of the replicas under later requests of the workload.
-
-    `runs` has a list of scrapes for each server and load. `ttft` has the seconds to first token
-    that clients saw between the first and the last scrape.
-
-    Loads with fixed lengths would not be enough. With different lengths, decodes fall into several
-    groups, and long prompts attend to many tokens; StepTime has no terms for either.
-    """
-
-    workload: Workload
-    runs: list[list[Scrape]] = field(default_factory=list)
-    ttft: list[float] = field(default_factory=list)
-
-    async def take(self, targets: Sequence[Target], seconds: float, seed: int) -> None:
-        """Run every load in turn, on all replicas at once, for `seconds` each."""
-        for number, clients in enumerate(CALIBRATION):
-            seeds = (2_000_000 + 1000 * seed + 10 * number + i for i in range(len(targets)))
-            await asyncio.gather(
-                *(self._load(target, clients, seconds, next(seeds)) for target in targets)
-            )
-
-    async def _load(self, target: Target, clients: int, seconds: float, seed: int) -> None:
-        endless = islice(asks(self.workload, DEMO_VOCABULARY, seed), LATER, None)
-        done = asyncio.Event()
-        firsts: list[tuple[float, float]] = []  # (time of the first token, seconds it took)
-
-        async def client() -> None:
-            while not done.is_set():
-                completion = await stream(target, "/v1/completions", next(endless).body)
-                if completion.arrivals:
-                    first = completion.arrivals[0]
-                    firsts.append((first, first - completion.started))
-
-        waiting = [asyncio.create_task(client()) for _ in range(clients)]
-        await asyncio.sleep(SCRAPE_S)  # until all clients have sent a request
-        scrapes = [await scrape(target)]
-        while scrapes[-1].at < scrapes[0].at + seconds:
-            await asyncio.sleep(SCRAPE_S)
-            scrapes.append(await scrape(target))
-        done.set()
-        await asyncio.gather(*waiting)
-        self.runs.append(scrapes)
-        begin, end = scrapes[0].at, scrapes[-1].at
-        self.ttft += [took for first, took in firsts if begin <= first <= end]
-
-
-async def scrape(target: Target) -> Scrape:
-    this = await exchange(target, "/metrics", None, limit_s=10)
-    return Scrape.parse(time.monotonic(), this.body.decode())
 
 
 class Router:
@@ -159,57 +110,91 @@ class Router:
         await asyncio.gather(*(client() for _ in range(clients)))
 
 
-async def measure(targets: Sequence[Target], load: Load, seconds: float, asked: Asked) -> Point:
-    """Measure `load` on the real replicas and return its point."""
-    router, cpu, begin = Router(targets), time.process_time(), time.monotonic()
+@dataclass(frozen=True)
+class Run:
+    """A load on the real replicas: what it measured, and the work of all processes."""
+
+    asked: Asked
+    point: Point
+    work: Work
+    others: float  # cores that other programs used
+
+
+async def measure(servers: Sequence[Calibrated], load: Load, seconds: float, asked: Asked) -> Run:
+    """Measure `load` on the real replicas."""
+    router = Router([server.target for server in servers])
+    plan = asked.timetable(load.value, seconds) if load.loop == "open" else []
+    machine, before = machine_seconds(), Cpu.now(servers)
     if load.loop == "open":
-        await router.open_loop(asked.timetable(load.value, seconds), begin)
+        await router.open_loop(plan, before.at)
     else:
-        await router.closed_loop(asked.endless(), int(load.value), begin + seconds)
-    busy = (time.process_time() - cpu) / (time.monotonic() - begin)
-    return point(load, 1, (begin, begin + seconds), router.measured, None, busy)
+        await router.closed_loop(asked.endless(), int(load.value), before.at + seconds)
+    work = work_between(before, after := Cpu.now(servers))
+    duration = after.at - before.at
+    own = work.engines + work.apis + work.client
+    window = before.at, before.at + seconds
+    return Run(
+        asked,
+        point(load, 1, window, router.measured, None, work.client / duration),
+        work,
+        max(0.0, machine_seconds() - machine - own) / duration,
+    )
 
 
-def predict(fitted: FittedReplica, load: Load, seconds: float, asked: Asked) -> Point:
-    """Simulate `load` and return its point."""
-    simulation = Simulation(fitted, REPLICAS, POLICIES[POLICY]())
+def machine_seconds() -> float:
+    """Return the CPU seconds of the machine, with those that its hypervisor gave to others."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system + times.irq + times.softirq + times.steal
+
+
+def work_between(before: Cpu, after: Cpu) -> Work:
+    return Work(
+        engines=sum(after.engines) - sum(before.engines),
+        apis=sum(after.apis) - sum(before.apis),
+        client=after.client - before.client,
+    )
+
+
+def predict(
+    fitted: FittedReplica, client: RequestTime, run: Run, seconds: float
+) -> tuple[Point, Work]:
+    """Simulate the load of `run` on the cores that it had."""
+    load, asked = run.point.load, run.asked
+    clients = Clients(fitted.cores - run.others, client)
+    simulation = Simulation(fitted, REPLICAS, POLICIES[POLICY](), clients)
     if load.loop == "open":
         measured = simulation.open_loop(asked.timetable(load.value, seconds))
     else:
         measured = simulation.closed_loop(asked.endless(), int(load.value), seconds)
-    return point(load, 1, (0.0, seconds), measured, None, 0.0)
+    return point(load, 1, (0.0, seconds), measured, None, 0.0), simulation.worked
 
 
-@dataclass(frozen=True)
-class Round:
-    """The measurements of one round."""
-
-    asked: Asked
-    closed: Point
-    open: Point
-    machine_load: float  # load average of the last minute, at the end of the round
-
-    def figures(self, fitted: FittedReplica, seconds: float) -> dict[str, Any]:
-        """Return the measured and the predicted figures of the same requests."""
-        found: dict[str, Any] = {"load_1min": self.machine_load}
-        for real, asked in ((self.closed, self.asked), (self.open, self.asked.other())):
-            foretold = predict(fitted, real.load, seconds, asked)
-            found[real.load.loop] = {
-                "load": str(real.load),
-                "measured": summary(real),
-                "predicted": summary(foretold),
-            }
-        return found
+async def one_round(
+    servers: Sequence[Calibrated], asked: Asked, options: argparse.Namespace
+) -> list[Run]:
+    """Measure a closed loop, and an open loop of a share of its rate."""
+    closed = await measure(servers, Load("closed", CLIENTS), options.seconds, asked)
+    load = Load("open", options.share * closed.point.requests_per_s, options.share)
+    return [closed, await measure(servers, load, options.seconds, asked.other())]
 
 
-async def one_round(targets: Sequence[Target], asked: Asked, options: argparse.Namespace) -> Round:
-    closed = await measure(targets, Load("closed", CLIENTS), options.seconds, asked)
-    load = Load("open", options.share * closed.requests_per_s, options.share)
-    below = await measure(targets, load, options.seconds, asked.other())
-    return Round(asked, closed, below, os.getloadavg()[0])
+def compare(
+    fitted: FittedReplica, client: RequestTime, runs: Sequence[Run], seconds: float
+) -> dict[str, Any]:
+    """Return the measured and the predicted figures of the same requests, for each loop."""
+    found: dict[str, Any] = {}
+    for run in runs:
+        foretold, work = predict(fitted, client, run, seconds)
+        found[run.point.load.loop] = {
+            "load": str(run.point.load),
+            "cores_of_other_programs": run.others,
+            "measured": summary(run.point, run.work),
+            "predicted": summary(foretold, work),
+        }
+    return found
 
 
-def summary(p: Point) -> dict[str, float]:
+def summary(p: Point, work: Work) -> dict[str, float]:
     assert p.ttft
     assert p.itl
     return {
@@ -219,7 +204,9 @@ def summary(p: Point) -> dict[str, float]:
         "tokens_per_s": p.tokens_per_s,
         "hit_rate": p.cached_tokens / max(p.prompt_tokens, 1),
         "failed": sum(p.failed.values()) + p.rejected,
-        "client_cpu": p.client_cpu,
+        "cpu_s_engines": work.engines,
+        "cpu_s_apis": work.apis,
+        "cpu_s_client": work.client,
     }
 
 
@@ -238,61 +225,88 @@ def errors(rounds: Sequence[dict[str, Any]], loop: str) -> dict[str, float]:
     return found
 
 
+def fitted_replica(config: EngineConfig, calibration: Calibration) -> FittedReplica:
+    """Return the replica that a server with `config` is, with the times of the calibration."""
+    plan = ModelPlan(config)
+    return FittedReplica(
+        config=config,
+        threads=plan.threads,
+        num_blocks=config.num_gpu_blocks_override or 0,
+        max_model_len=calibration.longest,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        context_cost=plan.context_cost,
+        part_size=COPIED_PART,
+        groups=tuple(plan.kv_groups),
+        cores=os.cpu_count() or 1,
+        step_time=calibration.step_time(plan.threads),
+        api_time=calibration.api_time(),
+    )
+
+
+async def measure_rounds(
+    servers: Sequence[Calibrated],
+    calibration: Calibration,
+    chosen: Workload,
+    options: argparse.Namespace,
+) -> tuple[list[list[Run]], int]:
+    """Return the rounds, and the number of rounds that other programs have disturbed."""
+    rounds: list[list[Run]] = []
+    disturbed = 0
+    # The first steps of a size take longer.
+    await measure(servers, Load("closed", CLIENTS), WARM_UP_S, Asked(chosen, -1))
+    while len(rounds) < options.rounds:
+        await calibration.take(servers)
+        asked = Asked(chosen, len(rounds) + disturbed)
+        runs = await one_round(servers, asked, options)
+        print(f"round {asked.seed}: {summary(runs[0].point, runs[0].work)}", flush=True)
+        if max(run.others for run in runs) <= options.most_others or disturbed == MOST_DISTURBED:
+            rounds.append(runs)
+        else:
+            disturbed += 1
+            print("Other programs used the cores: the round does not count.", flush=True)
+    await calibration.take(servers)
+    return rounds, disturbed
+
+
 async def check(
     chosen: Workload, options: argparse.Namespace
 ) -> tuple[dict[str, Any], FittedReplica]:
+    config = msgspec.structs.replace(CONFIG, model=options.model)
     flags = [
-        *("--block-size", str(CONFIG.block_size), "--threads", str(CONFIG.threads)),
-        *("--num-gpu-blocks-override", str(CONFIG.num_gpu_blocks_override), "--no-access-log"),
-        *("--speculation", "off"),  # the simulation has no text to draft from
+        *("--block-size", str(config.block_size), "--threads", str(config.threads)),
+        *("--num-gpu-blocks-override", str(config.num_gpu_blocks_override), "--no-access-log"),
+        *("--max-model-len", str(config.max_model_len), "--speculation", config.speculation),
     ]
-    calibration, rounds = Calibration(chosen), []
+    calibration = Calibration(DEMO_VOCABULARY, config.max_model_len or 0)
     with ExitStack() as stack:
-        servers = [stack.enter_context(Penstock(CONFIG.model, flags)) for _ in range(REPLICAS)]
-        targets = [Target.parse(server.address) for server in servers]
-        for number in range(options.rounds):
-            await calibration.take(targets, options.calibration_seconds, number)
-            rounds.append(await one_round(targets, Asked(chosen, number), options))
-            print(f"round {number}: {summary(rounds[-1].closed)}", flush=True)
-        await calibration.take(targets, options.calibration_seconds, options.rounds)
-    blocks = CONFIG.num_gpu_blocks_override or 0
-    step_time = fit(calibration.runs, calibration.ttft)
-    fitted = FittedReplica(CONFIG, blocks, MAX_MODEL_LEN, STEP_TOKENS, step_time)
-    figures = [each.figures(fitted, options.seconds) for each in rounds]
+        started = [stack.enter_context(Penstock(config.model, flags)) for _ in range(REPLICAS)]
+        servers = [Calibrated.of(server) for server in started]
+        rounds, disturbed = await measure_rounds(servers, calibration, chosen, options)
+    fitted, client = fitted_replica(config, calibration), calibration.client_time()
+    figures = [compare(fitted, client, runs, options.seconds) for runs in rounds]
     return {
         "command": f"python -m loadtest.simulator_check {Path(options.workload).name} "
+        f"--length-scale {options.length_scale} --model {Path(options.model).name} "
         f"--rounds {options.rounds} --seconds {options.seconds:g} --share {options.share:g}",
         "date": time.strftime("%Y-%m-%d"),
         "cpu_count": os.cpu_count(),
         "workload": chosen.name,
-        "step_time": msgspec.to_builtins(step_time),
+        "disturbed_rounds": disturbed,
+        "step_time": msgspec.to_builtins(fitted.step_time),
+        "api_time": msgspec.to_builtins(fitted.api_time),
+        "client_time": msgspec.to_builtins(client),
         "error_of_medians": {loop: errors(figures, loop) for loop in ("closed", "open")},
         "rounds": figures,
     }, fitted
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("workload", help="the Mooncake trace, or any --workload of `penstock bench run`")
-    add("--rounds", type=int, default=6)
-    add("--seconds", type=float, default=12.0, help="duration of each of the two loads")
-    add("--calibration-seconds", type=float, default=4.0, help="duration of each calibration load")
-    add(
-        "--share",
-        type=float,
-        default=0.7,
-        help="rate of the open loop, as a share of the closed loop's rate",
-    )
-    add("--json", type=Path, help="write the figures to this file")
-    add("--save", type=Path, help="write the fitted replica to this file, for loadtest.simulate")
-    options = parser.parse_args()
+    options = _options()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
-    scale = SCALE if Path(options.workload).is_file() else Scale()
     try:
-        chosen = workload(options.workload, scale, MAX_MODEL_LEN - 1)
+        is_trace = Path(options.workload).is_file()
+        scale = Scale.parse(options.length_scale) if is_trace else Scale()
+        chosen = workload(options.workload, scale, (CONFIG.max_model_len or 0) - 1)
     except BenchError as error:
         sys.exit(f"simulator_check: {error}")
     report, fitted = asyncio.run(check(chosen, options))
@@ -302,6 +316,33 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     for loop, found in report["error_of_medians"].items():
         print(f"{loop}: {', '.join(f'{name} {error:+.1%}' for name, error in found.items())}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("workload", help="a trace, or any --workload of `penstock bench run`")
+    add("--model", default=CONFIG.model, help="with a vocabulary of at least that of the demo")
+    add("--length-scale", default=SCALE, help="factors for a trace, as for `penstock bench run`")
+    add("--rounds", type=int, default=3)
+    add("--seconds", type=float, default=12.0, help="duration of each of the two loads")
+    add(
+        "--share",
+        type=float,
+        default=0.7,
+        help="rate of the open loop, as a share of the closed loop's rate",
+    )
+    add(
+        "--most-others",
+        type=float,
+        default=0.1,
+        help="repeat a round in which other programs used more cores",
+    )
+    add("--json", type=Path, help="write the figures to this file")
+    add("--save", type=Path, help="write the fitted replica to this file, for loadtest.simulate")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

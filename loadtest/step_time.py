@@ -1,115 +1,145 @@
-"""The duration of an engine step, fitted to the metrics of running servers.
+"""The work of an engine step and of a request, in seconds on a core, fitted to running servers.
 
-All data come from /metrics, scraped regularly while a closed loop keeps the engine busy. The wall
-time between two scrapes is then the time of the steps between them, including everything else that
-runs on the same cores. The fit is therefore valid for the contention under which it was made.
+Wall time contains what other processes do on the same cores, which depends on the load. CPU time
+does not, so the fit holds for other loads, too. `loadtest/cores.py` simulates the sharing of cores.
 """
 
 from __future__ import annotations
 
-import itertools
+import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 ROUNDS = 20  # of reweighting, which converges within a few
-TERMS = ("step", "prefill_token", "decode_token", "context_token")
 
 
 class StepTime(msgspec.Struct, frozen=True):
-    """The seconds of a step, as a sum over its parts.
+    """The seconds of a step on the cores of its engine's threads.
 
-    `frontend` is the time a request spends outside the engine until the client has its first token.
+    Steps with prompt tokens run kernel by kernel. Those of few decodes are recorded, and those of
+    many are not. So the seconds of steps with decodes alone are a table.
     """
 
-    step: float
+    decodes: tuple[tuple[int, float], ...]  # (decodes in the step, seconds), ascending
+    context_token: float  # per token of context of each decode
+    prefill_step: float
+    prompt: float  # per prompt that the step completes
     prefill_token: float
-    decode_token: float
-    context_token: float  # per token in the KV cache of running sequences
-    frontend: float = 0.0
+    attention: float  # per prompt token and token of its context
 
-    def seconds(self, prefill_tokens: int, decode_tokens: int, context_tokens: int) -> float:
+    def seconds(
+        self, prompts: int, prefill_tokens: int, decode_tokens: int, context: int, attended: float
+    ) -> float:
+        """Return the seconds of a step that completes `prompts` prompts.
+
+        `context` is the sum of the decodes' contexts; `attended` is that of the prompt tokens'.
+        """
+        reading = self.context_token * context
+        if not prefill_tokens:
+            return self._decodes(decode_tokens) + reading
+        # Its decodes are computed together with the prompt, as those of a large batch are.
         return (
-            self.step
+            self.prefill_step
+            + self.prompt * prompts
             + self.prefill_token * prefill_tokens
-            + self.decode_token * decode_tokens
-            + self.context_token * context_tokens
+            + self.attention * attended
+            + self._slope(len(self.decodes) - 1) * decode_tokens
+            + reading
         )
 
+    def _decodes(self, count: int) -> float:
+        counts = [known for known, _ in self.decodes]
+        index = min(max(1, bisect.bisect_left(counts, count)), len(counts) - 1)
+        known, seconds = self.decodes[index]
+        return max(0.0, seconds + self._slope(index) * (count - known))
 
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """Counters of one server at one time; `context` is a gauge, in tokens."""
+    def _slope(self, index: int) -> float:
+        """Return the seconds of one more decode, between the entry before `index` and that one."""
+        (fewer, before), (more, after) = self.decodes[index - 1 : index + 1]
+        return max(0.0, (after - before) / (more - fewer))
 
-    at: float
+
+class RequestTime(msgspec.Struct, frozen=True):
+    """The seconds that a process without a model needs for requests: the API process or a client.
+
+    `step` and `prefill_step` are per message with the outputs of a step. Steps with prompt tokens
+    are rarer, so the process has slept before each.
+    """
+
+    request: float = 0.0
+    prompt_token: float = 0.0
+    step: float = 0.0
+    prefill_step: float = 0.0
+    token: float = 0.0
+
+    def sending(self, prompt_tokens: int) -> float:
+        return self.request + self.prompt_token * prompt_tokens
+
+    def receiving(self, tokens: int, *, has_prefill: bool) -> float:
+        message = self.prefill_step if has_prefill else self.step
+        return message + self.token * tokens
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """The work of a server, or of a client, between two readings. CPU times are seconds.
+
+    `decodes` is the number of decodes of each step, or 0 if all steps had prompt tokens alone.
+    """
+
+    decodes: int
     steps: float
     prefill: float  # prompt tokens computed, without those found in the prefix cache
-    decode: float
-    context: float
-    waited: float  # seconds from submission to first token, summed over all requests
+    context: float  # mean number of tokens in the KV cache
+    attended: float  # sum over the computed prompt tokens of their contexts
     requests: float
-
-    @classmethod
-    def parse(cls, at: float, exposition: str) -> Scrape:
-        samples: dict[str, float] = {}
-        shape: dict[str, str] = {}
-        for family in text_string_to_metric_families(exposition):
-            for sample in family.samples:
-                samples[sample.name.removeprefix("penstock:")] = sample.value
-                if sample.name == "penstock:cache_config_info":
-                    shape = sample.labels
-        blocks, size = int(shape["num_gpu_blocks"]), int(shape["block_size"])
-        waits = ("request_queue_time_seconds", "request_prefill_time_seconds")
-        return cls(
-            at=at,
-            steps=samples["engine_step_seconds_count"],
-            prefill=samples["prefix_cache_queries_total"] - samples["prefix_cache_hits_total"],
-            # The first token of a request comes from its last prefill step, not from a decode.
-            decode=samples["generation_tokens_total"] - samples[f"{waits[1]}_count"],
-            context=samples["kv_cache_usage_perc"] * blocks * size,
-            waited=sum(samples[f"{name}_sum"] for name in waits),
-            requests=samples[f"{waits[1]}_count"],
-        )
+    tokens: float  # generated
+    engine_cpu: float
+    api_cpu: float
 
 
-def fit(runs: Sequence[Sequence[Scrape]], ttft: Sequence[float]) -> StepTime:
-    """Fit a StepTime by least squares to the times between scrapes.
+def fit_steps(intervals: Sequence[Interval], threads: int) -> StepTime:
+    """Fit a StepTime to the CPU times of engines, by least squares.
 
-    Each run is one server under one load. `ttft` has the seconds to first token that clients saw in
-    all runs. Terms that come out negative are set to 0, as nothing makes a step shorter. Raises
-    ValueError if there are too few intervals.
+    Raises ValueError if the intervals do not determine it.
     """
-    rows, seconds = [], []
-    for run in runs:
-        for before, after in itertools.pairwise(run):
-            steps = after.steps - before.steps
-            context = steps * (before.context + after.context) / 2
-            parts = (steps, after.prefill - before.prefill, after.decode - before.decode, context)
-            rows.append(parts)
-            seconds.append(after.at - before.at)
-    if len(rows) < 3 * len(TERMS) or not ttft:
+    counts = sorted({each.decodes for each in intervals if each.decodes})
+    if len(counts) < 2 or all(each.decodes for each in intervals):
         raise ValueError(
-            f"{len(rows)} intervals between scrapes are too few; at least {3 * len(TERMS)} are "
-            "needed, with at least one time to first token. Measure longer."
+            "Step times need intervals of prompts and of at least two numbers of decodes; "
+            f"given: {sorted({each.decodes for each in intervals})}."
         )
-    terms = dict(zip(TERMS, _balanced(np.array(rows, float), np.array(seconds)), strict=True))
-    waited = sum(run[-1].waited - run[0].waited for run in runs)
-    requests = sum(run[-1].requests - run[0].requests for run in runs)
-    frontend = max(0.0, float(np.mean(ttft)) - waited / max(requests, 1))
-    return StepTime(**terms, frontend=frontend)
+    rows = []
+    for each in intervals:
+        tables = [each.steps if each.decodes == count else 0.0 for count in counts]
+        if each.decodes:
+            rows.append([*tables, each.steps * each.context, 0.0, 0.0, 0.0, 0.0])
+        else:
+            prompts = [each.steps, each.requests, each.prefill, each.attended]
+            rows.append([*tables, 0.0, *prompts])
+    found = balanced(rows, [each.engine_cpu / threads for each in intervals])
+    table, others = found[: len(counts)], found[len(counts) :]
+    return StepTime(tuple(zip(counts, table, strict=True)), *others)
 
 
-def _balanced(features: np.ndarray, wall: np.ndarray) -> list[float]:
+def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> RequestTime:
+    """Fit a RequestTime to the CPU times `cpu` of a process, one for each interval."""
+    rows = []
+    for each in intervals:
+        messages = (each.steps, 0.0) if each.decodes else (0.0, each.steps)
+        rows.append([each.requests, each.prefill, *messages, each.tokens])
+    return RequestTime(*balanced(rows, cpu))
+
+
+def balanced(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
     """Solve least squares with weights 1 / expected time, as for counts (quasi-Poisson).
 
-    The predicted times then add up to the measured times. Without weights, intervals in which a
-    shared machine was fast, and which therefore have many steps, would dominate. The predicted
-    times would be half of the true ones.
+    The predicted times then add up to the measured times. Terms that come out negative are set to
+    0, as nothing makes work shorter.
     """
-    expected = wall
+    features, wall = np.array(rows, float), np.array(seconds)
+    expected = np.maximum(wall, wall.mean() / 100)
     for _ in range(ROUNDS):
         scale = 1 / np.sqrt(expected)
         found = _non_negative(features * scale[:, None], wall * scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import msgspec
@@ -12,27 +13,59 @@ import pytest
 
 from deploy.ray.policies import POLICIES
 from engine.config import EngineConfig
-from loadtest import simulate
-from loadtest.measure import Slo
+from engine.protocol import KVGroup
+from loadtest import simulate, simulator_check
+from loadtest.measure import Load, Slo, point
 from loadtest.schedule import Ask, asks, timetable, token_ids
-from loadtest.simulate import FittedReplica, Question, Simulation
-from loadtest.simulator_check import errors
-from loadtest.step_time import Scrape, StepTime, fit
+from loadtest.simulate import Question
+from loadtest.simulation import Clients, FittedReplica, Simulation, Work
+from loadtest.simulator_check import Asked, Run, errors
+from loadtest.step_time import RequestTime, StepTime
 from loadtest.workload import Shape, fixed, mix
 
 STEP = StepTime(
-    step=0.010, prefill_token=0.0001, decode_token=0.001, context_token=0.0, frontend=0.005
+    decodes=((1, 0.011), (11, 0.021)),
+    context_token=0.0,
+    prefill_step=0.010,
+    prompt=0.0,
+    prefill_token=0.0001,
+    attention=0.0,
 )
+API = RequestTime(request=0.005)
 VOCABULARY = range(1, 1000)
 
 
-def fitted(step_time: StepTime = STEP, num_blocks: int = 1000, **config: object) -> FittedReplica:
+def fitted(
+    step_time: StepTime = STEP,
+    num_blocks: int = 1000,
+    context_cost: float = 0.0,
+    api_time: RequestTime = API,
+    **config: object,
+) -> FittedReplica:
     settings = msgspec.convert({"block_size": 16, **config}, EngineConfig)
-    return FittedReplica(settings, num_blocks, 1024, 256, step_time)
+    return FittedReplica(
+        config=settings,
+        threads=1,
+        num_blocks=num_blocks,
+        max_model_len=1024,
+        max_num_batched_tokens=256,
+        context_cost=context_cost,
+        part_size=0,
+        groups=(KVGroup(1),),
+        cores=2,
+        step_time=step_time,
+        api_time=api_time,
+    )
 
 
-def simulation(replicas: int = 1, policy: str = "least-loaded", **more: object) -> Simulation:
-    return Simulation(fitted(**more), replicas, POLICIES[policy]())  # type: ignore[arg-type]
+def simulation(
+    replicas: int = 1,
+    policy: str = "least-loaded",
+    clients: Clients | None = None,
+    **more: object,
+) -> Simulation:
+    replica = fitted(**more)  # type: ignore[arg-type]
+    return Simulation(replica, replicas, POLICIES[policy](), clients)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -60,15 +93,50 @@ def test_simulation_arrival_during_a_step_joins_the_next_step() -> None:
     assert b.completion.arrivals == pytest.approx([shared])
 
 
-def test_simulation_context_cost_counts_held_blocks() -> None:
+def test_simulation_contexts_of_prompts_and_decodes_cost() -> None:
     plain, long = (
-        simulation(step_time=msgspec.structs.replace(STEP, context_token=cost))
+        simulation(step_time=msgspec.structs.replace(STEP, context_token=cost, attention=cost / 10))
         for cost in (0.0, 1e-5)
     )
-    [before], [after] = (s.open_loop([Ask(0.0, prompt(100), 1)]) for s in (plain, long))
-    assert after.ttft is not None
-    assert before.ttft is not None
-    assert after.ttft - before.ttft == pytest.approx(7 * 16 * 1e-5)  # whole blocks
+    [before], [after] = (s.open_loop([Ask(0.0, prompt(100), 2)]) for s in (plain, long))
+    first, second = (
+        slow - fast
+        for slow, fast in zip(after.completion.arrivals, before.completion.arrivals, strict=True)
+    )
+    assert first == pytest.approx(100 * 50 * 1e-6), "each token attends to 50 others on average"
+    assert second - first == pytest.approx(100 * 1e-5)
+
+
+def test_simulation_chunks_behind_long_contexts_are_smaller_with_a_decode() -> None:
+    plan = [Ask(0.0, prompt(10), 60), Ask(0.1, prompt(900, 1), 1)]
+    constant, shrinking = (
+        simulation(context_cost=cost).open_loop(plan)[1].ttft or 0 for cost in (0.0, 0.01)
+    )
+    assert shrinking > constant + 2 * STEP.prefill_step
+
+
+def test_simulation_outputs_take_time_in_the_api_process_and_the_client() -> None:
+    api, client = RequestTime(0.005, 1e-5, 0.9, 0.002, 0.001), RequestTime(0.003, token=0.004)
+    shared = Clients(2.0, client)
+    simulated = simulation(api_time=api, clients=shared)
+    [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
+    engine = 0.010 + 0.010
+    assert simulated.worked.engines == pytest.approx(engine)
+    assert simulated.worked.client == pytest.approx(0.003 + 0.004)
+    assert alone.ttft == pytest.approx(0.003 + 0.005 + 100 * 1e-5 + engine + 0.003 + 0.004)
+
+
+def test_simulation_replicas_that_share_a_core_are_no_faster_than_one() -> None:
+    def answered(replicas: int, cores: float) -> int:
+        endless = asks(fixed(200, 20), VOCABULARY, 0)
+        clients = Clients(cores, RequestTime())
+        api = RequestTime()
+        run = simulation(replicas, clients=clients, api_time=api)
+        return sum(m.completion.ended <= 20 for m in run.closed_loop(endless, 8, 20.0))
+
+    one, sharing, two = answered(1, 1.0), answered(2, 1.0), answered(2, 2.0)
+    assert sharing <= one
+    assert two == pytest.approx(2 * sharing, rel=0.05)
 
 
 def test_simulation_repeated_prompt_hits_the_prefix_cache() -> None:
@@ -112,7 +180,7 @@ def test_simulation_full_queue_rejects_by_length_and_by_wait() -> None:
 
 
 def test_question_fewest_finds_minimum_replicas_and_their_cost() -> None:
-    rate, seconds = 20.0, 20.0
+    rate, seconds = 20.0, 8.0
     plan = timetable(mix(), rate, seconds, VOCABULARY, 0)
     slo = Slo.parse("ttft=200ms,itl=60ms")
     question = Question(fitted(), plan, rate, seconds, "least-loaded", slo, price=2.0)
@@ -152,69 +220,6 @@ def test_simulate_command_prints_result_or_error(
             run(*arguments)
 
 
-def runs(model: StepTime, noise: float) -> list[list[Scrape]]:
-    """Return the metrics that servers with these step times would report under four loads."""
-    rng = random.Random(0)
-    found = []
-    for decodes, prompts in ((1, 0), (12, 5), (2, 200), (6, 40)):
-        scrapes = [Scrape(0.0, 0, 0, 0, 16.0 * decodes, 0.0, 0)]
-        for _ in range(10):
-            last = scrapes[-1]
-            steps = rng.randint(20, 60)
-            context = 400.0 * decodes + rng.random()
-            held = (last.context + context) / 2
-            prefill, decode = steps * prompts * rng.random(), steps * decodes * rng.random()
-            seconds = (
-                model.step * steps
-                + model.prefill_token * prefill
-                + model.decode_token * decode
-                + model.context_token * held * steps
-            )
-            scrapes.append(
-                Scrape(
-                    last.at + seconds * (1 + noise * rng.uniform(-1, 1)),
-                    last.steps + steps,
-                    last.prefill + prefill,
-                    last.decode + decode,
-                    context,
-                    last.waited + 2.0,
-                    last.requests + 10,
-                )
-            )
-        found.append(scrapes)
-    return found
-
-
-def test_fit_recovers_the_coefficients() -> None:
-    model = StepTime(0.004, 0.0002, 0.0005, 2e-6)
-    found = fit(runs(model, 0.02), ttft=[0.25, 0.27])
-    assert found.step == pytest.approx(model.step, rel=0.1)
-    assert found.prefill_token == pytest.approx(model.prefill_token, rel=0.1)
-    assert found.decode_token == pytest.approx(model.decode_token, rel=0.1)
-    assert found.context_token == pytest.approx(model.context_token, rel=0.1)
-    assert found.frontend == pytest.approx(0.26 - 0.2)
-
-
-def test_fit_of_machine_with_varying_speed_uses_the_average() -> None:
-    """A fast interval has more steps than a slow one, and must not dominate the fit."""
-    rng, scrapes = random.Random(0), [Scrape(0.0, 0, 0, 0, 0.0, 0.0, 0)]
-    for _ in range(200):
-        last, steps = scrapes[-1], rng.choice((20, 180))
-        scrapes.append(Scrape(last.at + 0.5, last.steps + steps, 0, 0, 0.0, 0.0, 0))
-    found = fit([scrapes], ttft=[0.1])
-    assert found.step == pytest.approx(0.5 / 100, rel=0.1)
-
-
-def test_fit_has_no_negative_term_and_refuses_too_few_data() -> None:
-    found = fit(runs(StepTime(0.004, 0.0, 0.0, 0.0), 0.3), ttft=[0.1])
-    assert min(msgspec.structs.astuple(found)) >= 0.0
-    assert found.frontend == 0.0, "a client cannot see a token before the engine has made it"
-    with pytest.raises(ValueError, match="too few"):
-        fit(runs(STEP, 0.0)[:1], ttft=[0.1])
-    with pytest.raises(ValueError, match="too few"):
-        fit(runs(STEP, 0.0), ttft=[])
-
-
 def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
     """Of the hit rate they are the difference, of other figures the ratio."""
     figures = {"ttft_p50_ms": 10.0, "ttft_p90_ms": 20.0, "itl_p50_ms": 5.0, "tokens_per_s": 100.0}
@@ -224,6 +229,31 @@ def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
     assert found == pytest.approx(
         dict.fromkeys(figures, 0.0) | {"tokens_per_s": 0.1, "hit_rate": 0.02}
     )
+
+
+async def test_check_repeats_rounds_that_other_programs_disturb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = iter((0.05, 0.7, 0.02))
+    taken: list[int] = []
+
+    class Calibrating:
+        async def take(self, servers: object) -> None:
+            taken.append(len(taken))
+
+    async def measure(servers: object, load: Load, seconds: float, asked: Asked) -> Run:
+        found = point(load, 1, (0.0, 1.0), [], None, 0.0)
+        used = next(others) if load.loop == "closed" and asked.seed >= 0 else 0.0
+        return Run(asked, found, Work(0.0, 0.0, 0.0), used)
+
+    monkeypatch.setattr(simulator_check, "measure", measure)
+    monkeypatch.setattr(simulator_check, "summary", lambda *args: {})
+    options = Namespace(rounds=2, seconds=1.0, share=0.7, most_others=0.1)
+    rounds, disturbed = await simulator_check.measure_rounds([], Calibrating(), mix(), options)  # type: ignore[arg-type]
+    assert [runs[0].others for runs in rounds] == [0.05, 0.02]
+    assert disturbed == 1
+    assert len({runs[0].asked.seed for runs in rounds}) == 2, "a repeated prompt would be cached"
+    assert len(taken) == 4, "before each round and behind the last"
 
 
 def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:

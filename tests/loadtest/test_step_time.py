@@ -1,0 +1,111 @@
+"""The fits of the simulator recover known times from intervals with noise."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from loadtest.calibration import Cpu, Scrape, interval, total
+from loadtest.step_time import Interval, RequestTime, StepTime, fit_requests, fit_steps
+
+MODEL = StepTime(((1, 0.001), (8, 0.002), (9, 0.004), (32, 0.006)), 3e-7, 0.003, 2e-4, 4e-5, 1e-7)
+API = RequestTime(0.002, 1e-6, 1e-4, 4e-4, 3e-5)
+
+
+def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> list[Interval]:
+    """Return what servers with these times would do under loads like those of a calibration."""
+    rng = random.Random(0)
+    found = []
+
+    def add(decodes: int, prompt: int, prompts: int, context: float) -> None:
+        steps = rng.randint(30, 60)
+        requests = prompts * steps
+        prefill = prompt * requests
+        tokens = steps * (decodes + prompts)
+        attended = prefill * prompt / 2
+        step = model.seconds(prompts, prefill // steps, decodes, round(context), attended / steps)
+        sending = api.request * requests + api.prompt_token * prefill
+        receiving = steps * api.receiving(decodes + prompts, has_prefill=not decodes)
+        factors = [1 + noise * rng.uniform(-1, 1) for _ in range(2)]
+        found.append(
+            Interval(
+                decodes=decodes,
+                steps=steps,
+                prefill=prefill,
+                context=context,
+                attended=attended,
+                requests=requests,
+                tokens=tokens,
+                engine_cpu=steps * step * threads * factors[0],
+                api_cpu=(sending + receiving) * factors[1],
+            )
+        )
+
+    for _ in range(8):
+        for prompt, prompts in ((16, 1), (16, 4), (64, 1), (64, 3), (250, 1)):
+            add(0, prompt, prompts, 0.0)
+        for decodes, _ in MODEL.decodes:
+            for context in (16, 400):
+                add(decodes, 0, 0, float(decodes * context))
+    return found
+
+
+def test_fit_steps_recovers_the_times_of_a_thread() -> None:
+    found = fit_steps(intervals(MODEL, API, threads=2, noise=0.02), threads=2)
+    assert [count for count, _ in found.decodes] == [1, 8, 9, 32]
+    for (_, seconds), (_, true) in zip(found.decodes, MODEL.decodes, strict=True):
+        assert seconds == pytest.approx(true, rel=0.05)
+    for name in ("context_token", "prefill_step", "prompt", "prefill_token"):
+        assert getattr(found, name) == pytest.approx(getattr(MODEL, name), rel=0.1)
+    assert found.attention == pytest.approx(MODEL.attention, rel=0.3)
+
+
+def test_fit_requests_recovers_the_times() -> None:
+    measured = intervals(MODEL, API, threads=1, noise=0.01)
+    found = fit_requests(measured, [each.api_cpu for each in measured])
+    assert found.request == pytest.approx(API.request, rel=0.1)
+    assert found.step == pytest.approx(API.step, rel=0.2)
+    assert found.prefill_step == pytest.approx(API.prefill_step, rel=0.4)
+    assert found.token == pytest.approx(API.token, rel=0.1)
+
+
+def test_fit_has_no_negative_term_and_needs_both_kinds_of_steps() -> None:
+    free = StepTime(MODEL.decodes, 0.0, 0.003, 0.0, 0.0, 0.0)
+    measured = intervals(free, RequestTime(), threads=1, noise=0.3)
+    found = fit_steps(measured, threads=1)
+    assert min(found.context_token, found.prefill_token, found.attention) >= 0.0
+    for kept in (
+        [each for each in measured if each.decodes],
+        [each for each in measured if each.decodes < 2],
+    ):
+        with pytest.raises(ValueError, match="at least two numbers of decodes"):
+            fit_steps(kept, threads=1)
+
+
+def test_step_time_of_decodes_is_interpolated_and_extrapolated() -> None:
+    def seconds(decodes: int) -> float:
+        return MODEL.seconds(0, 0, decodes, 0, 0.0)
+
+    assert seconds(1) == pytest.approx(0.001)
+    assert seconds(4) == pytest.approx(0.001 + 3 / 7 * 0.001)
+    assert seconds(9) == pytest.approx(0.004)
+    assert seconds(55) == pytest.approx(0.006 + 0.002)
+    with_prompt = MODEL.seconds(1, 100, 23, 1000, 0.0) - MODEL.seconds(1, 100, 0, 0, 0.0)
+    assert with_prompt == pytest.approx(0.002 + 3e-4)
+
+
+def test_interval_counts_what_happens_between_the_cpu_readings() -> None:
+    """Scrapes at 0 and 10 s enclose the readings of the CPU times at 1 and 9 s."""
+    scrapes = Scrape(0.0, 0, 0, 64.0, 0, 0, 4), Scrape(10.0, 100, 1000, 128.0, 20, 40, 4)
+    cpu = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], 0.0), Cpu(9.0, [9.0, 6.0], [9.0, 2.0], 3.0)
+    found = interval(1, scrapes, cpu, 0, 50)
+    assert found == Interval(0, 80, 800, 96.0, 20_000, 16, 32, 4.0, 1.0)
+
+
+def test_total_of_two_servers_has_no_messages_for_steps_without_output() -> None:
+    chunks = Interval(0, 40, 9000, 0.0, 0.0, 10, 10, 0.3, 0.02)
+    decodes = msgspec.structs.replace(chunks, decodes=4, steps=50, requests=0, tokens=200)
+    both = total([chunks, decodes])
+    assert (both.steps, both.requests, both.tokens) == (10 + 50, 10, 210)
