@@ -197,10 +197,12 @@ def compare(
 def summary(p: Point, work: Work) -> dict[str, float]:
     assert p.ttft
     assert p.itl
+    assert p.tpot
     return {
         "ttft_p50_ms": p.ttft.p50 * 1e3,
         "ttft_p90_ms": p.ttft.p90 * 1e3,
         "itl_p50_ms": p.itl.p50 * 1e3,
+        "tpot_p50_ms": p.tpot.p50 * 1e3,
         "tokens_per_s": p.tokens_per_s,
         "hit_rate": p.cached_tokens / max(p.prompt_tokens, 1),
         "failed": sum(p.failed.values()) + p.rejected,
@@ -216,7 +218,8 @@ def errors(rounds: Sequence[dict[str, Any]], loop: str) -> dict[str, float]:
     Of the hit rate it is predicted - measured: a trace may have no prompts with a common prefix.
     """
     found = {}
-    for name in ("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "tokens_per_s", "hit_rate"):
+    times = "ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "tpot_p50_ms"
+    for name in (*times, "tokens_per_s", "hit_rate"):
         measured, predicted = (
             statistics.median(each[loop][kind][name] for each in rounds)
             for kind in ("measured", "predicted")
