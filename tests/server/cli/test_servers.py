@@ -86,10 +86,11 @@ def test_ps_lists_model_url_and_state_and_stop_ends_the_server(
 
 
 def test_run_with_text_answers_once_and_leaves_no_server() -> None:
+    before = servers_below()  # one that other tests share
     answer = penstock("run", "demo", "What is the capital of France?")
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout
-    assert not servers_below()
+    assert servers_below() == before
 
 
 def test_run_ends_its_server_when_it_is_terminated() -> None:
@@ -107,10 +108,11 @@ def test_run_ends_its_server_when_it_is_terminated() -> None:
 
 
 def test_run_unknown_model_exits_with_the_servers_reason() -> None:
+    before = servers_below()
     answer = penstock("run", "/no/such/folder", "hi")
     assert answer.returncode == 2
     assert answer.stderr.startswith("penstock: No model folder at /no/such/folder.")
-    assert not servers_below()
+    assert servers_below() == before
 
 
 def servers_below(pid: int | None = None) -> list[psutil.Process]:
