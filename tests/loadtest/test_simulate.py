@@ -222,7 +222,8 @@ def test_simulate_command_prints_result_or_error(
 
 def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
     """Of the hit rate they are the difference, of other figures the ratio."""
-    figures = {"ttft_p50_ms": 10.0, "ttft_p90_ms": 20.0, "itl_p50_ms": 5.0, "tokens_per_s": 100.0}
+    times = dict.fromkeys(("ttft_p50_ms", "ttft_p90_ms", "itl_p50_ms", "tpot_p50_ms"), 10.0)
+    figures = times | {"tokens_per_s": 100.0}
     measured = figures | {"hit_rate": 0.0}
     predicted = figures | {"tokens_per_s": 110.0, "hit_rate": 0.02}
     found = errors([{"open": {"measured": measured, "predicted": predicted}}], "open")

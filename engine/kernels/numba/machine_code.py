@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import importlib
 import json
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 from llvmlite import binding as llvm
 
@@ -25,6 +28,8 @@ from engine.device.cache import cache_folder
 from engine.kernels.numba.cpu import cpu_features, cpu_name
 
 log = logging.getLogger(__name__)
+
+MOST_WAIT_S = 60.0  # for another process that compiles the same kernel; it takes a few seconds
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,32 @@ class KernelStore:
         return known
 
     def _find(self, name: str, shape: tuple[int, ...]) -> MachineCode:
-        file_name = "_".join([name, *map(str, map(int, shape)), _digest()])
+        file_name = self._file_name(name, *shape)
         code = self._read(file_name)
         if code is None:
-            code = self._compile(name, shape)
-            self._write(file_name, code)
+            with self._turn(file_name):
+                code = self._read(file_name)  # another process may have compiled it meanwhile
+                if code is None:
+                    code = self._compile(name, shape)
+                    self._write(file_name, code)
         return code
+
+    @staticmethod
+    def _file_name(name: str, *shape: int) -> str:
+        return "_".join([name, *map(str, map(int, shape)), _digest()])
+
+    @contextlib.contextmanager
+    def _turn(self, file_name: str) -> Iterator[None]:
+        """Wait while another process compiles this kernel, as ranks do that start together."""
+        with contextlib.ExitStack() as stack:
+            if self._folder is not None:
+                with contextlib.suppress(OSError):  # without a place for files, all compile
+                    self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    lock = self._folder / f".{file_name}.lock"
+                    file = stack.enter_context(lock.open("a"))
+                    stack.callback(lock.unlink, missing_ok=True)
+                    _wait_for(file)
+            yield
 
     def _compile(self, name: str, shape: tuple[int, ...]) -> MachineCode:
         from engine.kernels.numba.compile import compile_kernel
@@ -99,7 +124,6 @@ class KernelStore:
         }
         own = self._folder / f".{file_name}.{os.getpid()}"
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             own.write_bytes(json.dumps(facts).encode() + b"\n" + code.code)
             own.replace(self._folder / file_name)
         except OSError as error:
@@ -117,6 +141,17 @@ class KernelStore:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code.code))
         self._engine.finalize_object()
         return int(self._engine.get_function_address(code.symbol))
+
+
+def _wait_for(file: IO[str]) -> None:
+    """Lock a file until it is closed. Gives up after MOST_WAIT_S: the owner may be stopped."""
+    deadline = time.monotonic() + MOST_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.05)
 
 
 @cache

@@ -5,10 +5,14 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from engine.kernels.numba import machine_code
 from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.machine_code import KernelStore
 
@@ -38,6 +42,33 @@ def test_each_compilation_is_reported_before_it_starts(tmp_path: Path) -> None:
         store.compiling = reported.append
         store.address(*ROWS)
         assert reported == expected
+
+
+def test_two_starts_at_once_compile_once(tmp_path: Path) -> None:
+    stores = [KernelStore(tmp_path) for _ in range(2)]
+    entered = threading.Event()
+
+    def compiling(name: str) -> None:
+        entered.set()
+        time.sleep(0.2)  # the other one has found no file by now
+
+    stores[0].compiling = compiling
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(stores[0].address, *ROWS)
+        assert entered.wait(60)
+        assert stores[1].address(*ROWS)
+        assert first.result()
+    assert [store.compiled for store in stores] == [1, 0]
+    assert len(list(tmp_path.iterdir())) == 1, "a lock is left"
+
+
+def test_start_compiles_if_another_one_stopped_while_it_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_code, "MOST_WAIT_S", 0.1)
+    store = KernelStore(tmp_path)
+    with store._turn(store._file_name(*ROWS)):
+        assert compiled_by_a_start(tmp_path) == 1
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "changed", "no head"])
