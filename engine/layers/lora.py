@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -129,18 +129,14 @@ def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> Linea
     return LinearShape(inputs, outputs, dict(layer.parts), dtype, device, layer.share)
 
 
-class Panels(NamedTuple):
-    """The two matmuls of one adapter, for Numba's kernel. See `Pair`."""
-
-    down: PackedMultiply
-    up: PackedMultiply
+Matmul = TypeVar("Matmul")
 
 
-class Pair(NamedTuple):
+class Pair(NamedTuple, Generic[Matmul]):
     """The two matmuls of one adapter."""
 
-    down: PackedWeight  # [width, in]; the width is the sum of the parts' ranks
-    up: PackedWeight  # [out, width]; zero where a part does not use another part's
+    down: Matmul  # [width, in]; the width is the sum of the parts' ranks
+    up: Matmul  # [out, width]; zero where a part does not use another part's
 
 
 def _joined(
@@ -168,16 +164,16 @@ class PackedAdapters:
     def __init__(self, shape: LinearShape, tokens: Tokens, num_slots: int) -> None:
         self._shape = shape
         self._tokens = tokens
-        self._pairs: list[Pair | None] = [None] * (num_slots + 1)
+        self._pairs: list[Pair[PackedWeight] | None] = [None] * (num_slots + 1)
 
-    def prepare(self, given: LowRankParts) -> Pair | None:
+    def prepare(self, given: LowRankParts) -> Pair[PackedWeight] | None:
         if not given:
             return None
         width = sum(len(a) for a, _ in given.values())
         down, up = _joined(given, self._shape, width)
         return Pair(PackedWeight(down), PackedWeight(up))
 
-    def write(self, slot: int, prepared: Pair | None) -> None:
+    def write(self, slot: int, prepared: Pair[PackedWeight] | None) -> None:
         self._pairs[slot] = prepared
 
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -189,7 +185,9 @@ class PackedAdapters:
         return y
 
 
-def _added(x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, pair: Pair) -> torch.Tensor:
+def _added(
+    x: torch.Tensor, y: torch.Tensor, group: AdapterGroup, pair: Pair[PackedWeight]
+) -> torch.Tensor:
     if group.tokens is None:
         return y.add_(pair.up(pair.down(x)))
     own = x.index_select(0, group.tokens)
@@ -214,7 +212,7 @@ class PanelAdapters:
         self._tokens = tokens
         self._num_slots = num_slots
         widest = self._width(len(shape.parts) * rank)
-        self._none = Panels(
+        self._none = Pair(
             *(narrow(torch.empty(n, 0, dtype=shape.dtype)) for n in (widest, shape.outputs))
         )
         self._downs, self._ups = (ExpertsMultiply([each] * (num_slots + 1)) for each in self._none)
@@ -233,7 +231,7 @@ class PanelAdapters:
 
         return -(-ranks // PANEL) * PANEL
 
-    def prepare(self, given: LowRankParts) -> Panels | None:
+    def prepare(self, given: LowRankParts) -> Pair[PackedMultiply] | None:
         """It runs no kernel of ours: one of another thread would be recorded with a step."""
         from engine.kernels.numba.linear import narrow
 
@@ -241,9 +239,9 @@ class PanelAdapters:
             return None
         width = self._width(sum(len(a) for a, _ in given.values()))
         down, up = _joined(given, self._shape, width)
-        return Panels(narrow(down), narrow(up))
+        return Pair(narrow(down), narrow(up))
 
-    def write(self, slot: int, prepared: Panels | None) -> None:
+    def write(self, slot: int, prepared: Pair[PackedMultiply] | None) -> None:
         down, up = prepared or self._none
         self._downs.put(slot, down)
         self._ups.put(slot, up)
