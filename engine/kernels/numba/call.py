@@ -13,10 +13,11 @@ import numpy as np
 INT, FLOAT = ctypes.c_int64, ctypes.c_double
 CACHE_LINE = 64  # bytes
 LOG2_E = math.log2(math.e)
-GROUP = 32  # inputs that share a scale in quantised layers
+GROUP = 32  # inputs whose weights share a scale in quantised layers
+SPAN = 4  # groups of inputs that share a scale of these inputs; the last span may be shorter
 LANES = 16  # outputs of a panel of quantised weights
 # An input of a quantised layer is an outlier if it is above this many times its row's root mean
-# square. The others of its group would lose too much of their 8 bits.
+# square. The others of its span would lose too much of their 8 bits.
 OUTLIER_FROM = 2.75
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
@@ -39,6 +40,15 @@ ROW_FIELD = np.dtype(
         ("offset", np.int64),  # of the field in an expert's call
         ("base", np.int64),  # address of the first row of all experts, or a value for each
         ("row_bytes", np.int64),  # 0 for a value
+    ],
+    align=True,
+)
+OUTLIER = np.dtype(
+    [
+        ("codes", np.int32),  # byte of the cache line with the input's codes in a panel
+        ("shift", np.int32),  # bit of the codes in each 32 of this line
+        ("scales", np.int32),  # byte of the scales of the input's group in a panel
+        ("number", np.float32),  # the input
     ],
     align=True,
 )
@@ -119,11 +129,10 @@ class CodesCall(ctypes.Structure):
         ("bias", INT),  # address of [panels, 16] bf16, or 0
         ("groups", INT),  # number of groups of inputs
         ("x", INT),  # address of [rows, groups, 32] int8
-        ("x_scales", INT),  # address of [rows, groups] fp32
-        ("x_sums", INT),  # address of [rows, groups] int32; fp32 with offsets
+        ("x_scales", INT),  # address of [rows, spans] fp32
+        ("x_sums", INT),  # address of [rows, groups] int32; fp32 with offsets (see RoundCall)
         ("num_outliers", INT),  # address of [rows] int32
-        ("outliers", INT),  # address of [rows, most_outliers] int32: indices of inputs
-        ("outlier_numbers", INT),  # address of [rows, most_outliers] fp32
+        ("outliers", INT),  # address of [rows, most_outliers] OUTLIER
         ("most_outliers", INT),
         ("out", INT),  # address of [rows, outputs] bf16 or fp32
         ("out_bytes", INT),
@@ -132,22 +141,23 @@ class CodesCall(ctypes.Structure):
 
 
 class RoundCall(ctypes.Structure):
-    """Arguments of the rounding of rows of bf16 to 8 bits, group by group."""
+    """Arguments of the rounding of rows of bf16 to 8 bits, span by span."""
 
     _fields_ = [
         ("counter", INT),  # address of the index of the next group of rows
         ("rows", INT),
         ("at_once", INT),  # rows that a thread takes at a time
         ("groups", INT),
+        ("bits", INT),  # of the weight's codes
         ("zero", INT),  # the code that stands for 0 in the weights; 0: they have offsets
         ("x", INT),  # address of [rows, groups * 32]
         ("x_stride", INT),  # elements between rows
         ("codes", INT),  # address of [rows, groups, 32] int8
-        ("scales", INT),  # address of [rows, groups] fp32
-        ("sums", INT),  # address of [rows, groups]: -zero * the sum in int32, or the sum in fp32
+        ("scales", INT),  # address of [rows, spans] fp32
+        ("sums", INT),  # address of [rows, groups]: -zero * the sum of the codes in int32, or the
+        # sum of the inputs in fp32, with outliers
         ("num_outliers", INT),  # address of [rows] int32
-        ("outliers", INT),  # address of [rows, most_outliers] int32: indices of inputs
-        ("outlier_numbers", INT),  # address of [rows, most_outliers] fp32
+        ("outliers", INT),  # address of [rows, most_outliers] OUTLIER
         ("most_outliers", INT),
     ]
 

@@ -1,8 +1,8 @@
 """Linear layers with quantised weights, on a CPU that multiplies 8-bit numbers (AVX512_VNNI).
 
-A row of inputs is rounded to 8 bits, with a scale for every 32 inputs. Outliers of the row are left
-out, and multiplied as they are. All numbers of rows use one kernel, so a row has the same bits in
-any batch.
+A row of inputs is rounded to 8 bits, with a scale for every 128 inputs. Outliers of the row are
+left out, and multiplied as they are. All numbers of rows use one kernel, so a row has the same bits
+in any batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import (
     GROUP,
     LANES,
+    OUTLIER,
     OUTLIER_FROM,
+    SPAN,
     CodesCall,
     RoundCall,
 )
@@ -49,6 +51,7 @@ class CodesLinear:
     ) -> None:
         self.outputs, inputs = codes.shape
         self._groups = inputs // GROUP
+        self._bits = bits
         self._zero = 1 << bits - 1 if offsets is None else 0
         self._dtype = torch.float32 if wide else torch.bfloat16
         panels = -(-self.outputs // LANES)
@@ -98,15 +101,16 @@ class CodesLinear:
         rows, groups = x.shape[0], self._groups
         codes = torch.empty(rows, groups, GROUP, dtype=torch.int8)
         # One by one: a recorder cannot replay the split of one tensor into two.
-        scales = torch.empty(rows, groups)
+        scales = torch.empty(rows, -(-groups // SPAN))
         sums = torch.empty(rows, groups)
         counts = torch.empty(rows, dtype=torch.int32)
         most = int(x.shape[1] / OUTLIER_FROM**2) + 1  # more would raise the root mean square
-        outliers, numbers = torch.empty(rows, most, dtype=torch.int32), torch.empty(rows, most)
+        outliers = torch.empty(rows, most, OUTLIER.itemsize // 4, dtype=torch.int32)
         rounding = RoundCall(
             rows=rows,
             at_once=max(1, PART // x.shape[1]),
             groups=groups,
+            bits=self._bits,
             zero=self._zero,
             x=x.data_ptr(),
             x_stride=x.stride(0),
@@ -115,7 +119,6 @@ class CodesLinear:
             sums=sums.data_ptr(),
             num_outliers=counts.data_ptr(),
             outliers=outliers.data_ptr(),
-            outlier_numbers=numbers.data_ptr(),
             most_outliers=most,
         )
         in_threads(self._round, rounding, alone=x.numel() <= PART)
@@ -125,7 +128,6 @@ class CodesLinear:
             "x_sums": sums,
             "num_outliers": counts,
             "outliers": outliers,
-            "outlier_numbers": numbers,
         }
         return PreparedRows(tensors, {"most_outliers": most})
 

@@ -5,16 +5,34 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import GROUP, LANES, OUTLIER_FROM, CodesCall, RoundCall
+from engine.kernels.numba.call import (
+    CACHE_LINE,
+    GROUP,
+    LANES,
+    OUTLIER,
+    OUTLIER_FROM,
+    SPAN,
+    CodesCall,
+    RoundCall,
+)
 from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
 from engine.kernels.numba.source.multiply_codes import multiply_codes
 from engine.kernels.numba.source.panels import panels_kernel
-from engine.kernels.numba.source.round_codes import add_squares, lowest_bit, round_group
+from engine.kernels.numba.source.round_codes import (
+    add_squares,
+    largest_of_group,
+    lowest_bit,
+    round_group,
+)
+
+MOST = np.float32(127)  # the largest code
+OUTLIER_BYTES = OUTLIER.itemsize
 
 
 @njit(inline="always")
 def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
     scale_bytes = (4 if offsets else 2) * LANES * call.groups
+    spans = (call.groups + SPAN - 1) // SPAN
     multiply_codes(
         call.codes + (LANES * GROUP * bits // 8) * call.groups * panel,
         call.scales + scale_bytes * panel,
@@ -22,11 +40,11 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
         call.groups,
         call.x + GROUP * call.groups * row,
         GROUP * call.groups,
-        call.x_scales + 4 * call.groups * row,
+        call.x_scales + 4 * spans * row,
+        spans,
         call.x_sums + 4 * call.groups * row,
         call.num_outliers + 4 * row,
-        call.outliers + 4 * call.most_outliers * row,
-        call.outlier_numbers + 4 * call.most_outliers * row,
+        call.outliers + OUTLIER_BYTES * call.most_outliers * row,
         call.most_outliers,
         call.out + call.out_bytes * row + (4 if wide else 2) * LANES * panel,
         call.out_bytes,
@@ -68,47 +86,65 @@ def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     return panels_kernel(multiply, CodesCall)
 
 
+@njit(inline="always")
+def note_outlier(noted, index, number, bits, zero):
+    """Write where the codes of an input are; 4 bits: the high halves have those of four more."""
+    noted.codes = index // (32 // bits) * CACHE_LINE
+    noted.shift = 8 * (index & 3) + (index & 4 if bits == 4 else 0)
+    noted.scales = index // GROUP * (2 if zero else 4) * LANES
+    noted.number = number
+
+
 def round_kernel():
-    """Return the kernel that rounds rows of bf16 to whole numbers of 8 bits, group by group.
+    """Return the kernel that rounds rows of bf16 to whole numbers of 8 bits, span by span.
 
     Outliers are left out, and listed with their numbers.
     """
 
     def round_rows(pointer):
         call = carray(pointer, 1)[0]
+        spans = (call.groups + SPAN - 1) // SPAN
         scales = array_at(call.scales, (1,), np.float32)
         starts = array_at(call.sums, (1,), np.int32)
         sums = array_at(call.sums, (1,), np.float32)
         x = array_at(call.x, (1,), np.uint16)
         counts = array_at(call.num_outliers, (1,), np.int32)
-        places = array_at(call.outliers, (1,), np.int32)
-        numbers = array_at(call.outlier_numbers, (1,), np.float32)
+        listed = array_at(call.outliers, (1,), OUTLIER)
         while True:
             first = take(call.counter) * call.at_once
             if first >= call.rows:
                 return
             for row in range(first, min(first + call.at_once, call.rows)):
                 begin = row * call.x_stride
-                squares, poison = add_squares(call.x + 2 * begin, call.groups)
+                address = call.x + 2 * begin
+                codes = call.codes + GROUP * call.groups * row
+                squares, poison = add_squares(address, call.groups)
                 mean = squares / np.float32(GROUP * call.groups)
                 limit = np.float32(OUTLIER_FROM) * np.sqrt(mean)
                 found = row * call.most_outliers
-                for group in range(call.groups):
-                    largest, total, outliers = round_group(
-                        call.x + 2 * begin, call.codes + GROUP * call.groups * row, group, limit
-                    )
-                    place = row * call.groups + group
-                    scales[place] = largest / np.float32(127) + poison
-                    if call.zero:
-                        starts[place] = -call.zero * total
-                    else:
-                        sums[place] = np.float32(total) * scales[place]
-                    while outliers:
-                        index = GROUP * group + lowest_bit(outliers)
-                        places[found] = index
-                        numbers[found] = to_fp32(x[begin + index])
-                        found += 1
-                        outliers &= outliers - 1
+                for span in range(spans):
+                    groups = range(SPAN * span, min(SPAN * (span + 1), call.groups))
+                    largest = np.float32(0)
+                    for group in groups:
+                        largest = max(largest, largest_of_group(address, group, limit))
+                    step = largest / MOST
+                    scales[row * spans + span] = step + poison
+                    factor = MOST / largest if largest else MOST
+                    for group in groups:
+                        total, outliers = round_group(address, codes, group, limit, factor)
+                        summed = np.float32(total) * step
+                        while outliers:
+                            index = GROUP * group + lowest_bit(outliers)
+                            number = to_fp32(x[begin + index])
+                            note_outlier(listed[found], index, number, call.bits, call.zero)
+                            summed += number
+                            found += 1
+                            outliers &= outliers - 1
+                        place = row * call.groups + group
+                        if call.zero:
+                            starts[place] = -call.zero * total
+                        else:
+                            sums[place] = summed
                 counts[row] = found - row * call.most_outliers
 
     return round_rows, RoundCall

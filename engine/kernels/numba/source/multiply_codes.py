@@ -1,7 +1,8 @@
 """Products of a few rows of 8-bit numbers with a panel of 8- or 4-bit weights (AVX512_VNNI).
 
-Sums within a group of inputs are whole numbers, so their order does not matter. The groups are
-added in order, in fp32. The products of a row's outliers follow, also in fp32.
+Sums within a group of inputs are whole numbers, so their order does not matter. The groups of a
+span are added in order, in fp32, and then the spans. The products of a row's outliers follow, also
+in fp32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.call import CACHE_LINE, GROUP, LANES
+from engine.kernels.numba.call import CACHE_LINE, GROUP, LANES, OUTLIER, SPAN
 from engine.kernels.numba.source.llvm import (
     BF16,
     FP32,
@@ -31,6 +32,7 @@ from engine.kernels.numba.source.llvm import (
 
 QUADS = GROUP // 4  # of inputs; a lane multiplies four at a time
 PREFETCH = 4096  # how many bytes ahead of the current read a weight is prefetched
+FIELDS = {name: field[1] for name, field in (OUTLIER.fields or {}).items()}  # distances in bytes
 WHOLE = ir.VectorType(INT32, LANES)
 SUMS = ir.VectorType(FP32, LANES)
 HALVES = ir.VectorType(ir.HalfType(), LANES)
@@ -39,18 +41,19 @@ ROUNDED = ir.VectorType(BF16, LANES)
 
 @intrinsic(prefer_literal=True)
 def multiply_codes(
-    typing, codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, num_outliers, outliers,
-    outlier_numbers, most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
+    typing, codes, scales, bias, groups, x, x_bytes, x_scales, spans, x_sums, num_outliers,
+    outliers, most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
 ):  # fmt: skip
-    """out[r, :16] = sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g] + x_sums[r, g]).
+    """out[r, :16] = sum over g of factor[r, g] * (x[r, g] . codes[g] + x_sums[r, g]).
 
-    With `offsets` it is the sum over g of x_scales[r, g] * scales[g] * (x[r, g] . codes[g]) +
-    offsets[g] * x_sums[r, g]. The products of outliers are added. `_Operands` describes the
+    factor[r, g] is x_scales[r, g / 4] * scales[g]. With `offsets` it is the sum over g of
+    factor[r, g] * (x[r, g] . codes[g]) + offsets[g] * x_sums[r, g]. The products of outliers are
+    added, without offsets, which the sums have already. `_Operands` describes the
     arguments. `out` is fp32 if `wide`, else bf16. The last five arguments are literals.
     """
     arguments = (
-        codes, scales, bias, groups, x, x_bytes, x_scales, x_sums, num_outliers, outliers,
-        outlier_numbers, most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
+        codes, scales, bias, groups, x, x_bytes, x_scales, spans, x_sums, num_outliers, outliers,
+        most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
     )  # fmt: skip
     shape = _Shape(*(each.literal_value for each in arguments[-5:]))
 
@@ -70,11 +73,11 @@ class _Operands(NamedTuple):
     groups: ir.Value
     x: ir.Value  # address of [rows, groups, 32] int8
     x_bytes: ir.Value
-    x_scales: ir.Value  # address of [rows, groups] fp32
+    x_scales: ir.Value  # address of [rows, spans] fp32
+    spans: ir.Value
     x_sums: ir.Value  # address of [rows, groups] int32, or fp32 with offsets
     num_outliers: ir.Value  # address of [rows] int32
-    outliers: ir.Value  # address of [rows, most_outliers] int32: indices of inputs
-    outlier_numbers: ir.Value  # address of [rows, most_outliers] fp32
+    outliers: ir.Value  # address of [rows, most_outliers] OUTLIER
     most_outliers: ir.Value
     out: ir.Value
     out_bytes: ir.Value
@@ -98,6 +101,7 @@ class _Panel:
         self._operands = operands
         self._shape = shape
         self._group_bytes = LANES * GROUP * shape.bits // 8
+        self._scale_bytes = (4 if shape.offsets else 2) * LANES
         self._multiply = declare(
             builder, "llvm.x86.avx512.vpdpbusd.512", WHOLE, [WHOLE, WHOLE, WHOLE]
         )
@@ -106,72 +110,91 @@ class _Panel:
         self._round = None if shape.wide else declare(builder, name, ROUNDED, [SUMS])
 
     def multiply(self):
-        builder = self._builder
-        zeros = ir.Constant(SUMS, None)
-        totals = [cgutils.alloca_once_value(builder, zeros) for _ in range(self._shape.rows)]
-        for total in totals:
-            builder.store(zeros, total)
-        with cgutils.for_range(builder, self._operands.groups) as loop:
-            self._add_group(loop.index, totals)
+        totals = self._zeros()
+        with cgutils.for_range(self._builder, self._operands.spans) as loop:
+            self._add_span(loop.index, totals)
         for row, total in enumerate(totals):
             self._add_outliers(row, total)
-            self._write(row, builder.load(total))
+            self._write(row, self._builder.load(total))
 
-    def _add_group(self, group, totals):
+    def _zeros(self):
+        """Return a variable for each row, which is 0 from here on."""
         builder = self._builder
+        zeros = ir.Constant(SUMS, None)
+        variables = [cgutils.alloca_once(builder, SUMS) for _ in range(self._shape.rows)]
+        for variable in variables:
+            builder.store(zeros, variable)
+        return variables
+
+    def _add_span(self, span, totals):
+        """Add the groups that share a scale of the inputs."""
+        builder, operands = self._builder, self._operands
+        parts = self._zeros()
+        first = builder.mul(span, INT64(SPAN))
+        left = builder.sub(operands.groups, first)
+        is_whole = builder.icmp_signed(">", left, INT64(SPAN))
+        count = builder.select(is_whole, INT64(SPAN), left)
+        with cgutils.for_range(builder, count) as loop:
+            self._add_group(builder.add(first, loop.index), parts, totals)
+        for row, (part, total) in enumerate(zip(parts, totals, strict=True)):
+            place = self._row_place(row, operands.spans, span)
+            self._add(total, builder.load(part), self._spread(operands.x_scales, place, FP32))
+
+    def _add_group(self, group, parts, totals):
+        """Add products of a group's codes to the parts of a span, and of its offsets to totals."""
+        builder, operands = self._builder, self._operands
         codes = self._load_codes(group)
-        scale, shift = self._load_scales(group)
-        for row, total in enumerate(totals):
-            place = self._row_place(row, group)
-            summed = builder.load(total)
+        scale, shift = self._load_scales(builder.mul(group, INT64(self._scale_bytes)))
+        for row, (part, total) in enumerate(zip(parts, totals, strict=True)):
+            place = self._row_place(row, operands.groups, group)
             if shift is not None:
                 whole = ir.Constant(WHOLE, None)
-                x_sum = self._spread(self._operands.x_sums, place, FP32)
-                summed = builder.call(self._fma, [shift, x_sum, summed])
+                self._add(total, shift, self._spread(operands.x_sums, place, FP32))
             else:
-                whole = self._spread(self._operands.x_sums, place, INT32)
+                whole = self._spread(operands.x_sums, place, INT32)
             x = self._inputs_address(row, group)
             for quad, code in enumerate(codes):
                 word = load(builder, offset(builder, x, 4 * quad), INT32, align=4)
                 whole = builder.call(self._multiply, [whole, code, spread(builder, word, LANES)])
-            factor = self._spread(self._operands.x_scales, place, FP32)
-            factor = builder.fmul(factor, scale)
-            found = builder.sitofp(whole, SUMS)
-            builder.store(builder.call(self._fma, [found, factor, summed]), total)
+            self._add(part, builder.sitofp(whole, SUMS), scale)
+
+    def _add(self, total, left, right):
+        """Add a product of two vectors to a variable."""
+        builder = self._builder
+        builder.store(builder.call(self._fma, [left, right, builder.load(total)]), total)
 
     def _add_outliers(self, row, total):
-        """Add the products of a row's outliers, in order."""
+        """Add the products of a row's outliers, in order; offsets are in the groups' sums."""
         builder, operands = self._builder, self._operands
         count_place = offset(builder, operands.num_outliers, 4 * row)
         count = builder.zext(load(builder, count_place, INT32, align=4), INT64)
-        begin = builder.mul(operands.most_outliers, INT64(4 * row))
+        size = OUTLIER.itemsize
+        before = builder.mul(operands.most_outliers, INT64(size * row))
+        begin = builder.add(operands.outliers, before)
         with cgutils.for_range(builder, count) as loop:
-            place = builder.add(begin, builder.mul(loop.index, INT64(4)))
-            index = load(builder, builder.add(operands.outliers, place), INT32, align=4)
-            weight = self._column(builder.zext(index, INT64))
-            number = self._spread(operands.outlier_numbers, place, FP32)
-            added = builder.call(self._fma, [weight, number, builder.load(total)])
-            builder.store(added, total)
+            place = builder.add(begin, builder.mul(loop.index, INT64(size)))
+            codes, scale = self._column(place)
+            number = self._outlier_field(place, "number", FP32)
+            self._add(total, codes, builder.fmul(spread(builder, number, LANES), scale))
 
-    def _column(self, index):
-        """Return the weights of one input, as a vector of fp32."""
+    def _column(self, place):
+        """Return the codes of an outlier's weights as fp32, without those of 0, and the scales."""
         builder, bits = self._builder, self._shape.bits
-        # A cache line has the codes of 4 inputs; of 4 bits, those of the next 4 in the high halves.
-        per_line = 32 // bits
-        line = builder.mul(builder.udiv(index, INT64(per_line)), INT64(CACHE_LINE))
-        codes = load(builder, builder.add(self._operands.codes, line), WHOLE, align=CACHE_LINE)
-        shift = builder.mul(builder.and_(index, INT64(3)), INT64(8))
-        if bits == 4:
-            high = builder.and_(index, INT64(4))
-            shift = builder.add(shift, high)
-        shifts = spread(builder, builder.trunc(shift, INT32), LANES)
+        line, shift, scales = (
+            self._outlier_field(place, name, INT32) for name in ("codes", "shift", "scales")
+        )
+        address = builder.add(self._operands.codes, builder.zext(line, INT64))
+        codes = load(builder, address, WHOLE, align=CACHE_LINE)
         mask = ir.Constant(WHOLE, [(1 << bits) - 1] * LANES)
-        codes = builder.and_(builder.lshr(codes, shifts), mask)
-        scale, low = self._load_scales(builder.udiv(index, INT64(GROUP)))
-        if low is not None:
-            return builder.call(self._fma, [builder.sitofp(codes, SUMS), scale, low])
-        zero = ir.Constant(WHOLE, [1 << bits - 1] * LANES)
-        return builder.fmul(builder.sitofp(builder.sub(codes, zero), SUMS), scale)
+        codes = builder.and_(builder.lshr(codes, spread(builder, shift, LANES)), mask)
+        if not self._shape.offsets:
+            codes = builder.sub(codes, ir.Constant(WHOLE, [1 << bits - 1] * LANES))
+        scale, _ = self._load_scales(builder.zext(scales, INT64))
+        return builder.sitofp(codes, SUMS), scale
+
+    def _outlier_field(self, place, name, kind):
+        address = offset(self._builder, place, FIELDS[name])
+        return load(self._builder, address, kind, align=4)
 
     def _load_codes(self, group):
         """Return a vector for each quad of inputs, with four unsigned codes in each lane."""
@@ -194,22 +217,20 @@ class _Panel:
             unpacked.append(builder.and_(builder.lshr(vector, four), mask))
         return unpacked
 
-    def _load_scales(self, group):
-        """Return a group's scales and offsets (None without), a vector of fp32 each."""
+    def _load_scales(self, distance):
+        """Return the scales and offsets (None without) at a byte, a vector of fp32 each."""
         builder = self._builder
-        size = 2 * LANES
-        distance = builder.mul(group, INT64(2 * size if self._shape.offsets else size))
         address = builder.add(self._operands.scales, distance)
         scale = builder.fpext(load(builder, address, HALVES, align=2), SUMS)
         if not self._shape.offsets:
             return scale, None
-        shift = load(builder, offset(builder, address, size), HALVES, align=2)
+        shift = load(builder, offset(builder, address, 2 * LANES), HALVES, align=2)
         return scale, builder.fpext(shift, SUMS)
 
-    def _row_place(self, row, group):
-        """Return the distance in bytes of a row's group in x_scales and x_sums."""
+    def _row_place(self, row, size, index):
+        """Return the distance in bytes of a number in [rows, size] of 4 bytes."""
         builder = self._builder
-        index = builder.add(builder.mul(self._operands.groups, INT64(row)), group)
+        index = builder.add(builder.mul(size, INT64(row)), index)
         return builder.mul(index, INT64(4))
 
     def _spread(self, base, place, kind):

@@ -1,4 +1,4 @@
-"""Rounding of a group of inputs to whole numbers of 8 bits, without its outliers."""
+"""Rounding of groups of inputs to whole numbers of 8 bits, without their outliers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ WHOLE = ir.VectorType(INT32, LANES)
 SMALL = ir.VectorType(INT8, LANES)
 HALF = ir.VectorType(INT16, LANES)
 ZEROS = ir.Constant(NUMBERS, None)
-MOST = 127.0  # the largest code
 
 
 @intrinsic
@@ -62,29 +61,36 @@ def add_squares(typing, x, groups):
 
 
 @intrinsic
-def round_group(typing, x, codes, group, limit):
-    """Round a group of bf16 to int8, and write them to `codes` [groups, 32].
+def largest_of_group(typing, x, group, limit):
+    """Return the largest magnitude in a group of bf16 that is not above `limit`."""
 
-    The largest magnitude becomes 127. Those above `limit` are outliers: they become 0. Returns the
-    largest magnitude of the others, the sum of the codes, and the outliers as a set of 32 bits.
+    def code(context, builder, signature, arguments):
+        x, group, limit = arguments
+        halves = _group(builder, x, group)
+        _, kept = _without_outliers(builder, halves, limit)
+        return _largest(builder, [_abs(builder, half) for half in kept])
+
+    return types.float32(types.int64, types.int64, types.float32), code
+
+
+@intrinsic
+def round_group(typing, x, codes, group, limit, factor):
+    """Round a group of bf16, times `factor`, to int8, and write it to `codes` [groups, 32].
+
+    Those above `limit` are outliers: they become 0. Returns the sum of the codes, and the outliers
+    as a set of 32 bits.
     """
 
     def code(context, builder, signature, arguments):
-        x, codes, group, limit = arguments
+        x, codes, group, limit, factor = arguments
         halves = _group(builder, x, group)
-        bound = spread(builder, limit, LANES)
-        large = [builder.fcmp_ordered(">", _abs(builder, half), bound) for half in halves]
-        kept = [builder.select(mask, ZEROS, half) for mask, half in zip(large, halves, strict=True)]
-        largest = _largest(builder, [_abs(builder, half) for half in kept])
-        is_zero = builder.fcmp_ordered("==", largest, FP32(0))
-        divisor = builder.select(is_zero, FP32(1), largest)
-        quotient = builder.fdiv(FP32(MOST), divisor)
-        factor = spread(builder, quotient, LANES)
+        large, kept = _without_outliers(builder, halves, limit)
+        factors = spread(builder, factor, LANES)
         distance = builder.mul(group, INT64(GROUP))
         begin = builder.add(codes, distance)
         totals = []
         for index, half in enumerate(kept):
-            steps = builder.fmul(half, factor)
+            steps = builder.fmul(half, factors)
             whole = _round(builder, steps)
             small = builder.trunc(whole, SMALL)
             place = offset(builder, begin, LANES * index)
@@ -94,11 +100,12 @@ def round_group(typing, x, codes, group, limit):
         reduce = declare(builder, name, INT32, [WHOLE])
         both = builder.add(*totals)
         total = builder.call(reduce, [both])
-        found = [largest, total, _bits(builder, large)]
+        found = [total, _bits(builder, large)]
         return context.make_tuple(builder, signature.return_type, found)
 
-    result = types.Tuple((types.float32, types.int32, types.int64))
-    return result(types.int64, types.int64, types.int64, types.float32), code
+    result = types.Tuple((types.int32, types.int64))
+    arguments = types.int64, types.int64, types.int64, types.float32, types.float32
+    return result(*arguments), code
 
 
 @intrinsic
@@ -122,6 +129,14 @@ def _group(builder, address, group):
         numbers = widen_vector(builder, bits, LANES)
         halves.append(numbers)
     return halves
+
+
+def _without_outliers(builder, halves, limit):
+    """Return where two vectors are above the limit, and the vectors with zeros there."""
+    bound = spread(builder, limit, LANES)
+    large = [builder.fcmp_ordered(">", _abs(builder, half), bound) for half in halves]
+    kept = [builder.select(mask, ZEROS, half) for mask, half in zip(large, halves, strict=True)]
+    return large, kept
 
 
 def _abs(builder, numbers):
