@@ -18,7 +18,7 @@ SPAN = 4  # groups of inputs that share a scale of these inputs; the last span m
 LANES = 16  # outputs of a panel of quantised weights
 # An input of a quantised layer is an outlier if it is above this many times its row's root mean
 # square. The others of its span would lose too much of their 8 bits.
-OUTLIER_FROM = 2.75
+OUTLIER_FROM = 3.25
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
 ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
