@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from engine.kernels.numba.call import CACHE_LINE
 from engine.kernels.numba.source.llvm import (
@@ -23,19 +24,27 @@ VECTOR = ir.VectorType(FP32, LANES)
 
 
 @intrinsic
-def at(typing, address):
-    """Convert the address to a pointer."""
+def array_at(typing, address, shape, kind):
+    """Return the array at this address; the size of its first dimension does not matter.
+
+    It is Numba's `carray` for an address, without the time that Numba needs to compile that.
+    """
+    array = types.Array(kind.dtype, len(shape), "C")
 
     def code(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        made = context.make_array(array)(context, builder)
+        element = context.get_data_type(array.dtype)
+        sizes = cgutils.unpack_tuple(builder, arguments[1])
+        stride = INT64(context.get_abi_sizeof(element))
+        strides = [stride]  # bytes
+        for size in reversed(sizes[1:]):
+            stride = builder.mul(stride, size)
+            strides.insert(0, stride)
+        data = builder.inttoptr(arguments[0], element.as_pointer())
+        populate_array(made, data, sizes, strides, strides[-1], meminfo=None)
+        return made._getvalue()
 
-    return types.voidptr(types.int64), code
-
-
-@njit(inline="always")
-def array_at(address, shape, kind):
-    """Return the array at this address; the size of its first dimension does not matter."""
-    return carray(at(address), shape, kind)
+    return array(address, shape, kind), code
 
 
 @intrinsic
