@@ -201,21 +201,15 @@ class NumbaPlan:
 
         The first token of a model then compiles everything that later steps use.
         """
-        size = self.layout.block_size
         is_half = dtype == torch.bfloat16
         form = FORMS[kv.keys.dtype]
-        shared = spec.num_heads // spec.num_kv_heads
         call = self._make_call(kv.group, spec)
         device = self.layout.positions.device
         if self._fuses_chunks and FusedAttention.supports(spec, dtype, device):
             call.num_attended = self.layout.num_decodes
         return SpecKernels(
-            store=kernel_store().address(
-                "store_kv.store_kernel", spec.head_dim, size, is_half, form
-            ),
-            attention=kernel_store().address(
-                "attention.attention_kernel", shared, spec.head_dim, size, is_half, form
-            ),
+            store=kernel_store().address("store_kv.store_kernel", is_half, form),
+            attention=kernel_store().address("attention.attention_kernel", is_half, form),
             call=call,
         )
 
@@ -226,11 +220,15 @@ class NumbaPlan:
         for tensor in (tables[0], blocks, offsets):
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
+        assert spec.head_dim % 8 == self.layout.block_size % 16 == 0
         return AttentionCall(
             num_tasks=len(self._tasks),
             num_attended=len(self._tasks),
             tasks=self._tasks.ctypes.data,
             heads=spec.num_kv_heads,
+            shared=spec.num_heads // spec.num_kv_heads,
+            dim=spec.head_dim,
+            block_size=self.layout.block_size,
             tables=tables.data_ptr(),
             table_stride=tables.stride(0),
             token_blocks=blocks.data_ptr(),

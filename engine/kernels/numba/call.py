@@ -76,6 +76,9 @@ class AttentionCall(ctypes.Structure):
         ("num_attended", INT),  # only the first tasks attend; the others only store their KV
         ("tasks", INT),  # address of [tasks] TASK
         ("heads", INT),  # kv heads; each task runs once per kv head
+        ("shared", INT),  # query heads per kv head
+        ("dim", INT),  # head_dim, a multiple of 8
+        ("block_size", INT),  # a multiple of 16
         ("tables", INT),  # address of [sequences, table_stride] block ids
         ("table_stride", INT),
         ("token_blocks", INT),  # address of [T]

@@ -175,6 +175,17 @@ def test_nan_key_reaches_only_queries_that_see_it(
 
 
 @codes
+def test_nan_value_of_chunk_reaches_only_queries_that_see_it(codes: torch.dtype) -> None:
+    """Tokens 20 and 21 share a tile, and only one of them sees the value."""
+    sequences = random_sequences(SPECS["gqa-3"], [30])
+    sequences.values[0][21, 1, 3] = float("nan")
+    (found,) = run_of(sequences, 16, BACKENDS["numba"], codes).whole()
+    assert found[21:, 3:].isnan().all()
+    assert found[:21].isfinite().all()
+    assert found[:, :3].isfinite().all()
+
+
+@codes
 def test_cross_layer_reads_codes_of_its_source(codes: torch.dtype) -> None:
     """A source's keys are stored by themselves, and then read by other queries."""
     spec = replace(PLAIN, kind="cross")

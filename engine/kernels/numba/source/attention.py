@@ -12,7 +12,7 @@ Keys and values may be codes with a scale for each token. A score is then multip
 scale, and a weight by its value's.
 
 NOTE: Passing an array, or a tuple of arrays, through two levels of inlined functions makes Numba
-count references with atomic instructions in the inner loop.
+count references with atomic instructions in the inner loop. So functions pass addresses.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from engine.kernels.numba.call import ITEM_BYTES, LOG2_E, TASK, TILE, AttentionC
 from engine.kernels.numba.compile import EXACT
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import (
+    LANES,
     array_at,
     highest,
     on_stack,
@@ -35,21 +36,21 @@ from engine.kernels.numba.source.intrinsics import (
     total,
 )
 from engine.kernels.numba.source.store_kv import token_store
-from engine.kernels.numba.source.sum_rows import MAX_ROWS, sum_rows
+from engine.kernels.numba.source.sum_rows import MAX_ROWS, sum_rows, tile_height
 
 
 class Softmax(NamedTuple):
-    """The softmax of a task, in fp32. A token has a row for each of the `shared` query heads.
+    """Addresses of a task's softmax, in fp32. A token has a row for each of its query heads.
 
     `keep` and `scores` are of the rows that see a block together.
     """
 
-    queries: np.ndarray  # [rows, dim], scaled
-    outputs: np.ndarray  # [rows, dim]: sums of weighted values
-    tops: np.ndarray  # [rows]: highest scores so far
-    totals: np.ndarray  # [rows]: sums of weights
-    keep: np.ndarray  # [rows]: factors of older sums once the highest scores have risen
-    scores: np.ndarray  # [rows, block_size]: scores in one block, then their weights
+    queries: int  # [rows, dim], scaled
+    outputs: int  # [rows, dim]: sums of weighted values
+    tops: int  # [rows]: highest scores so far
+    totals: int  # [rows]: sums of weights
+    keep: int  # [rows]: factors of older sums once the highest scores have risen
+    scores: int  # [rows, block_size]: scores in one block, then their weights
 
 
 class Block(NamedTuple):
@@ -62,13 +63,20 @@ class Block(NamedTuple):
     value_scales: int
 
 
+@njit(inline="always")
+def numbers_at(address, count):
+    """Return the `count` fp32 numbers at this address."""
+    return array_at(address, (count,), np.float32)
+
+
 # ---- arithmetic ------------------------------------------------------------------------------
 
 
 @njit(fastmath=EXACT, error_model="numpy")
-def cap(scores, softcap):
-    """Compute softcap * tanh(scores / softcap), in place."""
-    for k in range(len(scores)):
+def cap(address, count, softcap):
+    """Compute softcap * tanh(score / softcap) for each score, in place."""
+    scores = numbers_at(address, count)
+    for k in range(count):
         x = scores[k] / softcap
         exponent = np.float32(-2 * LOG2_E) * abs(x)
         e = exp2(exponent)
@@ -78,53 +86,65 @@ def cap(scores, softcap):
 
 
 @njit(fastmath=EXACT, error_model="numpy")
-def to_weights(scores, top):
+def to_weights(address, count, top):
     """Replace each score by 2**(score - top).
 
     A hidden score becomes 2**-126, which is negligible next to 1.
     """
-    for k in range(len(scores)):
+    scores = numbers_at(address, count)
+    for k in range(count):
         scores[k] = exp2(scores[k] - top)
 
 
-@njit(inline="always")
-def scale(numbers, address):
-    """Multiply numbers by the scales at this address, in place."""
-    scales = array_at(address, (len(numbers),), np.float32)
-    for k in range(len(numbers)):
-        numbers[k] *= scales[k]
+@njit(fastmath=EXACT, error_model="numpy")
+def multiply(address, count, factors):
+    """Multiply each number by its factor, in place; `factors` is an address, too."""
+    numbers = numbers_at(address, count)
+    others = numbers_at(factors, count)
+    for k in range(count):
+        numbers[k] *= others[k]
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def fill(address, begin, end, number):
+    """Set the numbers [begin, end) at this address."""
+    numbers = numbers_at(address + 4 * begin, end - begin)
+    for k in range(end - begin):
+        numbers[k] = number
 
 
 # ---- the kernel that attends -----------------------------------------------------------------
 
 
 @njit(inline="always")
-def load_queries(call, task, head, queries, shared, dim, kind):
+def load_queries(call, task, head, queries, kind, item):
     """Load and scale the task's queries of one kv head."""
-    query = array_at(call.query, (1,), kind)
+    shared = call.shared
+    dim = call.dim
     scale = np.float32(call.scale)
+    numbers = shared * dim
     for t in range(task.num_tokens):
         token = task.first_token + t
-        for g in range(shared):
-            row = t * shared + g
-            query_head = head * shared + g
-            begin = token * call.query_stride + query_head * dim
-            for d in range(dim):
-                queries[row, d] = to_fp32(query[begin + d]) * scale
+        begin = token * call.query_stride + head * numbers
+        query = array_at(call.query + item * begin, (numbers,), kind)
+        loaded = numbers_at(queries + 4 * t * numbers, numbers)
+        for d in range(numbers):
+            loaded[d] = to_fp32(query[d]) * scale
 
 
 @njit(inline="always")
-def block_at(call, table, head, index, last, block_bytes, block_size):
+def block_at(call, table, head, index, last, item):
     """Return the sequence's block `index`. The last block prefetches its own keys."""
     following = min(index + 1, last)
     number = table[index] * call.heads + head
+    next_number = table[following] * call.heads + head
+    block_bytes = item * call.dim * call.block_size
     here = block_bytes * number
-    ahead = block_bytes * (table[following] * call.heads + head)
-    scales = 4 * block_size * number
+    scales = 4 * call.block_size * number
     return Block(
         call.keys + here,
         call.values + here,
-        call.keys + ahead,
+        call.keys + block_bytes * next_number,
         call.key_scales + scales,
         call.value_scales + scales,
     )
@@ -139,174 +159,205 @@ def visible_keys(task, t, index, window, block_size):
 
 
 @njit(inline="always")
-def all_see(task, t, index, window, shape):
-    """Whether the task has the shape's tokens, from `t` on, and each sees a key of block `index`.
+def all_see(task, t, tokens, index, call):
+    """Whether the task has `tokens` tokens, from `t` on, and each sees a key of block `index`.
 
     The first token sees the fewest keys at the end of the block. With a window, the last token sees
     the fewest at its beginning.
     """
-    tokens, _, _, _, block_size, _, _ = shape
     last = t + tokens - 1
-    _, end = visible_keys(task, t, index, window, block_size)
-    begin, _ = visible_keys(task, last, index, window, block_size)
-    return last < task.num_tokens and begin < block_size and end > 0
+    _, end = visible_keys(task, t, index, call.window, call.block_size)
+    begin, _ = visible_keys(task, last, index, call.window, call.block_size)
+    return last < task.num_tokens and begin < call.block_size and end > 0
 
 
 @njit(inline="always")
-def see_block(softmax, task, t, index, block, call, shape):
-    """Let the queries of the shape's tokens, from `t` on, attend to the sequence's block `index`.
+def see_block(softmax, task, t, tokens, index, block, call, height, form):
+    """Let the queries of `tokens` tokens, from `t` on, attend to the sequence's block `index`.
 
     Each of the tokens sees at least one key of the block. A key that only some tokens see gets the
     weight 0 for the others. Its value is stored already, because it belongs to the same sequence.
     """
-    queries, outputs, tops, totals, keep, scores = softmax
-    tokens, _, shared, dim, block_size, _, item = shape
+    has_scales = ITEM_BYTES[form] == 1
+    shared = call.shared
+    size = call.block_size
     window = call.window
     softcap = np.float32(call.softcap)
     row = t * shared
-    query = queries.ctypes.data + 4 * dim * row
-    output = outputs.ctypes.data + 4 * dim * row
-    sum_scores(scores.ctypes.data, query, block, shape)
-    first, _ = visible_keys(task, t, index, window, block_size)
-    _, last = visible_keys(task, t + tokens - 1, index, window, block_size)
+    rows = tokens * shared
+    first, _ = visible_keys(task, t, index, window, size)
+    _, last = visible_keys(task, t + tokens - 1, index, window, size)
+    # Compute the vectors of scores from `left` on that have a key which one of the tokens sees.
+    left = first - first % LANES
+    seen = last - left + -last % LANES
+    sum_scores(softmax, row, rows, left, seen, block, call, height, form)
+    scores = softmax.scores + 4 * left
     for i in range(tokens):
-        begin, end = visible_keys(task, t + i, index, window, block_size)
+        begin, end = visible_keys(task, t + i, index, window, size)
+        begin -= left
+        end -= left
+        hides = begin > 0 or end < seen
         for g in range(shared):
             r = i * shared + g
-            if item == 1:
-                scale(scores[r], block.key_scales)
+            if has_scales:
+                multiply(scores, seen, block.key_scales + 4 * left)
             if softcap > 0:
-                cap(scores[r], softcap)
-            scores[r, :begin] = -np.inf
-            scores[r, end:] = -np.inf
-            weigh(scores[r], tops, totals, keep, row, r, block_size)
-            if item == 1:
-                scale(scores[r], block.value_scales)
-            scores[r, first:begin] = np.float32(0)
-            scores[r, end:last] = np.float32(0)
-    weights = scores.ctypes.data
-    sum_values(output, keep.ctypes.data, weights, block, first, last, shape)
+                cap(scores, seen, softcap)
+            if hides:
+                fill(scores, 0, begin, np.float32(-np.inf))
+                fill(scores, end, seen, np.float32(-np.inf))
+            top = raise_top(softmax, row, r, highest(scores, seen))
+            to_weights(scores, seen, top)
+            if hides:
+                fill(scores, 0, begin, np.float32(0))
+                fill(scores, end, seen, np.float32(0))
+            add_weights(softmax, row, r, total(scores, seen))
+            if has_scales:
+                multiply(scores, seen, block.value_scales + 4 * left)
+                if hides:  # a hidden key's scale may be NaN
+                    fill(scores, 0, begin, np.float32(0))
+                    fill(scores, end, seen, np.float32(0))
+            scores += 4 * size
+    sum_values(softmax, row, rows, block, first, last, call, height, form)
 
 
 @njit(inline="always")
-def sum_scores(scores, query, block, shape):
-    """Compute the tokens' scores for all keys of the block; arguments are addresses."""
-    _, rows, _, dim, block_size, form, _ = shape
+def sum_scores(softmax, row, rows, left, seen, block, call, height, form):
+    """Compute the scores of the rows from `row` on for `seen` keys of the block from `left` on."""
+    dim = call.dim
+    item = ITEM_BYTES[form]
     sum_rows(
-        out=scores,
+        out=softmax.scores + 4 * left,
         keep=0,
-        weights=query,
+        weights=softmax.queries + 4 * dim * row,
         stride=dim,
-        matrix=block.keys,
-        ahead=block.values,
+        matrix=block.keys + item * left,
+        ahead=block.values + item * left,
         count=dim,
+        width=call.block_size,
         rows=rows,
-        width=block_size,
+        height=height,
+        columns=seen,
         form=form,
     )
 
 
 @njit(inline="always")
-def sum_values(output, keep, weights, block, begin, end, shape):
-    """Add the weighted values of the keys [begin, end) to the outputs; arguments are addresses."""
-    _, rows, _, dim, block_size, form, item = shape
-    first_value = block.values + item * dim * begin
+def sum_values(softmax, row, rows, block, begin, end, call, height, form):
+    """Add the weighted values of the keys [begin, end) to the outputs of the rows from `row` on."""
+    dim = call.dim
+    item = ITEM_BYTES[form]
     sum_rows(
-        out=output,
-        keep=keep,
-        weights=weights + 4 * begin,
-        stride=block_size,
-        matrix=first_value,
+        out=softmax.outputs + 4 * dim * row,
+        keep=softmax.keep,
+        weights=softmax.scores + 4 * begin,
+        stride=call.block_size,
+        matrix=block.values + item * dim * begin,
         ahead=block.next_keys,
         count=end - begin,
-        rows=rows,
         width=dim,
+        rows=rows,
+        height=height,
+        columns=dim,
         form=form,
     )
 
 
 @njit(inline="always")
-def weigh(scores, tops, totals, keep, row, r, block_size):
-    """Turn the scores of a token's query `r` into weights, and add them to the query's total."""
-    old_top = tops[row + r]
-    new_top = highest(scores.ctypes.data, block_size)
-    top = max(old_top, new_top)
-    keep[r] = exp2(old_top - top)
+def raise_top(softmax, row, r, new):
+    """Return the highest score so far of the query `row` + `r`, once `new` is counted, too."""
+    tops = numbers_at(softmax.tops, 1)
+    keep = numbers_at(softmax.keep, 1)
+    old = tops[row + r]
+    top = max(old, new)
+    keep[r] = exp2(old - top)
     tops[row + r] = top
-    to_weights(scores, top)
+    return top
+
+
+@njit(inline="always")
+def add_weights(softmax, row, r, weight):
+    """Add a sum of weights to the total of the query `row` + `r`."""
+    totals = numbers_at(softmax.totals, 1)
+    keep = numbers_at(softmax.keep, 1)
     kept = totals[row + r] * keep[r]
-    weight = total(scores.ctypes.data, block_size)
     totals[row + r] = kept + weight
 
 
 @njit(inline="always")
-def begin_softmax(call, head, tops, totals, used, shared, kind):
-    """Set the highest score and the sum of weights of each row as they are before any key.
+def begin_softmax(call, task, head, softmax, kind):
+    """Set outputs, highest scores and sums of weights as they are before any key.
 
     A sink is like a key that was seen already, whose value is 0.
     """
-    tops[:used] = np.float32(-np.inf)
-    totals[:used] = np.float32(0)
+    rows = task.num_tokens * call.shared
+    fill(softmax.outputs, 0, rows * call.dim, np.float32(0))
+    fill(softmax.tops, 0, rows, np.float32(-np.inf))
+    fill(softmax.totals, 0, rows, np.float32(0))
     if call.sinks:
-        sinks = array_at(call.sinks, (1, shared), kind)
-        for row in range(used):
-            score = to_fp32(sinks[head, row % shared])
-            tops[row] = score * np.float32(LOG2_E)
-            totals[row] = np.float32(1)
+        sinks = array_at(call.sinks, (1,), kind)
+        tops = numbers_at(softmax.tops, rows)
+        fill(softmax.totals, 0, rows, np.float32(1))
+        for t in range(task.num_tokens):
+            for g in range(call.shared):
+                score = to_fp32(sinks[head * call.shared + g])
+                tops[t * call.shared + g] = score * np.float32(LOG2_E)
 
 
 @njit(inline="always")
-def write_outputs(call, task, head, outputs, totals, shared, dim, kind):
-    out = array_at(call.out, (1, call.heads, shared, dim), kind)
+def write_outputs(call, task, head, softmax, kind, item):
+    shared = call.shared
+    dim = call.dim
+    totals = numbers_at(softmax.totals, 1)
     for t in range(task.num_tokens):
         token = task.first_token + t
         for g in range(shared):
             row = t * shared + g
+            begin = ((token * call.heads + head) * shared + g) * dim
+            out = array_at(call.out + item * begin, (dim,), kind)
+            output = numbers_at(softmax.outputs + 4 * row * dim, dim)
             share = np.float32(1) / totals[row]
             for d in range(dim):
-                number = outputs[row, d] * share
-                out[token, head, g, d] = to_element(number, out)
+                number = output[d] * share
+                out[d] = to_element(number, out)
 
 
-def tokens_together(shared: int) -> int:
+@njit(inline="always")
+def tokens_together(shared):
     """Return how many of a task's tokens see a block together: as many as have few enough rows.
 
-    `sum_rows` then loads each number of the block once for all of them. Their number divides TILE.
+    `sum_rows` then loads each number of the block once for all of them.
     """
-    fitting = [n for n in range(1, TILE + 1) if TILE % n == 0 and n * shared <= MAX_ROWS]
-    return max(fitting, default=1)
+    tokens = TILE
+    while tokens > 1 and tokens * shared > MAX_ROWS:
+        tokens //= 2
+    return tokens
 
 
-def attention_kernel(shared: int, dim: int, block_size: int, half: bool, form: int):
+def attention_kernel(half: bool, form: int):
     """Return the kernel that attends, and stores the KV that only its own task reads.
 
-    A kv head has `shared` query heads. Queries are bf16 if `half`, else fp32.
+    Queries are bf16 if `half`, else fp32.
     """
-    assert dim % 8 == block_size % 8 == 0
     kind = np.uint16 if half else np.float32
-    item = ITEM_BYTES[form]
-    store_token = token_store(dim, block_size, half, form)
-    block_bytes = item * dim * block_size
-    together = tokens_together(shared)
-    # A constant of the kernel must be a name: Numba compiles a product of names as a number.
-    rows = TILE * shared
-    rows_together = together * shared
-    row_numbers = rows * dim
-    score_numbers = rows_together * block_size
-    several = (together, rows_together, shared, dim, block_size, form, item)
-    single = (1, shared, shared, dim, block_size, form, item)
+    item = 2 if half else 4
+    kv_item = ITEM_BYTES[form]
+    store_token = token_store(half, form)
 
     def attend(pointer):
         call = carray(pointer, 1)[0]
         tasks = array_at(call.tasks, (1,), TASK)
-        tables = array_at(call.tables, (1, call.table_stride), np.int64)
-        queries = array_at(on_stack(row_numbers), (rows, dim), np.float32)
-        outputs = array_at(on_stack(row_numbers), (rows, dim), np.float32)
-        tops = array_at(on_stack(rows), (rows,), np.float32)
-        totals = array_at(on_stack(rows), (rows,), np.float32)
-        keep = array_at(on_stack(rows_together), (rows_together,), np.float32)
-        scores = array_at(on_stack(score_numbers), (rows_together, block_size), np.float32)
-        softmax = Softmax(queries, outputs, tops, totals, keep, scores)
+        together = tokens_together(call.shared)
+        height = tile_height(together * call.shared)
+        rows = TILE * call.shared
+        softmax = Softmax(
+            on_stack(rows * call.dim),
+            on_stack(rows * call.dim),
+            on_stack(rows),
+            on_stack(rows),
+            on_stack(together * call.shared),
+            on_stack(together * call.shared * call.block_size),
+        )
         while True:
             number = take(call.counter)
             if number >= call.num_attended * call.heads:
@@ -315,24 +366,19 @@ def attention_kernel(shared: int, dim: int, block_size: int, half: bool, form: i
             head = number % call.heads
             if not task.is_stored_ahead:
                 store_token(call, task.first_token, head)
-            load_queries(call, task, head, queries, shared, dim, kind)
-            used = task.num_tokens * shared
-            outputs[:used] = np.float32(0)
-            begin_softmax(call, head, tops, totals, used, shared, kind)
-            table = tables[task.sequence]
-            first = max(0, task.position - call.window + 1) // block_size
-            last = (task.position + task.num_tokens - 1) // block_size
+            load_queries(call, task, head, softmax.queries, kind, item)
+            begin_softmax(call, task, head, softmax, kind)
+            table = array_at(call.tables + 8 * call.table_stride * task.sequence, (1,), np.int64)
+            first = max(0, task.position - call.window + 1) // call.block_size
+            last = (task.position + task.num_tokens - 1) // call.block_size
             for index in range(first, last + 1):
-                block = block_at(call, table, head, index, last, block_bytes, block_size)
+                block = block_at(call, table, head, index, last, kv_item)
                 t = 0
                 while t < task.num_tokens:
-                    if all_see(task, t, index, call.window, several):
-                        see_block(softmax, task, t, index, block, call, several)
-                        t += together
-                        continue
-                    if all_see(task, t, index, call.window, single):
-                        see_block(softmax, task, t, index, block, call, single)
-                    t += 1
-            write_outputs(call, task, head, outputs, totals, shared, dim, kind)
+                    tokens = together if all_see(task, t, together, index, call) else 1
+                    if tokens > 1 or all_see(task, t, 1, index, call):
+                        see_block(softmax, task, t, tokens, index, block, call, height, form)
+                    t += tokens
+            write_outputs(call, task, head, softmax, kind, item)
 
     return attend, AttentionCall

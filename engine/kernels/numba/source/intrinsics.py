@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from engine.kernels.numba.call import CACHE_LINE
 from engine.kernels.numba.source.llvm import (
@@ -14,37 +15,51 @@ from engine.kernels.numba.source.llvm import (
     INT32,
     INT64,
     declare,
+    load,
     widen,
 )
 
+LANES = 16  # numbers that a reduction takes at a time
+VECTOR = ir.VectorType(FP32, LANES)
+
 
 @intrinsic
-def at(typing, address):
-    """Convert the address to a pointer."""
+def array_at(typing, address, shape, kind):
+    """Return the array at this address; the size of its first dimension does not matter.
+
+    It is Numba's `carray` for an address, without the time that Numba needs to compile that.
+    """
+    array = types.Array(kind.dtype, len(shape), "C")
 
     def code(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        made = context.make_array(array)(context, builder)
+        element = context.get_data_type(array.dtype)
+        sizes = cgutils.unpack_tuple(builder, arguments[1])
+        stride = INT64(context.get_abi_sizeof(element))
+        strides = [stride]  # bytes
+        for size in reversed(sizes[1:]):
+            stride = builder.mul(stride, size)
+            strides.insert(0, stride)
+        data = builder.inttoptr(arguments[0], element.as_pointer())
+        populate_array(made, data, sizes, strides, strides[-1], meminfo=None)
+        return made._getvalue()
 
-    return types.voidptr(types.int64), code
+    return array(address, shape, kind), code
 
 
-@njit(inline="always")
-def array_at(address, shape, kind):
-    """Return the array at this address; the size of its first dimension does not matter."""
-    return carray(at(address), shape, kind)
-
-
-@intrinsic(prefer_literal=True)
+@intrinsic
 def on_stack(typing, count):
-    """Return the address of room for `count` fp32 numbers, which ends with the kernel's call."""
-    size = count.literal_value
+    """Return the address of room for `count` fp32 numbers, which ends with the kernel's call.
+
+    It must not be called in a loop, which would take more room each time.
+    """
 
     def code(context, builder, signature, arguments):
-        room = cgutils.alloca_once(builder, ir.ArrayType(FP32, size))
+        room = builder.alloca(FP32, size=arguments[0])
         room.align = CACHE_LINE
         return builder.ptrtoint(room, INT64)
 
-    return types.int64(count), code
+    return types.int64(types.int64), code
 
 
 @intrinsic
@@ -105,38 +120,49 @@ def _round_to_bf16(builder, number):
     return builder.trunc(high_half, INT16)
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic
 def highest(typing, numbers, count):
-    """Return the highest of `count` fp32 numbers at this address, ignoring NaN."""
-    size = count.literal_value
+    """Return the highest of `count` fp32 numbers at this address, ignoring NaN.
+
+    `count` is a multiple of LANES.
+    """
 
     def code(context, builder, signature, arguments):
-        vector = _load_vector(builder, arguments[0], size)
-        name = f"llvm.vector.reduce.fmax.v{size}f32"
-        reduce = declare(builder, name, FP32, [vector.type])
-        return builder.call(reduce, [vector])
+        lowest = ir.Constant(VECTOR, [float("-inf")] * LANES)
+        lanes = _fold(builder, arguments, lowest, higher)
+        maximum = declare(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", FP32, [VECTOR])
+        return builder.call(maximum, [lanes], fastmath=("nnan",))
 
-    return types.float32(numbers, count), code
+    def higher(builder, old, new):
+        is_higher = builder.fcmp_ordered(">", new, old)  # not if it is NaN
+        return builder.select(is_higher, new, old)
+
+    return types.float32(types.int64, types.int64), code
 
 
-@intrinsic(prefer_literal=True)
+@intrinsic
 def total(typing, numbers, count):
-    """Return the pairwise sum of `count` fp32 numbers at this address."""
-    size = count.literal_value
+    """Return the sum of `count` fp32 numbers at this address; `count` is a multiple of LANES.
+
+    Each lane is summed in order, then the lanes pairwise.
+    """
 
     def code(context, builder, signature, arguments):
-        vector = _load_vector(builder, arguments[0], size)
-        name = f"llvm.vector.reduce.fadd.v{size}f32"
-        reduce = declare(builder, name, FP32, [FP32, vector.type])
-        zero = FP32(0)
-        # reassoc: pairwise, not in the order of the numbers
-        return builder.call(reduce, [zero, vector], fastmath=("reassoc",))
+        name = f"llvm.vector.reduce.fadd.v{LANES}f32"
+        lane_sum = declare(builder, name, FP32, [FP32, VECTOR])
+        lanes = _fold(builder, arguments, ir.Constant(VECTOR, None), ir.IRBuilder.fadd)
+        # reassoc: pairwise, not in the order of the lanes
+        return builder.call(lane_sum, [FP32(0), lanes], fastmath=("reassoc",))
 
-    return types.float32(numbers, count), code
+    return types.float32(types.int64, types.int64), code
 
 
-def _load_vector(builder, address, size):
-    """Load `size` fp32 numbers, which need no alignment as a vector."""
-    vector = ir.VectorType(FP32, size)
-    pointer = builder.inttoptr(address, vector.as_pointer())
-    return builder.load(pointer, align=4)
+def _fold(builder, numbers, start, combine):
+    """Combine the vectors of numbers (address, count) one after another."""
+    address, count = numbers
+    combined = cgutils.alloca_once_value(builder, start)
+    with cgutils.for_range_slice(builder, INT64(0), count, INT64(LANES)) as (first, _):
+        place = builder.add(address, builder.mul(first, INT64(4)))
+        vector = load(builder, place, VECTOR, align=4)
+        builder.store(combine(builder, builder.load(combined), vector), combined)
+    return builder.load(combined)

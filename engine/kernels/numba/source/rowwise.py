@@ -10,7 +10,7 @@ from numba import carray, njit
 from engine.kernels.numba.call import LOG2_E, NORM, ROTATION, SILU, RowsCall
 from engine.kernels.numba.compile import EXACT
 from engine.kernels.numba.source.exp2 import exp2
-from engine.kernels.numba.source.intrinsics import at, take, to_element, to_fp32
+from engine.kernels.numba.source.intrinsics import array_at, take, to_element, to_fp32
 
 # Allows vectorized sums over a row. Their order is not sequential, but it is the same in every row.
 SUMMING = EXACT | {"reassoc"}
@@ -24,7 +24,7 @@ GELU_FACTOR = math.sqrt(2 / math.pi)
 def row_of(address, row, stride, size, kind, item):
     """Return a row of the array at this address; an element has `item` bytes."""
     begin = address + item * stride * row
-    return carray(at(begin), (size,), kind)
+    return array_at(begin, (size,), kind)
 
 
 @njit(inline="always")

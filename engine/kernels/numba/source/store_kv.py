@@ -14,6 +14,7 @@ from engine.kernels.numba.source.intrinsics import array_at, bits_of, take, to_f
 LARGEST_INT8 = 127.0
 LARGEST_E4M3 = 448.0
 NORMAL_E4M3 = np.float32(2**-6)  # the smallest normal number
+INFINITE = np.int32(0x7F800000)  # its bits; those of NaN are above
 UNITS_E4M3 = np.float32(2**9)  # in 1.0, of numbers below it
 
 
@@ -41,13 +42,13 @@ def to_e4m3(number):
 @njit(inline="always")
 def scale_of(numbers, dim, inverse):
     """Return the scale of a head's numbers; NaN if a number is NaN or infinite."""
-    top = np.float32(0)
-    poison = np.float32(0)
+    top = np.int32(0)
     for d in range(dim):
-        number = to_fp32(numbers[d])
-        top = max(top, abs(number))
-        poison += number * np.float32(0)
-    return top * inverse + poison
+        magnitude = bits_of(abs(to_fp32(numbers[d])))
+        top = max(top, magnitude)  # the order of the bits is that of the numbers
+    if top >= INFINITE:
+        return np.float32(np.nan)
+    return np.int32(top).view(np.float32) * inverse
 
 
 @njit(inline="always")
@@ -60,13 +61,15 @@ def quotient(number, scale, largest):
     return min(max(found, -largest), largest)
 
 
-def plain_store(dim: int, block_size: int, half: bool):
+def plain_store(half: bool):
     """Return the function that stores one head of a token's key and value as they are."""
     item = 2 if half else 4
     kind = np.uint16 if half else np.float32
 
     @njit(inline="always")
     def store_token(call, token, head):
+        dim = call.dim
+        block_size = call.block_size
         blocks = array_at(call.token_blocks, (1,), np.int64)
         offsets = array_at(call.token_offsets, (1,), np.int64)
         block = blocks[token]
@@ -76,17 +79,17 @@ def plain_store(dim: int, block_size: int, half: bool):
         first_value = token * call.value_stride + head * dim
         key = array_at(call.key + item * first_key, (dim,), kind)
         value = array_at(call.value + item * first_value, (dim,), kind)
-        keys = array_at(call.keys + begin + item * offset, (dim * block_size,), kind)
+        keys = array_at(call.keys + begin + item * offset, (dim, block_size), kind)
         values = array_at(call.values + begin + item * offset * dim, (dim,), kind)
         for d in range(dim):
-            keys[d * block_size] = key[d]
+            keys[d, 0] = key[d]
         for d in range(dim):
             values[d] = value[d]
 
     return store_token
 
 
-def coded_store(dim: int, block_size: int, half: bool, form: int):
+def coded_store(half: bool, form: int):
     """Return the function that stores one head of a token's key and value as codes."""
     item = 2 if half else 4
     kind = np.uint16 if half else np.float32
@@ -96,6 +99,8 @@ def coded_store(dim: int, block_size: int, half: bool, form: int):
 
     @njit(inline="always")
     def store_token(call, token, head):
+        dim = call.dim
+        block_size = call.block_size
         blocks = array_at(call.token_blocks, (1,), np.int64)
         offsets = array_at(call.token_offsets, (1,), np.int64)
         offset = offsets[token]
@@ -104,7 +109,7 @@ def coded_store(dim: int, block_size: int, half: bool, form: int):
         first_value = token * call.value_stride + head * dim
         key = array_at(call.key + item * first_key, (dim,), kind)
         value = array_at(call.value + item * first_value, (dim,), kind)
-        keys = array_at(call.keys + place * dim + offset, (dim * block_size,), np.uint8)
+        keys = array_at(call.keys + place * dim + offset, (dim, block_size), np.uint8)
         values = array_at(call.values + (place + offset) * dim, (dim,), np.uint8)
         key_scales = array_at(call.key_scales, (1,), np.float32)
         value_scales = array_at(call.value_scales, (1,), np.float32)
@@ -114,7 +119,7 @@ def coded_store(dim: int, block_size: int, half: bool, form: int):
         value_scales[place + offset] = value_scale
         for d in range(dim):
             number = to_fp32(key[d])
-            keys[d * block_size] = encode(quotient(number, key_scale, largest))
+            keys[d, 0] = encode(quotient(number, key_scale, largest))
         for d in range(dim):
             number = to_fp32(value[d])
             values[d] = encode(quotient(number, value_scale, largest))
@@ -122,23 +127,23 @@ def coded_store(dim: int, block_size: int, half: bool, form: int):
     return store_token
 
 
-def token_store(dim: int, block_size: int, half: bool, form: int):
+def token_store(half: bool, form: int):
     """Return the function (call, token, head) that stores one head of a token."""
     if ITEM_BYTES[form] == 1:
-        return coded_store(dim, block_size, half, form)
-    return plain_store(dim, block_size, half)
+        return coded_store(half, form)
+    return plain_store(half)
 
 
-def store_kernel(dim: int, block_size: int, half: bool, form: int):
+def store_kernel(half: bool, form: int):
     """Return the kernel that stores the keys and values that other tasks may read.
 
     A thread stores about a block at a time: neighbouring keys of a block share cache lines.
     """
-    at_once = max(1, block_size // TILE)  # tasks
-    store_token = token_store(dim, block_size, half, form)
+    store_token = token_store(half, form)
 
     def store(pointer):
         call = carray(pointer, 1)[0]
+        at_once = call.block_size // TILE  # tasks
         tasks = array_at(call.tasks, (1,), TASK)
         while True:
             number = take(call.counter)

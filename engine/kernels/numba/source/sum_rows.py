@@ -1,22 +1,22 @@
 """Sums of weighted rows of a matrix, written out instruction by instruction.
 
 They are not left to LLVM's vectorizer: the sums stay in registers, and their order is the same in
-every kernel.
+every kernel. Sizes are known only when the kernel runs. So the kernel contains the code of every
+tile of sums that the registers can hold.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.call import AS_BF16, AS_E4M3, AS_FP32, AS_INT8, CACHE_LINE
+from engine.kernels.numba.call import AS_BF16, AS_E4M3, AS_FP32, AS_INT8, CACHE_LINE, ITEM_BYTES
 from engine.kernels.numba.cpu import has_avx512
 from engine.kernels.numba.source.llvm import (
     FP32,
@@ -32,7 +32,8 @@ from engine.kernels.numba.source.llvm import (
     widen_vector,
 )
 
-MAX_ROWS = 6  # of a tile
+MAX_ROWS = 6  # that are worth summing together
+NARROWEST = 8  # columns; the number of columns is a multiple of it
 
 
 class _Form(NamedTuple):
@@ -55,63 +56,127 @@ FORMS = {
 
 
 class Tile(NamedTuple):
-    """The sums that registers hold: rows of `columns` vectors of `lanes` fp32."""
+    """The most sums that registers hold: rows of `columns` vectors of `lanes` fp32."""
 
     lanes: int
-    rows: int  # at most
+    rows: int
     columns: int
 
 
-def register_tile(width: int) -> Tile:
-    """Return the tile for rows of `width` numbers, a multiple of 8, on the target CPU.
+def register_tile() -> Tile:
+    """Return the tile of the target CPU.
 
     AVX-512 has 32 registers of 16 fp32, older CPUs have 16 of 8.
     """
-    if not has_avx512():
-        return Tile(lanes=8, rows=4, columns=2)
-    lanes = 16 if width % 16 == 0 else 8
-    return Tile(lanes, rows=MAX_ROWS, columns=4)
+    if has_avx512():
+        return Tile(lanes=16, rows=MAX_ROWS, columns=4)
+    return Tile(lanes=8, rows=4, columns=2)
+
+
+LANES, MOST_ROWS, MOST_VECTORS = register_tile()
+MOST_COLUMNS = LANES * MOST_VECTORS
+
+
+@njit(inline="always")
+def tile_height(rows):
+    """Return the height of tiles that divide the rows about equally."""
+    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
+    return (rows + tiles - 1) // tiles
+
+
+@njit(inline="always")
+def sum_rows(out, keep, weights, stride, matrix, ahead, count, width, rows, height, columns, form):
+    """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
+
+    The terms are added in this order. `_Operands` describes the arguments up to `width`. If `keep`
+    is 0, the old `out` is ignored. `rows` rows and the first `columns` columns are computed, in
+    tiles of at most `height` rows. `form`, a literal, is that of the matrix: AS_FP32, AS_BF16,
+    AS_INT8 or AS_E4M3.
+    """
+    item = ITEM_BYTES[form]
+    left = 0
+    while left < columns:
+        tile_columns = min(MOST_COLUMNS, columns - left)
+        if tile_columns > LANES:
+            tile_columns -= tile_columns % LANES
+        top = 0
+        while top < rows:
+            add_tile(
+                out + 4 * (top * width + left),
+                keep + 4 * top if keep else 0,
+                weights + 4 * top * stride,
+                stride,
+                matrix + item * left,
+                ahead + item * left,
+                count,
+                width,
+                min(height, rows - top),
+                tile_columns,
+                form,
+            )
+            top += height
+        left += tile_columns
 
 
 @intrinsic(prefer_literal=True)
-def sum_rows(typing, out, keep, weights, stride, matrix, ahead, count, rows, width, form):
-    """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
+def add_tile(typing, out, keep, weights, stride, matrix, ahead, count, width, rows, columns, form):
+    """Compute the sums of up to MOST_ROWS rows and MOST_COLUMNS columns, as `sum_rows` does.
 
-    The terms are added in this order. `_Operands` describes the arguments. If `keep` is a literal
-    0, the old `out` is ignored. `form` is that of the matrix: AS_FP32, AS_BF16, AS_INT8 or AS_E4M3.
-    `rows`, `width` and `form` are literals.
+    `columns` is NARROWEST or a multiple of LANES.
     """
-    arguments = out, keep, weights, stride, matrix, ahead, count, rows, width, form
-    is_fresh = isinstance(keep, types.IntegerLiteral)
 
     def code(context, builder, signature, values):
-        operands = _Operands(*values[:7])
-        shape = _Shape(rows.literal_value, width.literal_value, FORMS[form.literal_value])
-        sums = _Sums(builder, operands, shape, is_fresh=is_fresh)
-        sums.emit()
+        *operands, rows, columns, _ = values
+        rows_first = builder.mul(rows, INT64(MOST_COLUMNS))
+        size = builder.add(rows_first, columns)
+        tiles = _tiles(builder.module, form.literal_value)
+        builder.call(tiles, [*operands, size])
         return context.get_dummy_value()
 
-    return types.void(*arguments), code
+    return types.void(*[types.int64] * 10, form), code
+
+
+def _tiles(module, form):
+    """Return the function that sums a tile of any size; the module gets it once."""
+    name = f"add_tile_{form}"
+    known = module.globals.get(name)
+    if known is None:
+        parameters = [INT64] * (len(_Operands._fields) + 1)
+        known = ir.Function(module, ir.FunctionType(ir.VoidType(), parameters), name)
+        known.linkage = "internal"
+        _define_tiles(known, FORMS[form])
+    return known
+
+
+def _define_tiles(function, form):
+    """Write the code of all tiles, and a jump to the one of the given size."""
+    *operands, size = function.args
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    unknown = function.append_basic_block("unknown")
+    jump = builder.switch(size, unknown)
+    widths = {NARROWEST, *range(LANES, MOST_COLUMNS + 1, LANES)}
+    for rows in range(1, MOST_ROWS + 1):
+        for columns in sorted(widths):
+            block = function.append_basic_block(f"tile_{rows}_{columns}")
+            jump.add_case(INT64(rows * MOST_COLUMNS + columns), block)
+            builder.position_at_end(block)
+            _Sums(builder, _Operands(*operands), rows, columns, form).emit()
+            builder.ret_void()
+    builder.position_at_end(unknown)
+    builder.unreachable()
 
 
 class _Operands(NamedTuple):
     """Addresses and numbers that are known only when the kernel runs."""
 
     out: ir.Value  # address of [rows, width] fp32
-    keep: ir.Value  # address of [rows] fp32
+    keep: ir.Value  # address of [rows] fp32, or 0
     weights: ir.Value  # address of [rows, stride] fp32
     stride: ir.Value
     matrix: ir.Value  # address of [count, width]
     ahead: ir.Value  # address of another matrix, to prefetch
     count: ir.Value
-
-
-class _Shape(NamedTuple):
-    """Sizes that are known when the kernel is compiled."""
-
-    rows: int
-    width: int
-    form: _Form  # of the matrix
+    width: ir.Value
 
 
 @dataclass(frozen=True)
@@ -139,48 +204,34 @@ class _Cell(NamedTuple):
 
 
 class _Sums:
-    """Code generator of `sum_rows` for one shape."""
+    """Code generator of one tile."""
 
-    def __init__(self, builder, operands, shape, *, is_fresh):
-        width = INT64(shape.width)
+    def __init__(self, builder, operands, rows, columns, form):
         self._builder = builder
-        self._shape = shape
-        self._is_fresh = is_fresh
+        self._rows = range(rows)
+        self._lanes = min(columns, LANES)
+        self._columns = range(0, columns, self._lanes)
+        self._form = form
         self._count = operands.count
-        self._out = _Array(operands.out, width, FP32)
+        self._has_old = builder.icmp_unsigned("!=", operands.keep, INT64(0))
+        self._out = _Array(operands.out, operands.width, FP32)
         self._keep = _Array(operands.keep, INT64(1), FP32)
         self._weights = _Array(operands.weights, operands.stride, FP32)
-        self._matrix = _Array(operands.matrix, width, shape.form.element)
-        self._ahead = _Array(operands.ahead, width, shape.form.element)
-        self._tile = register_tile(shape.width)
-        self._vector = ir.VectorType(FP32, self._tile.lanes)
-        name = f"llvm.fma.v{self._tile.lanes}f32"
+        self._matrix = _Array(operands.matrix, operands.width, form.element)
+        self._ahead = _Array(operands.ahead, operands.width, form.element)
+        self._vector = ir.VectorType(FP32, self._lanes)
+        name = f"llvm.fma.v{self._lanes}f32"
         self._fma = declare(builder, name, self._vector, [self._vector] * 3)
 
     def emit(self):
-        width = self._tile.columns * self._tile.lanes
-        tiles = math.ceil(self._shape.rows / self._tile.rows)
-        height = math.ceil(self._shape.rows / tiles)  # of tiles of about equal height
-        for top in range(0, self._shape.rows, height):
-            for left in range(0, self._shape.width, width):
-                bottom = min(self._shape.rows, top + height)
-                right = min(self._shape.width, left + width)
-                rows = range(top, bottom)
-                columns = range(left, right, self._tile.lanes)
-                is_first = top == left == 0
-                self._emit_tile(rows, columns, is_first=is_first)
-
-    def _emit_tile(self, rows, columns, *, is_first):
-        """Emit the sums of a few rows and columns over the whole matrix."""
+        """Emit the sums over the whole matrix."""
         builder = self._builder
-        cells = [self._cell(row, column) for row in rows for column in columns]
-        starts = [self._start(cell) for cell in cells]
-        registers = [cgutils.alloca_once_value(builder, start) for start in starts]
+        cells = [self._cell(row, column) for row in self._rows for column in self._columns]
+        registers = self._start(cells)
         with cgutils.for_range(builder, self._count) as loop:
-            if is_first:
-                self._prefetch(loop.index)
-            matrix = {column: self._load_vector(loop.index, column) for column in columns}
-            weights = {row: self._load_weight(row, loop.index) for row in rows}
+            self._prefetch(loop.index)
+            matrix = {column: self._load_vector(loop.index, column) for column in self._columns}
+            weights = {row: self._load_weight(row, loop.index) for row in self._rows}
             for cell, register in zip(cells, registers, strict=True):
                 self._add(weights[cell.row], matrix[cell.column], register)
         for cell, register in zip(cells, registers, strict=True):
@@ -192,13 +243,17 @@ class _Sums:
         place = self._out.pointer(builder, INT64(row), INT64(column), self._vector)
         return _Cell(row, column, place)
 
-    def _start(self, cell):
-        """Return the sum before the first term."""
-        if self._is_fresh:
-            return ir.Constant(self._vector, None)  # zeros
-        keep = self._load_spread(self._keep, INT64(cell.row), INT64(0))
-        old = self._builder.load(cell.place, align=4)
-        return self._builder.fmul(old, keep)
+    def _start(self, cells):
+        """Return registers with the sums before the first term."""
+        builder = self._builder
+        zeros = ir.Constant(self._vector, None)
+        registers = [cgutils.alloca_once_value(builder, zeros) for _ in cells]
+        with builder.if_then(self._has_old):
+            for cell, register in zip(cells, registers, strict=True):
+                keep = self._load_spread(self._keep, INT64(cell.row), INT64(0))
+                old = builder.load(cell.place, align=4)
+                builder.store(builder.fmul(old, keep), register)
+        return registers
 
     def _add(self, weight, numbers, register):
         builder = self._builder
@@ -209,8 +264,8 @@ class _Sums:
     def _load_vector(self, row, column):
         """Load one vector of the matrix as fp32."""
         builder = self._builder
-        element, to_fp32 = self._shape.form
-        lanes = self._tile.lanes
+        element, to_fp32 = self._form
+        lanes = self._lanes
         vector = ir.VectorType(element, lanes)
         place = self._matrix.pointer(builder, row, INT64(column), vector)
         numbers = builder.load(place, align=element_bytes(element))
@@ -224,11 +279,12 @@ class _Sums:
         builder = self._builder
         place = array.pointer(builder, row, column, FP32)
         number = builder.load(place, align=4)
-        return spread(builder, number, self._tile.lanes)
+        return spread(builder, number, self._lanes)
 
     def _prefetch(self, row):
+        """Prefetch the tile's part of a row of the other matrix."""
         builder = self._builder
-        step = CACHE_LINE // element_bytes(self._shape.form.element)
-        for column in range(0, self._shape.width, step):
+        step = CACHE_LINE // element_bytes(self._form.element)
+        for column in range(0, self._columns.stop, step):
             place = self._ahead.pointer(builder, row, INT64(column), INT8)
             prefetch(builder, place, locality=3)
