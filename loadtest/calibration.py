@@ -78,7 +78,7 @@ class Scrape:
 class Cpu:
     """The CPU seconds of the engines, of the API processes and of this process at a time.
 
-    `channels` are the threads of both that serve the socket between them; they are in the sums, too.
+    `channels` are the threads that serve the socket between both. The others contain them, too.
     """
 
     at: float
@@ -270,7 +270,8 @@ def interval(
     before, after = scrapes
     begin, end = cpu
     share = (end.at - begin.at) / (after.at - before.at)
-    channels = [new - old for old, new in zip(begin.channels[number], end.channels[number], strict=True)]
+    readings = zip(begin.channels[number], end.channels[number], strict=True)
+    channels = [new - old for old, new in readings]
     prefill = share * (after.prefill - before.prefill)
     return Interval(
         decodes=decodes,

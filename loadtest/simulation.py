@@ -150,7 +150,8 @@ class Replica:
         """Let the API process parse the request and queue it."""
         seconds = self._fitted.api_time.sending(len(request.ask.prompt))
         add = functools.partial(self._add, number, request)
-        self.api.do(seconds, functools.partial(self._pass, self.api_channel, self.engine_channel, add))
+        channel = self.api_channel, self.engine_channel
+        self.api.do(seconds, functools.partial(self._pass, *channel, add))
 
     def _pass(self, sender: Process, receiver: Process, then: Callable[[], None]) -> None:
         """Let the threads of the channel pass a message on."""
@@ -193,7 +194,6 @@ class Replica:
             self._requests[admission.id].cached_tokens = admission.cached_tokens
         sampled = [TOKEN for slice_ in step.slices if slice_.samples]
         outputs = self._scheduler.retire(step, sampled)
-        has_prefill = bool(step.prefills)
         message = FromEngine(outputs, bool(step.prefills))
         arrive = functools.partial(self._arrive, message)
         self._pass(self.engine_channel, self.api_channel, arrive)
@@ -267,8 +267,8 @@ class Simulation:
     def worked(self) -> Work:
         """The work done so far."""
         return Work(
-            engines=sum(replica.engine.worked + replica.engine_channel.worked for replica in self._replicas),
-            apis=sum(replica.api.worked + replica.api_channel.worked for replica in self._replicas),
+            engines=sum(each.engine.worked + each.engine_channel.worked for each in self._replicas),
+            apis=sum(each.api.worked + each.api_channel.worked for each in self._replicas),
             client=self._client.worked,
         )
 

@@ -79,7 +79,10 @@ class RequestTime(msgspec.Struct, frozen=True):
         return self.request + self.prompt_token * prompt_tokens
 
     def receiving(self, events: int, prefills: Sequence[bool]) -> float:
-        """Return the seconds for messages; `prefills` tells which are of steps with prompt tokens."""
+        """Return the seconds of messages, with `events` events in total.
+
+        `prefills` has an entry for each message: whether its step has prompt tokens.
+        """
         steps = sum(self.prefill_step if is_prefill else self.step for is_prefill in prefills)
         return steps + self.event * events
 
