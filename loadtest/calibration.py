@@ -7,20 +7,30 @@ steps, tokens and contexts are known. The lengths are those of no trace.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.http_client import Target, exchange, stream
+from loadtest.http_client import Exchange, Target, drive, exchange, streamed
 from loadtest.schedule import Ask
 from loadtest.servers import Server
-from loadtest.step_time import Interval, RequestTime, StepTime, fit_requests, fit_steps
+from loadtest.step_time import (
+    Interval,
+    RequestTime,
+    StepTime,
+    fit_channel,
+    fit_requests,
+    fit_steps,
+)
 
 PROMPTS = (16, 64, 200, 0.9)  # tokens; a fraction is a share of the longest sequence
 PROMPT_CLIENTS = (1, 4)
@@ -66,11 +76,15 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The CPU seconds of the engines, of the API processes and of this process at a time."""
+    """The CPU seconds of the engines, of the API processes and of this process at a time.
+
+    `channels` are the threads that serve the socket between both. The others contain them, too.
+    """
 
     at: float
     engines: list[float]
     apis: list[float]
+    channels: list[tuple[float, float]]  # of the engine and of the API process
     client: float
 
     @classmethod
@@ -79,6 +93,9 @@ class Cpu:
             at=time.monotonic(),
             engines=[cpu_seconds(server.engine) for server in servers],
             apis=[cpu_seconds(server.api) for server in servers],
+            channels=[
+                (channel_seconds(server.engine), channel_seconds(server.api)) for server in servers
+            ],
             client=time.process_time(),
         )
 
@@ -116,6 +133,16 @@ def cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
+def channel_seconds(process: psutil.Process) -> float:
+    """Return the CPU seconds of zmq's thread, which writes to the socket and reads from it."""
+    nanoseconds = 0
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            if (task / "comm").read_text().startswith("ZMQbg/IO"):
+                nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
+
+
 @dataclass
 class Calibration:
     """Intervals of all servers, which are under the same load at the same time."""
@@ -126,6 +153,10 @@ class Calibration:
     # Of the client, which serves all servers: their sums, and its CPU seconds.
     together: list[Interval] = field(default_factory=list)
     client_cpu: list[float] = field(default_factory=list)
+    # Requests of the current load, by server.
+    _exchanges: defaultdict[Target, list[Exchange]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     _rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def take(self, servers: Sequence[Calibrated]) -> None:
@@ -146,18 +177,29 @@ class Calibration:
     def client_time(self) -> RequestTime:
         return fit_requests(self.together, self.client_cpu)
 
+    def channel_time(self) -> float:
+        return fit_channel(self.intervals)
+
     def _tokens(self, length: float) -> int:
         return round(length * self.longest) if length < 1 else int(length)
 
     def _ask(self, prompt: int, output: int) -> Ask:
         return Ask(0.0, self._rng.choices(self.vocabulary, k=prompt), output)
 
+    async def _stream(self, server: Calibrated, ask: Ask) -> None:
+        this = Exchange(server.target, "/v1/completions", streamed(ask.body))
+        self._exchanges[server.target].append(this)
+        await drive(this, server.target)
+
+    def _events(self, servers: Sequence[Calibrated]) -> list[int]:
+        return [sum(this.events for this in self._exchanges[s.target]) for s in servers]
+
     async def _prompts(self, servers: Sequence[Calibrated], length: int, clients: int) -> None:
         """Prompts of `length` tokens with answers of one token: no step has a decode."""
 
         async def client(server: Calibrated) -> None:
             while True:
-                await stream(server.target, "/v1/completions", self._ask(length, 1).body)
+                await self._stream(server, self._ask(length, 1))
 
         async with running(client(server) for server in servers for _ in range(clients)):
             await asyncio.sleep(DECODE_SECONDS / 3)  # until all clients have sent a request
@@ -168,8 +210,7 @@ class Calibration:
         output = self.longest - context - 1
 
         async def client(server: Calibrated) -> None:
-            ask = self._ask(context, output)
-            await stream(server.target, "/v1/completions", ask.body)
+            await self._stream(server, self._ask(context, output))
 
         before = [await server.scrape() for server in servers]
         async with running(client(server) for server in servers for _ in range(count)):
@@ -186,9 +227,9 @@ class Calibration:
         steps = 0.0
         while steps < STEPS:
             before = [await server.scrape() for server in servers]
-            begin = Cpu.now(servers)
+            begin, earlier = Cpu.now(servers), self._events(servers)
             await asyncio.sleep(seconds)
-            end = Cpu.now(servers)
+            end, later = Cpu.now(servers), self._events(servers)
             after = [await server.scrape() for server in servers]
             pairs = list(zip(before, after, strict=True))
             steps = min(new.steps - old.steps for old, new in pairs)
@@ -197,7 +238,7 @@ class Calibration:
         if decodes and changed:
             return
         found = [
-            interval(number, pair, (begin, end), decodes, length)
+            interval(number, pair, (begin, end), (earlier, later), decodes, length)
             for number, pair in enumerate(pairs)
         ]
         self.intervals += found
@@ -218,12 +259,19 @@ async def running(clients: Iterable[Coroutine[None, None, None]]) -> AsyncIterat
 
 
 def interval(
-    number: int, scrapes: tuple[Scrape, Scrape], cpu: tuple[Cpu, Cpu], decodes: int, length: int
+    number: int,
+    scrapes: tuple[Scrape, Scrape],
+    cpu: tuple[Cpu, Cpu],
+    events: tuple[Sequence[int], Sequence[int]],
+    decodes: int,
+    length: int,
 ) -> Interval:
     """Return what server `number` did between two readings of CPU times, under a steady load."""
     before, after = scrapes
     begin, end = cpu
     share = (end.at - begin.at) / (after.at - before.at)
+    readings = zip(begin.channels[number], end.channels[number], strict=True)
+    channels = [new - old for old, new in readings]
     prefill = share * (after.prefill - before.prefill)
     return Interval(
         decodes=decodes,
@@ -233,8 +281,10 @@ def interval(
         attended=prefill * length / 2,
         requests=share * (after.requests - before.requests),
         tokens=share * (after.tokens - before.tokens),
-        engine_cpu=end.engines[number] - begin.engines[number],
-        api_cpu=end.apis[number] - begin.apis[number],
+        events=events[1][number] - events[0][number],
+        engine_cpu=end.engines[number] - begin.engines[number] - channels[0],
+        api_cpu=end.apis[number] - begin.apis[number] - channels[1],
+        channel_cpu=sum(channels),
     )
 
 
@@ -242,7 +292,7 @@ def total(intervals: Sequence[Interval]) -> Interval:
     """Return the work of a client of several servers. Steps without output send it nothing."""
     sums = {
         name: sum(getattr(each, name) for each in intervals)
-        for name in ("prefill", "requests", "tokens")
+        for name in ("prefill", "requests", "tokens", "events")
     }
     messages = sum(min(each.steps, each.tokens) for each in intervals)
     return msgspec.structs.replace(intervals[0], steps=messages, **sums)

@@ -179,6 +179,11 @@ class Exchange:
             self.fail("cut off" if self.status else "no connection", str(error))
 
     @property
+    def events(self) -> int:
+        """The number of events with text so far."""
+        return len(self._arrivals)
+
+    @property
     def body(self) -> bytes:
         """The body of a response that is not a stream."""
         return self._rest
@@ -250,7 +255,7 @@ async def exchange(
     this = Exchange(target, path, body)
     try:
         async with asyncio.timeout(limit_s):
-            await _drive(this, target)
+            await drive(this, target)
     except OSError as error:
         this.went_wrong(error, limit_s)
     return this
@@ -261,7 +266,8 @@ def tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()  # loading the system's certificates takes 20 ms
 
 
-async def _drive(this: Exchange, target: Target) -> None:
+async def drive(this: Exchange, target: Target) -> None:
+    """Run an exchange to its end. Raises OSError if the connection fails."""
     tls = tls_context() if target.tls else None
     reader, writer = await asyncio.open_connection(target.host, target.port, ssl=tls)
     try:

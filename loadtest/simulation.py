@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -48,6 +49,7 @@ class FittedReplica(msgspec.Struct, frozen=True):
     cores: float
     step_time: StepTime
     api_time: RequestTime
+    channel_time: float  # of each end, per message
 
     def scheduler(self) -> Scheduler:
         config = self.config
@@ -88,6 +90,7 @@ class Request:
     ask: Ask
     ended: Callable[[], None] | None = None  # called when its answer is complete
     arrivals: list[float] = field(default_factory=list)
+    tokens: int = 0
     cached_tokens: int = 0
     rejected: bool = False
 
@@ -96,7 +99,7 @@ class Request:
             started=self.at,
             ended=self.arrivals[-1] if self.arrivals else self.at,
             arrivals=tuple(self.arrivals),
-            tokens=len(self.arrivals),
+            tokens=self.tokens,
             prompt_tokens=len(self.ask.prompt),
             cached_tokens=self.cached_tokens,
             error="rejected" if self.rejected else "",
@@ -106,12 +109,20 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A replica's outputs of one step, or a rejection, on the way to its clients."""
+class FromEngine:
+    """The outputs of one step, on the way to the API process."""
 
-    served: Sequence[Request]  # with one more token
+    outputs: Sequence[TokenOutput]
+    has_prefill: bool  # the step has prompt tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Events of a replica, or a rejection, on the way to its clients."""
+
+    served: Sequence[Request]  # with one more event
     ended: Sequence[Request]
-    has_prefill: bool = False  # the step has prompt tokens
+    has_prefill: bool = False  # one of the steps has prompt tokens
 
 
 Received = Callable[[Message], None]
@@ -125,17 +136,27 @@ class Replica:
         self._events = host.events
         self.engine = Process(host, fitted.threads)
         self.api = Process(host)
+        # The threads that write to and read from the socket between the two processes.
+        self.engine_channel, self.api_channel = Process(host), Process(host)
         self._received = received
         self._queue = AdmissionControl(fitted.config, lambda: host.events.now)
         self._scheduler = fitted.scheduler()
         self._requests: dict[int, Request] = {}  # queued or running, by engine id
+        self._unread: list[FromEngine] = []
         self._is_computing = False
         self.open = 0  # unanswered requests routed here, including those that have not arrived yet
 
     def submit(self, number: int, request: Request) -> None:
         """Let the API process parse the request and queue it."""
         seconds = self._fitted.api_time.sending(len(request.ask.prompt))
-        self.api.do(seconds, functools.partial(self._add, number, request))
+        add = functools.partial(self._add, number, request)
+        channel = self.api_channel, self.engine_channel
+        self.api.do(seconds, functools.partial(self._pass, *channel, add))
+
+    def _pass(self, sender: Process, receiver: Process, then: Callable[[], None]) -> None:
+        """Let the threads of the channel pass a message on."""
+        seconds = self._fitted.channel_time
+        sender.do(seconds, lambda: receiver.do(seconds, then))
 
     def _add(self, number: int, request: Request) -> None:
         """Queue the request, or reject it if the queue is full."""
@@ -173,17 +194,37 @@ class Replica:
             self._requests[admission.id].cached_tokens = admission.cached_tokens
         sampled = [TOKEN for slice_ in step.slices if slice_.samples]
         outputs = self._scheduler.retire(step, sampled)
-        has_prefill = bool(step.prefills)
-        seconds = self._fitted.api_time.receiving(len(outputs), has_prefill=has_prefill)
-        self.api.do(seconds, functools.partial(self._send, outputs, has_prefill))
+        message = FromEngine(outputs, bool(step.prefills))
+        arrive = functools.partial(self._arrive, message)
+        self._pass(self.engine_channel, self.api_channel, arrive)
         self._launch()
 
-    def _send(self, outputs: Sequence[TokenOutput], has_prefill: bool) -> None:
-        if not outputs:
+    def _arrive(self, message: FromEngine) -> None:
+        """Wake the API process, unless it is already going to read messages."""
+        self._unread.append(message)
+        if len(self._unread) == 1:
+            self.api.do(0.0, self._read)
+
+    def _read(self) -> None:
+        """Read all messages that have arrived, as the API process does (OutputStream)."""
+        messages, self._unread = self._unread, []
+        counts = Counter(output.id for message in messages for output in message.outputs)
+        seconds = self._fitted.api_time.receiving(
+            len(counts), [message.has_prefill for message in messages]
+        )
+        self.api.do_next(seconds, functools.partial(self._send, messages, counts))
+
+    def _send(self, messages: Sequence[FromEngine], counts: Counter[int]) -> None:
+        """Send each request one event with its tokens of all messages."""
+        if not counts:
             return
-        served = [self._requests[output.id] for output in outputs]
+        for number, count in counts.items():
+            self._requests[number].tokens += count
+        served = [self._requests[number] for number in counts]
+        outputs = [output for message in messages for output in message.outputs]
         finished = [self._requests.pop(output.id) for output in outputs if output.finish]
         self.open -= len(finished)
+        has_prefill = any(message.has_prefill for message in messages)
         self._received(Message(served, finished, has_prefill))
 
 
@@ -226,8 +267,8 @@ class Simulation:
     def worked(self) -> Work:
         """The work done so far."""
         return Work(
-            engines=sum(replica.engine.worked for replica in self._replicas),
-            apis=sum(replica.api.worked for replica in self._replicas),
+            engines=sum(each.engine.worked + each.engine_channel.worked for each in self._replicas),
+            apis=sum(each.api.worked + each.api_channel.worked for each in self._replicas),
             client=self._client.worked,
         )
 
@@ -276,6 +317,5 @@ class Simulation:
                 if request.ended is not None:
                     request.ended()
 
-        tokens = len(message.served)
-        seconds = self._client_time.receiving(tokens, has_prefill=message.has_prefill)
+        seconds = self._client_time.receiving(len(message.served), [message.has_prefill])
         self._client.do(seconds, read)

@@ -243,6 +243,7 @@ def fitted_replica(config: EngineConfig, calibration: Calibration) -> FittedRepl
         cores=os.cpu_count() or 1,
         step_time=calibration.step_time(plan.threads),
         api_time=calibration.api_time(),
+        channel_time=calibration.channel_time(),
     )
 
 
@@ -297,6 +298,7 @@ async def check(
         "disturbed_rounds": disturbed,
         "step_time": msgspec.to_builtins(fitted.step_time),
         "api_time": msgspec.to_builtins(fitted.api_time),
+        "channel_time": fitted.channel_time,
         "client_time": msgspec.to_builtins(client),
         "error_of_medians": {loop: errors(figures, loop) for loop in ("closed", "open")},
         "rounds": figures,

@@ -64,7 +64,8 @@ class StepTime(msgspec.Struct, frozen=True):
 class RequestTime(msgspec.Struct, frozen=True):
     """The seconds that a process without a model needs for requests: the API process or a client.
 
-    `step` and `prefill_step` are per message with the outputs of a step. Steps with prompt tokens
+    `event` is per event of a stream, which may have several tokens. `step` and `prefill_step` are
+    per message with the outputs of a step. Steps with prompt tokens
     are rarer, so the process has slept before each.
     """
 
@@ -72,14 +73,18 @@ class RequestTime(msgspec.Struct, frozen=True):
     prompt_token: float = 0.0
     step: float = 0.0
     prefill_step: float = 0.0
-    token: float = 0.0
+    event: float = 0.0
 
     def sending(self, prompt_tokens: int) -> float:
         return self.request + self.prompt_token * prompt_tokens
 
-    def receiving(self, tokens: int, *, has_prefill: bool) -> float:
-        message = self.prefill_step if has_prefill else self.step
-        return message + self.token * tokens
+    def receiving(self, events: int, prefills: Sequence[bool]) -> float:
+        """Return the seconds of messages, with `events` events in total.
+
+        `prefills` has an entry for each message: whether its step has prompt tokens.
+        """
+        steps = sum(self.prefill_step if is_prefill else self.step for is_prefill in prefills)
+        return steps + self.event * events
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -95,8 +100,10 @@ class Interval(msgspec.Struct, frozen=True):
     attended: float  # sum over the computed prompt tokens of their contexts
     requests: float
     tokens: float  # generated
+    events: float  # with text; tokens that wait for the API process share one
     engine_cpu: float
     api_cpu: float
+    channel_cpu: float  # of the threads between both, which is in neither of them
 
 
 def fit_steps(intervals: Sequence[Interval], threads: int) -> StepTime:
@@ -128,8 +135,14 @@ def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> Request
     rows = []
     for each in intervals:
         messages = (each.steps, 0.0) if each.decodes else (0.0, each.steps)
-        rows.append([each.requests, each.prefill, *messages, each.tokens])
+        rows.append([each.requests, each.prefill, *messages, each.events])
     return RequestTime(*balanced(rows, cpu))
+
+
+def fit_channel(intervals: Sequence[Interval]) -> float:
+    """Return the seconds of a message at each end of the channel, of the engine and API process."""
+    messages = sum(each.steps + each.requests for each in intervals)
+    return sum(each.channel_cpu for each in intervals) / (2 * messages)
 
 
 def balanced(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from loadtest.cores import PROTECTED, TURN, Events, Host, Process
+from loadtest.cores import SLICE, TICK, Events, Host, Process
 
 
 def ends(cores: float, works: Sequence[tuple[float, float, int]]) -> list[float]:
@@ -33,31 +33,52 @@ def test_host_with_enough_cores_slows_nothing() -> None:
 
 def test_host_lets_long_works_share_a_core_in_turns() -> None:
     # From 1 to 3 both have half of the core; the second is then done.
-    assert ends(1, [(0, 3, 1), (1, 1, 1)]) == pytest.approx([4, 3], abs=2 * TURN)
+    assert ends(1, [(0, 3, 1), (1, 1, 1)]) == pytest.approx([4, 3], abs=2 * TICK)
 
 
-def test_host_interrupts_a_turn_for_a_thread_that_wakes_unless_it_is_protected() -> None:
-    wakes, short = TURN / 2, TURN / 8
-    assert wakes > PROTECTED
-    assert ends(1, [(0, 0.1, 1), (wakes, short, 1)])[1] == pytest.approx(wakes + short)
-    soon = PROTECTED / 2
-    assert ends(1, [(0, 0.1, 1), (soon, short, 1)])[1] == pytest.approx(TURN + short)
+def test_host_interrupts_a_thread_whose_slice_is_over_and_not_before() -> None:
+    short = SLICE / 10
+    late, soon = 1.5 * SLICE, 0.5 * SLICE
+    assert ends(1, [(0, 0.1, 1), (late, short, 1)])[1] == pytest.approx(late + short)
+    assert ends(1, [(0, 0.1, 1), (soon, short, 1)])[1] == pytest.approx(TICK + short)
 
 
-def test_host_work_after_work_keeps_the_turn_of_its_process() -> None:
+def test_host_thread_that_is_owed_time_interrupts_at_once() -> None:
+    """A thread that slept while it was owed time does not wait for the end of a slice."""
+    events = Events()
+    host = Host(events, 1)
+    busy, waking = Process(host), Process(host)
+    short = SLICE / 10
+    ended: list[float] = []
+    busy.do(1.0, lambda: None)
+    again = TICK + 3 * short
+    for at in (SLICE / 2, again):
+        events.after(at, lambda: waking.do(short, lambda: ended.append(events.now)))
+    events.run()
+    assert ended == pytest.approx([TICK + short, again + short])
+
+
+def test_host_idle_core_takes_over_a_thread_that_waits() -> None:
+    # The third work waits; when the second ends, its core takes the thread that waits.
+    works = [(0.0, 1.0, 1), (0.0, 0.1, 1), (0.0, 0.05, 1)]
+    assert ends(2, works) == pytest.approx([1.0, 0.1, 0.05], abs=0.1 + TICK)
+    assert sum(ends(2, works)[1:]) < 0.1 + 0.15 + TICK
+
+
+def test_host_work_after_work_keeps_the_core_of_its_process() -> None:
     events = Events()
     host = Host(events, 1)
     one, other = Process(host), Process(host)
     done: list[str] = []
-    one.do(PROTECTED / 4, lambda: done.append("first"))
-    one.do(PROTECTED / 4, lambda: done.append("second"))
-    other.do(PROTECTED / 4, lambda: done.append("other"))
+    one.do(SLICE / 4, lambda: done.append("first"))
+    one.do(SLICE / 4, lambda: done.append("second"))
+    other.do(SLICE / 4, lambda: done.append("other"))
     events.run()
     assert done == ["first", "second", "other"]
 
 
 def test_host_counts_threads_and_fractions_of_cores() -> None:
-    assert ends(2, [(0, 1, 2), (0, 1, 1)]) == pytest.approx([1.5, 1.5], abs=TURN)
+    assert ends(2, [(0, 1, 2), (0, 1, 1)]) == pytest.approx([1.5, 1.5], abs=0.3)
     assert ends(1.5, [(0, 3, 1), (0, 3, 1)]) == pytest.approx([4, 4])
 
 
@@ -74,3 +95,14 @@ def test_process_does_its_work_in_order_of_arrival() -> None:
     process.do(0.5, lambda: done.append(("second", events.now)))
     events.run()
     assert done == [("first", 2.0), ("second", 2.5), ("third", 3.5)]
+
+
+def test_process_does_next_what_a_piece_of_work_asks_for() -> None:
+    events = Events()
+    process = Process(Host(events, 1))
+    done: list[str] = []
+    process.do(1.0, lambda: process.do_next(1.0, lambda: done.append("next")))
+    process.do(1.0, lambda: done.append("waiting"))
+    events.run()
+    assert done == ["next", "waiting"]
+    assert process.worked == pytest.approx(3.0)

@@ -40,6 +40,7 @@ def fitted(
     num_blocks: int = 1000,
     context_cost: float = 0.0,
     api_time: RequestTime = API,
+    channel_time: float = 0.0,
     **config: object,
 ) -> FittedReplica:
     settings = msgspec.convert({"block_size": 16, **config}, EngineConfig)
@@ -55,6 +56,7 @@ def fitted(
         cores=2,
         step_time=step_time,
         api_time=api_time,
+        channel_time=channel_time,
     )
 
 
@@ -116,7 +118,7 @@ def test_simulation_chunks_behind_long_contexts_are_smaller_with_a_decode() -> N
 
 
 def test_simulation_outputs_take_time_in_the_api_process_and_the_client() -> None:
-    api, client = RequestTime(0.005, 1e-5, 0.9, 0.002, 0.001), RequestTime(0.003, token=0.004)
+    api, client = RequestTime(0.005, 1e-5, 0.9, 0.002, 0.001), RequestTime(0.003, event=0.004)
     shared = Clients(2.0, client)
     simulated = simulation(api_time=api, clients=shared)
     [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
@@ -124,6 +126,24 @@ def test_simulation_outputs_take_time_in_the_api_process_and_the_client() -> Non
     assert simulated.worked.engines == pytest.approx(engine)
     assert simulated.worked.client == pytest.approx(0.003 + 0.004)
     assert alone.ttft == pytest.approx(0.003 + 0.005 + 100 * 1e-5 + engine + 0.003 + 0.004)
+
+
+def test_simulation_messages_pass_both_ends_of_the_channel() -> None:
+    simulated = simulation(channel_time=0.002)
+    [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
+    # The request passes both ends, and so does the output.
+    assert alone.ttft == pytest.approx(0.005 + 0.020 + 4 * 0.002)
+    assert simulated.worked.apis == pytest.approx(0.005 + 2 * 0.002)
+
+
+def test_simulation_tokens_that_wait_for_the_api_process_share_an_event() -> None:
+    # The second request occupies the API process for 50 ms, and a step takes 11 ms.
+    api = RequestTime(0.0, 0.001)
+    plan = [Ask(0.0, prompt(1), 20), Ask(0.1, prompt(50, 1), 1)]
+    alone, beside = (simulation(api_time=api).open_loop(each)[0] for each in (plan[:1], plan))
+    assert len(alone.completion.arrivals) == alone.completion.tokens == 20
+    assert beside.completion.tokens == 20
+    assert 20 - 5 <= len(beside.completion.arrivals) <= 20 - 3
 
 
 def test_simulation_replicas_that_share_a_core_are_no_faster_than_one() -> None:

@@ -8,10 +8,18 @@ import msgspec
 import pytest
 
 from loadtest.calibration import Cpu, Scrape, interval, total
-from loadtest.step_time import Interval, RequestTime, StepTime, fit_requests, fit_steps
+from loadtest.step_time import (
+    Interval,
+    RequestTime,
+    StepTime,
+    fit_channel,
+    fit_requests,
+    fit_steps,
+)
 
 MODEL = StepTime(((1, 0.001), (8, 0.002), (9, 0.004), (32, 0.006)), 3e-7, 0.003, 2e-4, 4e-5, 1e-7)
 API = RequestTime(0.002, 1e-6, 1e-4, 4e-4, 3e-5)
+CHANNEL = 3e-5
 
 
 def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> list[Interval]:
@@ -27,7 +35,8 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
         attended = prefill * prompt / 2
         step = model.seconds(prompts, prefill // steps, decodes, round(context), attended / steps)
         sending = api.request * requests + api.prompt_token * prefill
-        receiving = steps * api.receiving(decodes + prompts, has_prefill=not decodes)
+        events = tokens - rng.randint(0, steps // 2)  # some tokens share one
+        receiving = api.receiving(events, [not decodes] * steps)
         factors = [1 + noise * rng.uniform(-1, 1) for _ in range(2)]
         found.append(
             Interval(
@@ -38,8 +47,10 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
                 attended=attended,
                 requests=requests,
                 tokens=tokens,
+                events=events,
                 engine_cpu=steps * step * threads * factors[0],
                 api_cpu=(sending + receiving) * factors[1],
+                channel_cpu=2 * CHANNEL * (steps + requests),
             )
         )
 
@@ -68,7 +79,8 @@ def test_fit_requests_recovers_the_times() -> None:
     assert found.request == pytest.approx(API.request, rel=0.1)
     assert found.step == pytest.approx(API.step, rel=0.2)
     assert found.prefill_step == pytest.approx(API.prefill_step, rel=0.4)
-    assert found.token == pytest.approx(API.token, rel=0.1)
+    assert found.event == pytest.approx(API.event, rel=0.1)
+    assert fit_channel(measured) == pytest.approx(CHANNEL)
 
 
 def test_fit_has_no_negative_term_and_needs_both_kinds_of_steps() -> None:
@@ -99,13 +111,17 @@ def test_step_time_of_decodes_is_interpolated_and_extrapolated() -> None:
 def test_interval_counts_what_happens_between_the_cpu_readings() -> None:
     """Scrapes at 0 and 10 s enclose the readings of the CPU times at 1 and 9 s."""
     scrapes = Scrape(0.0, 0, 0, 64.0, 0, 0, 4), Scrape(10.0, 100, 1000, 128.0, 20, 40, 4)
-    cpu = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], 0.0), Cpu(9.0, [9.0, 6.0], [9.0, 2.0], 3.0)
-    found = interval(1, scrapes, cpu, 0, 50)
-    assert found == Interval(0, 80, 800, 96.0, 20_000, 16, 32, 4.0, 1.0)
+    idle = 0.0, 0.0
+    begin = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], [idle, (0.5, 0.25)], 0.0)
+    end = Cpu(9.0, [9.0, 6.0], [9.0, 2.0], [idle, (1.0, 0.5)], 3.0)
+    found = interval(1, scrapes, (begin, end), ([0, 5], [9, 35]), 0, 50)
+    assert found == Interval(0, 80, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
 
 
 def test_total_of_two_servers_has_no_messages_for_steps_without_output() -> None:
-    chunks = Interval(0, 40, 9000, 0.0, 0.0, 10, 10, 0.3, 0.02)
-    decodes = msgspec.structs.replace(chunks, decodes=4, steps=50, requests=0, tokens=200)
+    chunks = Interval(0, 40, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
+    decodes = msgspec.structs.replace(
+        chunks, decodes=4, steps=50, requests=0, tokens=200, events=190
+    )
     both = total([chunks, decodes])
-    assert (both.steps, both.requests, both.tokens) == (10 + 50, 10, 210)
+    assert (both.steps, both.requests, both.tokens, both.events) == (10 + 50, 10, 210, 199)
