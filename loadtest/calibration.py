@@ -196,6 +196,7 @@ class Calibration:
 
     async def _prompts(self, servers: Sequence[Calibrated], length: int, clients: int) -> None:
         """Prompts of `length` tokens with answers of one token: no step has a decode."""
+        self._exchanges.clear()
 
         async def client(server: Calibrated) -> None:
             while True:
@@ -207,6 +208,7 @@ class Calibration:
 
     async def _decodes(self, servers: Sequence[Calibrated], context: int, count: int) -> None:
         """Let `count` sequences decode, each behind `context` tokens; all have begun before."""
+        self._exchanges.clear()
         output = self.longest - context - 1
 
         async def client(server: Calibrated) -> None:

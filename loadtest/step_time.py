@@ -65,8 +65,8 @@ class RequestTime(msgspec.Struct, frozen=True):
     """The seconds that a process without a model needs for requests: the API process or a client.
 
     `event` is per event of a stream, which may have several tokens. `step` and `prefill_step` are
-    per message with the outputs of a step. Steps with prompt tokens
-    are rarer, so the process has slept before each.
+    per message with the outputs of a step. Steps with prompt tokens are rarer, so the process has
+    slept before each.
     """
 
     request: float = 0.0

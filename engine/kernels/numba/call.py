@@ -131,6 +131,7 @@ class CodesCall(ctypes.Structure):
         ("scales", INT),  # address of [panels, groups, 16] fp16; with offsets [..., 2, 16]
         ("bias", INT),  # address of [panels, 16] bf16, or 0
         ("groups", INT),  # number of groups of inputs
+        ("spans", INT),  # number of spans of groups
         ("x", INT),  # address of [rows, groups, 32] int8
         ("x_scales", INT),  # address of [rows, spans] fp32
         ("x_sums", INT),  # address of [rows, groups] int32; fp32 with offsets (see RoundCall)
@@ -151,6 +152,7 @@ class RoundCall(ctypes.Structure):
         ("rows", INT),
         ("at_once", INT),  # rows that a thread takes at a time
         ("groups", INT),
+        ("spans", INT),
         ("bits", INT),  # of the weight's codes
         ("zero", INT),  # the code that stands for 0 in the weights; 0: they have offsets
         ("x", INT),  # address of [rows, groups * 32]

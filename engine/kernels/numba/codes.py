@@ -51,6 +51,7 @@ class CodesLinear:
     ) -> None:
         self.outputs, inputs = codes.shape
         self._groups = inputs // GROUP
+        self._spans = -(-self._groups // SPAN)
         self._bits = bits
         self._zero = 1 << bits - 1 if offsets is None else 0
         self._dtype = torch.float32 if wide else torch.bfloat16
@@ -71,6 +72,7 @@ class CodesLinear:
             scales=self._scales.data_ptr(),
             bias=0 if self._bias is None else self._bias.data_ptr(),
             groups=self._groups,
+            spans=self._spans,
             out_bytes=self._dtype.itemsize * self._padded,
         )
 
@@ -101,7 +103,7 @@ class CodesLinear:
         rows, groups = x.shape[0], self._groups
         codes = torch.empty(rows, groups, GROUP, dtype=torch.int8)
         # One by one: a recorder cannot replay the split of one tensor into two.
-        scales = torch.empty(rows, -(-groups // SPAN))
+        scales = torch.empty(rows, self._spans)
         sums = torch.empty(rows, groups)
         counts = torch.empty(rows, dtype=torch.int32)
         most = int(x.shape[1] / OUTLIER_FROM**2) + 1  # more would raise the root mean square
@@ -110,6 +112,7 @@ class CodesLinear:
             rows=rows,
             at_once=max(1, PART // x.shape[1]),
             groups=groups,
+            spans=self._spans,
             bits=self._bits,
             zero=self._zero,
             x=x.data_ptr(),

@@ -36,7 +36,7 @@ from engine.kernels.numba.source.intrinsics import (
     total,
 )
 from engine.kernels.numba.source.store_kv import token_store
-from engine.kernels.numba.source.sum_rows import MAX_ROWS, sum_rows, tile_height
+from engine.kernels.numba.source.sum_rows import ROWS_TOGETHER, sum_rows, tile_height
 
 
 class Softmax(NamedTuple):
@@ -329,7 +329,7 @@ def tokens_together(shared):
     `sum_rows` then loads each number of the block once for all of them.
     """
     tokens = TILE
-    while tokens > 1 and tokens * shared > MAX_ROWS:
+    while tokens > 1 and tokens * shared > ROWS_TOGETHER:
         tokens //= 2
     return tokens
 

@@ -32,7 +32,6 @@ OUTLIER_BYTES = OUTLIER.itemsize
 @njit(inline="always")
 def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
     scale_bytes = (4 if offsets else 2) * LANES * call.groups
-    spans = (call.groups + SPAN - 1) // SPAN
     multiply_codes(
         call.codes + (LANES * GROUP * bits // 8) * call.groups * panel,
         call.scales + scale_bytes * panel,
@@ -40,8 +39,8 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
         call.groups,
         call.x + GROUP * call.groups * row,
         GROUP * call.groups,
-        call.x_scales + 4 * spans * row,
-        spans,
+        call.x_scales + 4 * call.spans * row,
+        call.spans,
         call.x_sums + 4 * call.groups * row,
         call.num_outliers + 4 * row,
         call.outliers + OUTLIER_BYTES * call.most_outliers * row,
@@ -103,7 +102,6 @@ def round_kernel():
 
     def round_rows(pointer):
         call = carray(pointer, 1)[0]
-        spans = (call.groups + SPAN - 1) // SPAN
         scales = array_at(call.scales, (1,), np.float32)
         starts = array_at(call.sums, (1,), np.int32)
         sums = array_at(call.sums, (1,), np.float32)
@@ -122,13 +120,13 @@ def round_kernel():
                 mean = squares / np.float32(GROUP * call.groups)
                 limit = np.float32(OUTLIER_FROM) * np.sqrt(mean)
                 found = row * call.most_outliers
-                for span in range(spans):
+                for span in range(call.spans):
                     groups = range(SPAN * span, min(SPAN * (span + 1), call.groups))
                     largest = np.float32(0)
                     for group in groups:
                         largest = max(largest, largest_of_group(address, group, limit))
                     step = largest / MOST
-                    scales[row * spans + span] = step + poison
+                    scales[row * call.spans + span] = step + poison
                     factor = MOST / largest if largest else MOST
                     for group in groups:
                         total, outliers = round_group(address, codes, group, limit, factor)

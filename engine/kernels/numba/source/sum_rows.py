@@ -32,7 +32,7 @@ from engine.kernels.numba.source.llvm import (
     widen_vector,
 )
 
-MAX_ROWS = 6  # that are worth summing together
+ROWS_TOGETHER = 6  # that are worth summing in one pass over the matrix
 NARROWEST = 8  # columns; the number of columns is a multiple of it
 
 
@@ -69,7 +69,7 @@ def register_tile() -> Tile:
     AVX-512 has 32 registers of 16 fp32, older CPUs have 16 of 8.
     """
     if has_avx512():
-        return Tile(lanes=16, rows=MAX_ROWS, columns=4)
+        return Tile(lanes=16, rows=ROWS_TOGETHER, columns=4)
     return Tile(lanes=8, rows=4, columns=2)
 
 
