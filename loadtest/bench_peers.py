@@ -2,9 +2,11 @@
 
 All contenders get the same model in bfloat16, prompts of the same token ids, and answers of the
 same length, greedy and without EOS. The lengths of every prompt and answer are checked. One
-contender runs at a time. In each round it has a fresh process and a warm-up before each workload,
+contender works at a time. In each round it has a fresh process and a warm-up before each workload,
 which is not counted. Rounds alternate, so that changes in the machine's speed affect all of them.
-Medians are printed. A contender that cannot be installed or started becomes a line with the reason.
+With `--keep-running` the processes stay, so that contenders alternate within seconds; the memory
+must hold all of them. Medians are printed. A contender that cannot be installed or started becomes
+a line with the reason.
 
 mistral.rs, OpenVINO GenAI and transformers run in a process without HTTP, which favours them.
 mistral.rs takes no token ids: it gets texts of the same ids. OpenVINO reads no bfloat16 from GGUF:
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,7 @@ from engine.device.facts import select_dtype
 from loadtest.bench_cpu import matmul_rate, read_rate
 from loadtest.gguf_model import write_gguf
 from loadtest.peers import contenders, report
-from loadtest.peers.contenders import Contender
+from loadtest.peers.contenders import Contender, Started
 from loadtest.peers.environments import VERSIONS, InstallError, environment, smollm2
 from loadtest.peers.in_process import Worker
 from loadtest.peers.jobs import (
@@ -154,6 +156,21 @@ def measure(
     return results
 
 
+def started(
+    made: Mapping[str, Contender], room: Room, failed: dict[str, str], stack: ExitStack
+) -> dict[str, Contender]:
+    """Start all contenders, and keep them until `stack` is closed."""
+    found: dict[str, Contender] = {}
+    for name, contender in made.items():
+        try:
+            figures_of = stack.enter_context(contender.running(room))
+        except Exception as error:  # as in `measure`
+            note(failed, name, error)
+        else:
+            found[name] = Started(contender.http, figures_of)
+    return found
+
+
 def run_group(
     name: str,
     contender: Contender,
@@ -209,6 +226,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     names = [*workloads("125m"), ARRIVING]
     parser.add_argument("--workloads", nargs="+", choices=names, help="default: all; 1.1b: small")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--keep-running", action="store_true", help="start each contender once, for all rounds"
+    )
     parser.add_argument("--rate", type=float, help=f"requests/s of the workload {ARRIVING!r}")
     parser.add_argument("--environments", type=Path, default=Path("build/peers"))
     parser.add_argument("--json", type=Path, default=Path("build/bench-peers.json"))
@@ -263,7 +283,10 @@ def main() -> None:
             page = report.picture(results, plan.closed)
             report.write(options.json, facts, limits, results, page)
 
-        results = measure(made, plan, options.rounds, failed, keep)
+        with ExitStack() as stack:
+            if options.keep_running:
+                made = started(made, plan.room(plan.chosen), failed, stack)
+            results = measure(made, plan, options.rounds, failed, keep)
     print(f"\n{report.table(results, limits, facts.in_process)}\n")
     print("\n".join(report.notes(facts)))
 

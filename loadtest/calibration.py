@@ -36,6 +36,10 @@ PROMPTS = (16, 64, 200, 0.9)  # tokens; a fraction is a share of the longest seq
 PROMPT_CLIENTS = (1, 4)
 DECODES = (1, 2, 4, 8, 9, 16, 32)  # numbers of decodes; up to 8 are recorded on a CPU
 CONTEXTS = (16, 0.4)
+# These decodes run while the API process is stopped half of the time, so that it reads several
+# messages at once.
+PAUSED = (1, 8, 32)
+PAUSE_S = 0.02
 # Of an interval. It is repeated with twice the time if a server takes fewer steps.
 PROMPT_SECONDS, DECODE_SECONDS, STEPS = 0.7, 0.4, 10
 POLL_S = 0.03
@@ -167,6 +171,8 @@ class Calibration:
         for context in CONTEXTS:
             for count in DECODES:
                 await self._decodes(servers, self._tokens(context), count)
+        for count in PAUSED:
+            await self._decodes(servers, self._tokens(CONTEXTS[0]), count, paused=True)
 
     def step_time(self, threads: int) -> StepTime:
         return fit_steps(self.intervals, threads)
@@ -206,7 +212,9 @@ class Calibration:
             await asyncio.sleep(DECODE_SECONDS / 3)  # until all clients have sent a request
             await self._interval(servers, 0, length)
 
-    async def _decodes(self, servers: Sequence[Calibrated], context: int, count: int) -> None:
+    async def _decodes(
+        self, servers: Sequence[Calibrated], context: int, count: int, *, paused: bool = False
+    ) -> None:
         """Let `count` sequences decode, each behind `context` tokens; all have begun before."""
         self._exchanges.clear()
         output = self.longest - context - 1
@@ -218,9 +226,11 @@ class Calibration:
         async with running(client(server) for server in servers for _ in range(count)):
             for server, old in zip(servers, before, strict=True):
                 await server.until_begun(old.requests + count)
-            await self._interval(servers, count, context)
+            await self._interval(servers, count, context, paused=paused)
 
-    async def _interval(self, servers: Sequence[Calibrated], decodes: int, length: int) -> None:
+    async def _interval(
+        self, servers: Sequence[Calibrated], decodes: int, length: int, *, paused: bool = False
+    ) -> None:
         """Add what the servers do from now on, unless the number of decodes changes meanwhile.
 
         CPU times are those between the scrapes, which take milliseconds themselves.
@@ -230,7 +240,10 @@ class Calibration:
         while steps < STEPS:
             before = [await server.scrape() for server in servers]
             begin, earlier = Cpu.now(servers), self._events(servers)
-            await asyncio.sleep(seconds)
+            if paused:
+                await pauses([server.api for server in servers], seconds)
+            else:
+                await asyncio.sleep(seconds)
             end, later = Cpu.now(servers), self._events(servers)
             after = [await server.scrape() for server in servers]
             pairs = list(zip(before, after, strict=True))
@@ -260,6 +273,20 @@ async def running(clients: Iterable[Coroutine[None, None, None]]) -> AsyncIterat
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def pauses(processes: Sequence[psutil.Process], seconds: float) -> None:
+    """Stop processes for PAUSE_S, let them run for as long, and so on for `seconds`."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            for process in processes:
+                process.suspend()
+            await asyncio.sleep(PAUSE_S)
+        finally:
+            for process in processes:
+                process.resume()
+        await asyncio.sleep(PAUSE_S)
+
+
 def interval(
     number: int,
     scrapes: tuple[Scrape, Scrape],
@@ -275,15 +302,19 @@ def interval(
     readings = zip(begin.channels[number], end.channels[number], strict=True)
     channels = [new - old for old, new in readings]
     prefill = share * (after.prefill - before.prefill)
+    steps = share * (after.steps - before.steps)
+    received = events[1][number] - events[0][number]
     return Interval(
         decodes=decodes,
-        steps=share * (after.steps - before.steps),
+        steps=steps,
+        # A read makes one event for each sequence that decodes.
+        reads=min(steps, received / decodes) if decodes else steps,
         prefill=prefill,
         context=(before.context + after.context) / 2,
         attended=prefill * length / 2,
         requests=share * (after.requests - before.requests),
         tokens=share * (after.tokens - before.tokens),
-        events=events[1][number] - events[0][number],
+        events=received,
         engine_cpu=end.engines[number] - begin.engines[number] - channels[0],
         api_cpu=end.apis[number] - begin.apis[number] - channels[1],
         channel_cpu=sum(channels),
@@ -291,10 +322,13 @@ def interval(
 
 
 def total(intervals: Sequence[Interval]) -> Interval:
-    """Return the work of a client of several servers. Steps without output send it nothing."""
+    """Return the work of a client of several servers. Steps without output send it nothing.
+
+    What a server sends after one read arrives together.
+    """
     sums = {
         name: sum(getattr(each, name) for each in intervals)
         for name in ("prefill", "requests", "tokens", "events")
     }
-    messages = sum(min(each.steps, each.tokens) for each in intervals)
-    return msgspec.structs.replace(intervals[0], steps=messages, **sums)
+    reads = sum(min(each.reads, each.tokens) for each in intervals)
+    return msgspec.structs.replace(intervals[0], steps=0.0, reads=reads, **sums)

@@ -64,27 +64,28 @@ class StepTime(msgspec.Struct, frozen=True):
 class RequestTime(msgspec.Struct, frozen=True):
     """The seconds that a process without a model needs for requests: the API process or a client.
 
-    `event` is per event of a stream, which may have several tokens. `step` and `prefill_step` are
-    per message with the outputs of a step. Steps with prompt tokens are rarer, so the process has
-    slept before each.
+    A read takes all messages that wait. A message has the outputs of a step. Steps with prompt
+    tokens are rarer, so the process has slept longer before `prefill_read`. `event` is per event of
+    a stream, which may have several tokens.
     """
 
     request: float = 0.0
     prompt_token: float = 0.0
-    step: float = 0.0
-    prefill_step: float = 0.0
+    message: float = 0.0
+    read: float = 0.0
+    prefill_read: float = 0.0
     event: float = 0.0
 
     def sending(self, prompt_tokens: int) -> float:
         return self.request + self.prompt_token * prompt_tokens
 
     def receiving(self, events: int, prefills: Sequence[bool]) -> float:
-        """Return the seconds of messages, with `events` events in total.
+        """Return the seconds of a read, with `events` events in total.
 
         `prefills` has an entry for each message: whether its step has prompt tokens.
         """
-        steps = sum(self.prefill_step if is_prefill else self.step for is_prefill in prefills)
-        return steps + self.event * events
+        read = self.prefill_read if any(prefills) else self.read
+        return read + self.message * len(prefills) + self.event * events
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -94,7 +95,8 @@ class Interval(msgspec.Struct, frozen=True):
     """
 
     decodes: int
-    steps: float
+    steps: float  # or messages to the API process; a client gets none
+    reads: float
     prefill: float  # prompt tokens computed, without those found in the prefix cache
     context: float  # mean number of tokens in the KV cache
     attended: float  # sum over the computed prompt tokens of their contexts
@@ -134,8 +136,8 @@ def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> Request
     """Fit a RequestTime to the CPU times `cpu` of a process, one for each interval."""
     rows = []
     for each in intervals:
-        messages = (each.steps, 0.0) if each.decodes else (0.0, each.steps)
-        rows.append([each.requests, each.prefill, *messages, each.events])
+        reads = (each.reads, 0.0) if each.decodes else (0.0, each.reads)
+        rows.append([each.requests, each.prefill, each.steps, *reads, each.events])
     return RequestTime(*balanced(rows, cpu))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,21 @@ async def open_loop(
     return times
 
 
-# Both have `http`, which is false for a library that runs in a process without a server.
-Contender = OverHttp | Worker
+@dataclass(frozen=True)
+class Started:
+    """A contender that was started before, and runs until all rounds are done."""
+
+    http: bool
+    figures_of: Measure
+    sized: bool = False  # it has room for every workload
+
+    @contextmanager
+    def running(self, room: Room) -> Iterator[Measure]:
+        yield self.figures_of
+
+
+# All have `http`, which is false for a library that runs in a process without a server.
+Contender = OverHttp | Worker | Started
 
 
 def penstock(folder: Path, *flags: str) -> OverHttp:

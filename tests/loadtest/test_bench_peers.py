@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from loadtest.bench_cpu import bound
-from loadtest.bench_peers import Plan, link_model, measure, parse
+from loadtest.bench_peers import Plan, link_model, measure, parse, started
 from loadtest.contenders import Load
 from loadtest.http_client import streamed
 from loadtest.peers import environments, in_process
@@ -79,6 +79,10 @@ class Peer:
         if rate is None:
             raise RuntimeError("it ended with exit code 9")
         return Figures(rate, 10.0, 20.0, 100.0, 200.0)
+
+
+def server_without_model(room: Room) -> Server:
+    return Server([sys.executable, "-c", "import sys; sys.exit('no such model')"], "/")
 
 
 TWO = Job([[5, 6], [7, 8]], 3, 2)
@@ -211,14 +215,28 @@ def test_workloads_of_a_round_have_one_process_until_one_fails(words: Words) -> 
 
 
 def test_peer_that_does_not_start_is_left_out(words: Words) -> None:
-    def start(room: Room) -> Server:
-        return Server([sys.executable, "-c", "import sys; sys.exit('no such model')"], "/")
-
     failed: dict[str, str] = {}
-    contenders = {"vllm": OverHttp(start, {}), OURS: Peer(1, 2)}
+    contenders = {"vllm": OverHttp(server_without_model, {}), OURS: Peer(1, 2)}
     results = measure(contenders, plan(words, "1 stream"), 2, failed)
     assert "no such model" in failed["vllm"]
     assert list(results["1 stream"]) == [OURS]
+
+
+def test_started_contenders_keep_their_process_for_all_rounds(words: Words) -> None:
+    failed: dict[str, str] = {}
+    names = ["1 stream", "8 streams"]
+    sized, chosen = Peer(1, 2, 3, 4, sized=True), plan(words, *names)
+    with ExitStack() as stack:
+        made = started(
+            {"llama.cpp": sized, "vllm": OverHttp(server_without_model, {})},
+            chosen.room(names),
+            failed,
+            stack,
+        )
+        results = measure(made, chosen, 2, failed)
+    assert [room.streams for room in sized.rooms] == [8]
+    assert [one.rate for one in results["8 streams"]["llama.cpp"]] == [2, 4]
+    assert "no such model" in failed["vllm"]
 
 
 def test_arriving_requests_follow_vllms_rate_of_the_same_run(words: Words) -> None:

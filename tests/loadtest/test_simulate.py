@@ -118,7 +118,8 @@ def test_simulation_chunks_behind_long_contexts_are_smaller_with_a_decode() -> N
 
 
 def test_simulation_outputs_take_time_in_the_api_process_and_the_client() -> None:
-    api, client = RequestTime(0.005, 1e-5, 0.9, 0.002, 0.001), RequestTime(0.003, event=0.004)
+    api = RequestTime(0.005, 1e-5, 0.0005, 0.9, 0.0015, 0.001)
+    client = RequestTime(0.003, event=0.004)
     shared = Clients(2.0, client)
     simulated = simulation(api_time=api, clients=shared)
     [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
@@ -144,6 +145,16 @@ def test_simulation_tokens_that_wait_for_the_api_process_share_an_event() -> Non
     assert len(alone.completion.arrivals) == alone.completion.tokens == 20
     assert beside.completion.tokens == 20
     assert 20 - 5 <= len(beside.completion.arrivals) <= 20 - 3
+
+
+def test_simulation_reads_waiting_messages_at_once() -> None:
+    api = RequestTime(0.0, 0.001, message=1e-5, read=1e-4, prefill_read=1e-4)
+    simulated = simulation(api_time=api)
+    measured = simulated.open_loop([Ask(0.0, prompt(1), 20), Ask(0.1, prompt(50, 1), 1)])
+    reads = len({at for each in measured for at in each.completion.arrivals})
+    assert reads < 20
+    messages = 20  # a step has outputs of both requests
+    assert simulated.worked.apis == pytest.approx(51 * 0.001 + messages * 1e-5 + reads * 1e-4)
 
 
 def test_simulation_replicas_that_share_a_core_are_no_faster_than_one() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
+import time
 
 import msgspec
+import psutil
 import pytest
 
-from loadtest.calibration import Cpu, Scrape, interval, total
+from loadtest.calibration import Cpu, Scrape, cpu_seconds, interval, pauses, total
 from loadtest.step_time import (
     Interval,
     RequestTime,
@@ -18,7 +21,7 @@ from loadtest.step_time import (
 )
 
 MODEL = StepTime(((1, 0.001), (8, 0.002), (9, 0.004), (32, 0.006)), 3e-7, 0.003, 2e-4, 4e-5, 1e-7)
-API = RequestTime(0.002, 1e-6, 1e-4, 4e-4, 3e-5)
+API = RequestTime(0.002, 1e-6, 3e-5, 1e-4, 4e-4, 3e-5)
 CHANNEL = 3e-5
 
 
@@ -27,21 +30,24 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
     rng = random.Random(0)
     found = []
 
-    def add(decodes: int, prompt: int, prompts: int, context: float) -> None:
-        steps = rng.randint(30, 60)
+    def add(decodes: int, prompt: int, prompts: int, context: float, at_once: int = 1) -> None:
+        steps = rng.randint(8, 15) * 4
+        reads = steps // at_once
         requests = prompts * steps
         prefill = prompt * requests
         tokens = steps * (decodes + prompts)
         attended = prefill * prompt / 2
         step = model.seconds(prompts, prefill // steps, decodes, round(context), attended / steps)
         sending = api.request * requests + api.prompt_token * prefill
-        events = tokens - rng.randint(0, steps // 2)  # some tokens share one
-        receiving = api.receiving(events, [not decodes] * steps)
+        events = tokens // at_once
+        messages = [not decodes] * at_once
+        receiving = reads * api.receiving(0, messages) + api.event * events
         factors = [1 + noise * rng.uniform(-1, 1) for _ in range(2)]
         found.append(
             Interval(
                 decodes=decodes,
                 steps=steps,
+                reads=reads,
                 prefill=prefill,
                 context=context,
                 attended=attended,
@@ -60,6 +66,7 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
         for decodes, _ in MODEL.decodes:
             for context in (16, 400):
                 add(decodes, 0, 0, float(decodes * context))
+            add(decodes, 0, 0, float(decodes * 16), at_once=4)
     return found
 
 
@@ -77,8 +84,9 @@ def test_fit_requests_recovers_the_times() -> None:
     measured = intervals(MODEL, API, threads=1, noise=0.01)
     found = fit_requests(measured, [each.api_cpu for each in measured])
     assert found.request == pytest.approx(API.request, rel=0.1)
-    assert found.step == pytest.approx(API.step, rel=0.2)
-    assert found.prefill_step == pytest.approx(API.prefill_step, rel=0.4)
+    assert found.message == pytest.approx(API.message, rel=0.2)
+    assert found.read == pytest.approx(API.read, rel=0.2)
+    assert found.prefill_read == pytest.approx(API.prefill_read, rel=0.4)
     assert found.event == pytest.approx(API.event, rel=0.1)
     assert fit_channel(measured) == pytest.approx(CHANNEL)
 
@@ -115,13 +123,33 @@ def test_interval_counts_what_happens_between_the_cpu_readings() -> None:
     begin = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], [idle, (0.5, 0.25)], 0.0)
     end = Cpu(9.0, [9.0, 6.0], [9.0, 2.0], [idle, (1.0, 0.5)], 3.0)
     found = interval(1, scrapes, (begin, end), ([0, 5], [9, 35]), 0, 50)
-    assert found == Interval(0, 80, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
+    assert found == Interval(0, 80, 80, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
 
+
+def test_reads_of_decodes_are_counted_by_events() -> None:
+    """Of 100 steps of 4 decodes, each read made an event for each of the four."""
+    scrapes = Scrape(0.0, 0, 0, 64.0, 0, 0, 4), Scrape(1.0, 100, 0, 64.0, 0, 400, 4)
+    cpu = Cpu(0.0, [0.0], [0.0], [(0.0, 0.0)], 0.0), Cpu(1.0, [1.0], [1.0], [(0.0, 0.0)], 1.0)
+    assert interval(0, scrapes, cpu, ([0], [100]), 4, 16).reads == 25
+    assert interval(0, scrapes, cpu, ([0], [408]), 4, 16).reads == 100  # not more than steps
+
+
+async def test_paused_process_works_half_of_the_time() -> None:
+    busy = psutil.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        began = time.monotonic()
+        await pauses([busy], 1.0)
+        assert busy.status() != psutil.STATUS_STOPPED
+        assert cpu_seconds(busy) < 0.8 * (time.monotonic() - began)
+    finally:
+        busy.kill()
+        busy.wait()
 
 def test_total_of_two_servers_has_no_messages_for_steps_without_output() -> None:
-    chunks = Interval(0, 40, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
+    chunks = Interval(0, 40, 40, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
     decodes = msgspec.structs.replace(
-        chunks, decodes=4, steps=50, requests=0, tokens=200, events=190
+        chunks, decodes=4, steps=60, reads=50, requests=0, tokens=200, events=190
     )
     both = total([chunks, decodes])
-    assert (both.steps, both.requests, both.tokens, both.events) == (10 + 50, 10, 210, 199)
+    assert (both.steps, both.reads, both.requests) == (0, 10 + 50, 10)
+    assert (both.tokens, both.events) == (210, 199)
