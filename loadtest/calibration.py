@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -153,15 +153,15 @@ class Calibration:
 
     vocabulary: range
     longest: int  # tokens of prompt and answer
+    rng: random.Random  # of the prompts, which no other calibration has
     intervals: list[Interval] = field(default_factory=list)
     # Of the client, which serves all servers: their sums, and its CPU seconds.
     together: list[Interval] = field(default_factory=list)
     client_cpu: list[float] = field(default_factory=list)
     # Requests of the current load, by server.
     _exchanges: defaultdict[Target, list[Exchange]] = field(
-        default_factory=lambda: defaultdict(list)
+        init=False, default_factory=lambda: defaultdict(list)
     )
-    _rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     async def take(self, servers: Sequence[Calibrated]) -> None:
         """Run all loads once."""
@@ -173,6 +173,15 @@ class Calibration:
                 await self._decodes(servers, self._tokens(context), count)
         for count in PAUSED:
             await self._decodes(servers, self._tokens(CONTEXTS[0]), count, paused=True)
+
+    def joined(self, other: Calibration) -> Calibration:
+        """Return a calibration with the intervals of both."""
+        return replace(
+            self,
+            intervals=self.intervals + other.intervals,
+            together=self.together + other.together,
+            client_cpu=self.client_cpu + other.client_cpu,
+        )
 
     def step_time(self, threads: int) -> StepTime:
         return fit_steps(self.intervals, threads)
@@ -190,7 +199,7 @@ class Calibration:
         return round(length * self.longest) if length < 1 else int(length)
 
     def _ask(self, prompt: int, output: int) -> Ask:
-        return Ask(0.0, self._rng.choices(self.vocabulary, k=prompt), output)
+        return Ask(0.0, self.rng.choices(self.vocabulary, k=prompt), output)
 
     async def _stream(self, server: Calibrated, ask: Ask) -> None:
         this = Exchange(server.target, "/v1/completions", streamed(ask.body))
@@ -324,7 +333,7 @@ def interval(
 def total(intervals: Sequence[Interval]) -> Interval:
     """Return the work of a client of several servers. Steps without output send it nothing.
 
-    What a server sends after one read arrives together.
+    A server sends all events of a read at once.
     """
     sums = {
         name: sum(getattr(each, name) for each in intervals)

@@ -1,14 +1,13 @@
 """Check the accuracy of the simulator: compare two real replicas with their prediction.
 
-Rounds alternate between calibration and measurement. The calibration (`loadtest/calibration.py`)
-uses no request of the workload, so the fit knows nothing of it. The measurement is a closed loop
-and an open loop below saturation. One fit to all rounds predicts every round, and the medians over
-the rounds are compared.
+A round is a closed loop, and an open loop below saturation. A calibration
+(`loadtest/calibration.py`) runs before and after each loop. It uses no request of the workload, so
+the fit knows nothing of it. These two predict the loop, because the speed of rented and shared
+cores changes from minute to minute. The medians over the rounds are compared.
 
-The speed of rented and shared cores changes from minute to minute; alternating exposes calibration
-and measurement to the same changes. Both replicas and the client run on the same cores, as they do
-in the simulation. A round is repeated if other programs took more than a tenth of a core. The
-simulation has the cores that they left.
+Both replicas and the client run on the same cores, as they do in the simulation. A round is
+repeated if other programs took more than a tenth of a core. The simulation has the cores that they
+left.
 
     python -m loadtest.simulator_check conversation_trace.jsonl --json FIGURES --save MODEL.json
 """
@@ -17,15 +16,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
+import random
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ class Run:
     point: Point
     work: Work
     others: float  # cores that other programs used
+    calibration: Calibration | None = None  # before and after
 
 
 async def measure(servers: Sequence[Calibrated], load: Load, seconds: float, asked: Asked) -> Run:
@@ -169,22 +171,60 @@ def predict(
     return point(load, 1, (0.0, seconds), measured, None, 0.0), simulation.worked
 
 
-async def one_round(
-    servers: Sequence[Calibrated], asked: Asked, options: argparse.Namespace
-) -> list[Run]:
-    """Measure a closed loop, and an open loop of a share of its rate."""
-    closed = await measure(servers, Load("closed", CLIENTS), options.seconds, asked)
-    load = Load("open", options.share * closed.point.requests_per_s, options.share)
-    return [closed, await measure(servers, load, options.seconds, asked.other())]
+@dataclass
+class Rounds:
+    """Measures rounds, with a calibration before and after each loop."""
+
+    servers: Sequence[Calibrated]
+    config: EngineConfig
+    options: argparse.Namespace
+    done: list[list[Run]] = field(default_factory=list)
+    disturbed: int = 0  # rounds in which other programs used the cores
+    calibrations: list[Calibration] = field(default_factory=list)
+    _rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    async def measure(self, chosen: Workload) -> None:
+        """Measure rounds until enough of them count."""
+        # The first steps of a size take longer.
+        await measure(self.servers, Load("closed", CLIENTS), WARM_UP_S, Asked(chosen, -1))
+        await self._calibrate()
+        while len(self.done) < self.options.rounds:
+            asked = Asked(chosen, len(self.done) + self.disturbed)
+            runs = await self._round(asked)
+            print(f"round {asked.seed}: {summary(runs[0].point, runs[0].work)}", flush=True)
+            others = max(run.others for run in runs)
+            if others <= self.options.most_others or self.disturbed == MOST_DISTURBED:
+                self.done.append(runs)
+            else:
+                self.disturbed += 1
+                print("Other programs used the cores: the round does not count.", flush=True)
+
+    async def _round(self, asked: Asked) -> list[Run]:
+        """Measure a closed loop, and an open loop of a share of its rate."""
+        closed = await self._run(Load("closed", CLIENTS), asked)
+        share = self.options.share
+        load = Load("open", share * closed.point.requests_per_s, share)
+        return [closed, await self._run(load, asked.other())]
+
+    async def _run(self, load: Load, asked: Asked) -> Run:
+        run = await measure(self.servers, load, self.options.seconds, asked)
+        await self._calibrate()
+        before, after = self.calibrations[-2:]
+        return replace(run, calibration=before.joined(after))
+
+    async def _calibrate(self) -> None:
+        calibration = Calibration(DEMO_VOCABULARY, self.config.max_model_len or 0, self._rng)
+        await calibration.take(self.servers)
+        self.calibrations.append(calibration)
 
 
-def compare(
-    fitted: FittedReplica, client: RequestTime, runs: Sequence[Run], seconds: float
-) -> dict[str, Any]:
+def compare(config: EngineConfig, runs: Sequence[Run], seconds: float) -> dict[str, Any]:
     """Return the measured and the predicted figures of the same requests, for each loop."""
     found: dict[str, Any] = {}
     for run in runs:
-        foretold, work = predict(fitted, client, run, seconds)
+        assert run.calibration
+        fitted = fitted_replica(config, run.calibration)
+        foretold, work = predict(fitted, run.calibration.client_time(), run, seconds)
         found[run.point.load.loop] = {
             "load": str(run.point.load),
             "cores_of_other_programs": run.others,
@@ -247,31 +287,6 @@ def fitted_replica(config: EngineConfig, calibration: Calibration) -> FittedRepl
     )
 
 
-async def measure_rounds(
-    servers: Sequence[Calibrated],
-    calibration: Calibration,
-    chosen: Workload,
-    options: argparse.Namespace,
-) -> tuple[list[list[Run]], int]:
-    """Return the rounds, and the number of rounds that other programs have disturbed."""
-    rounds: list[list[Run]] = []
-    disturbed = 0
-    # The first steps of a size take longer.
-    await measure(servers, Load("closed", CLIENTS), WARM_UP_S, Asked(chosen, -1))
-    while len(rounds) < options.rounds:
-        await calibration.take(servers)
-        asked = Asked(chosen, len(rounds) + disturbed)
-        runs = await one_round(servers, asked, options)
-        print(f"round {asked.seed}: {summary(runs[0].point, runs[0].work)}", flush=True)
-        if max(run.others for run in runs) <= options.most_others or disturbed == MOST_DISTURBED:
-            rounds.append(runs)
-        else:
-            disturbed += 1
-            print("Other programs used the cores: the round does not count.", flush=True)
-    await calibration.take(servers)
-    return rounds, disturbed
-
-
 async def check(
     chosen: Workload, options: argparse.Namespace
 ) -> tuple[dict[str, Any], FittedReplica]:
@@ -281,13 +296,14 @@ async def check(
         *("--num-gpu-blocks-override", str(config.num_gpu_blocks_override), "--no-access-log"),
         *("--max-model-len", str(config.max_model_len), "--speculation", config.speculation),
     ]
-    calibration = Calibration(DEMO_VOCABULARY, config.max_model_len or 0)
     with ExitStack() as stack:
         started = [stack.enter_context(Penstock(config.model, flags)) for _ in range(REPLICAS)]
         servers = [Calibrated.of(server) for server in started]
-        rounds, disturbed = await measure_rounds(servers, calibration, chosen, options)
+        rounds = Rounds(servers, config, options)
+        await rounds.measure(chosen)
+    calibration = functools.reduce(Calibration.joined, rounds.calibrations)
     fitted, client = fitted_replica(config, calibration), calibration.client_time()
-    figures = [compare(fitted, client, runs, options.seconds) for runs in rounds]
+    figures = [compare(config, runs, options.seconds) for runs in rounds.done]
     return {
         "command": f"python -m loadtest.simulator_check {Path(options.workload).name} "
         f"--length-scale {options.length_scale} --model {Path(options.model).name} "
@@ -295,7 +311,7 @@ async def check(
         "date": time.strftime("%Y-%m-%d"),
         "cpu_count": os.cpu_count(),
         "workload": chosen.name,
-        "disturbed_rounds": disturbed,
+        "disturbed_rounds": rounds.disturbed,
         "step_time": msgspec.to_builtins(fitted.step_time),
         "api_time": msgspec.to_builtins(fitted.api_time),
         "channel_time": fitted.channel_time,

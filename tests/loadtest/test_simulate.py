@@ -15,11 +15,12 @@ from deploy.ray.policies import POLICIES
 from engine.config import EngineConfig
 from engine.protocol import KVGroup
 from loadtest import simulate, simulator_check
+from loadtest.calibration import Calibration
 from loadtest.measure import Load, Slo, point
 from loadtest.schedule import Ask, asks, timetable, token_ids
 from loadtest.simulate import Question
 from loadtest.simulation import Clients, FittedReplica, Simulation, Work
-from loadtest.simulator_check import Asked, Run, errors
+from loadtest.simulator_check import Asked, Rounds, Run, errors
 from loadtest.step_time import RequestTime, StepTime
 from loadtest.workload import Shape, fixed, mix
 
@@ -263,29 +264,34 @@ def test_errors_of_a_trace_without_common_prefixes_are_finite() -> None:
     )
 
 
-async def test_check_repeats_rounds_that_other_programs_disturb(
+async def test_check_repeats_disturbed_rounds_and_calibrates_around_each_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     others = iter((0.05, 0.7, 0.02))
-    taken: list[int] = []
+    order = itertools.count()
 
-    class Calibrating:
-        async def take(self, servers: object) -> None:
-            taken.append(len(taken))
+    async def take(self: Calibration, servers: object) -> None:
+        self.client_cpu.append(next(order))
 
     async def measure(servers: object, load: Load, seconds: float, asked: Asked) -> Run:
         found = point(load, 1, (0.0, 1.0), [], None, 0.0)
         used = next(others) if load.loop == "closed" and asked.seed >= 0 else 0.0
-        return Run(asked, found, Work(0.0, 0.0, 0.0), used)
+        return Run(asked, found, Work(float(next(order)), 0.0, 0.0), used)
 
     monkeypatch.setattr(simulator_check, "measure", measure)
     monkeypatch.setattr(simulator_check, "summary", lambda *args: {})
+    monkeypatch.setattr(Calibration, "take", take)
     options = Namespace(rounds=2, seconds=1.0, share=0.7, most_others=0.1)
-    rounds, disturbed = await simulator_check.measure_rounds([], Calibrating(), mix(), options)  # type: ignore[arg-type]
-    assert [runs[0].others for runs in rounds] == [0.05, 0.02]
-    assert disturbed == 1
-    assert len({runs[0].asked.seed for runs in rounds}) == 2, "a repeated prompt would be cached"
-    assert len(taken) == 4, "before each round and behind the last"
+    rounds = Rounds([], EngineConfig(), options)
+    await rounds.measure(mix())
+    done = rounds.done
+    assert [runs[0].others for runs in done] == [0.05, 0.02]
+    assert rounds.disturbed == 1
+    assert len({runs[0].asked.seed for runs in done}) == 2, "a repeated prompt would be cached"
+    for run in itertools.chain(*done):
+        assert run.calibration
+        at = run.work.engines
+        assert run.calibration.client_cpu == [at - 1, at + 1], "before the loop and after it"
 
 
 def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:

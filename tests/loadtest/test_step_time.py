@@ -145,6 +145,7 @@ async def test_paused_process_works_half_of_the_time() -> None:
         busy.kill()
         busy.wait()
 
+
 def test_total_of_two_servers_has_no_messages_for_steps_without_output() -> None:
     chunks = Interval(0, 40, 40, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
     decodes = msgspec.structs.replace(
