@@ -119,7 +119,6 @@ class Run:
     point: Point
     work: Work
     others: float  # cores that other programs used
-    calibration: Calibration | None = None  # before and after
 
 
 async def measure(servers: Sequence[Calibrated], load: Load, seconds: float, asked: Asked) -> Run:
@@ -178,7 +177,8 @@ class Rounds:
     servers: Sequence[Calibrated]
     config: EngineConfig
     options: argparse.Namespace
-    done: list[list[Run]] = field(default_factory=list)
+    # Each loop with the calibrations before and after it.
+    done: list[list[tuple[Run, Calibration]]] = field(default_factory=list)
     disturbed: int = 0  # rounds in which other programs used the cores
     calibrations: list[Calibration] = field(default_factory=list)
     _rng: random.Random = field(default_factory=lambda: random.Random(0))
@@ -190,27 +190,28 @@ class Rounds:
         await self._calibrate()
         while len(self.done) < self.options.rounds:
             asked = Asked(chosen, len(self.done) + self.disturbed)
-            runs = await self._round(asked)
-            print(f"round {asked.seed}: {summary(runs[0].point, runs[0].work)}", flush=True)
-            others = max(run.others for run in runs)
+            pairs = await self._round(asked)
+            first, _ = pairs[0]
+            print(f"round {asked.seed}: {summary(first.point, first.work)}", flush=True)
+            others = max(run.others for run, _ in pairs)
             if others <= self.options.most_others or self.disturbed == MOST_DISTURBED:
-                self.done.append(runs)
+                self.done.append(pairs)
             else:
                 self.disturbed += 1
                 print("Other programs used the cores: the round does not count.", flush=True)
 
-    async def _round(self, asked: Asked) -> list[Run]:
+    async def _round(self, asked: Asked) -> list[tuple[Run, Calibration]]:
         """Measure a closed loop, and an open loop of a share of its rate."""
         closed = await self._run(Load("closed", CLIENTS), asked)
         share = self.options.share
-        load = Load("open", share * closed.point.requests_per_s, share)
+        load = Load("open", share * closed[0].point.requests_per_s, share)
         return [closed, await self._run(load, asked.other())]
 
-    async def _run(self, load: Load, asked: Asked) -> Run:
+    async def _run(self, load: Load, asked: Asked) -> tuple[Run, Calibration]:
         run = await measure(self.servers, load, self.options.seconds, asked)
         await self._calibrate()
         before, after = self.calibrations[-2:]
-        return replace(run, calibration=before.joined(after))
+        return run, before.joined(after)
 
     async def _calibrate(self) -> None:
         calibration = Calibration(DEMO_VOCABULARY, self.config.max_model_len or 0, self._rng)
@@ -218,13 +219,14 @@ class Rounds:
         self.calibrations.append(calibration)
 
 
-def compare(config: EngineConfig, runs: Sequence[Run], seconds: float) -> dict[str, Any]:
+def compare(
+    config: EngineConfig, pairs: Sequence[tuple[Run, Calibration]], seconds: float
+) -> dict[str, Any]:
     """Return the measured and the predicted figures of the same requests, for each loop."""
     found: dict[str, Any] = {}
-    for run in runs:
-        assert run.calibration
-        fitted = fitted_replica(config, run.calibration)
-        foretold, work = predict(fitted, run.calibration.client_time(), run, seconds)
+    for run, calibration in pairs:
+        fitted = fitted_replica(config, calibration)
+        foretold, work = predict(fitted, calibration.client_time(), run, seconds)
         found[run.point.load.loop] = {
             "load": str(run.point.load),
             "cores_of_other_programs": run.others,
@@ -303,7 +305,7 @@ async def check(
         await rounds.measure(chosen)
     calibration = functools.reduce(Calibration.joined, rounds.calibrations)
     fitted, client = fitted_replica(config, calibration), calibration.client_time()
-    figures = [compare(config, runs, options.seconds) for runs in rounds.done]
+    figures = [compare(config, pairs, options.seconds) for pairs in rounds.done]
     return {
         "command": f"python -m loadtest.simulator_check {Path(options.workload).name} "
         f"--length-scale {options.length_scale} --model {Path(options.model).name} "

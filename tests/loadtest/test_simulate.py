@@ -285,13 +285,13 @@ async def test_check_repeats_disturbed_rounds_and_calibrates_around_each_loop(
     rounds = Rounds([], EngineConfig(), options)
     await rounds.measure(mix())
     done = rounds.done
-    assert [runs[0].others for runs in done] == [0.05, 0.02]
+    assert [closed.others for (closed, _), _ in done] == [0.05, 0.02]
     assert rounds.disturbed == 1
-    assert len({runs[0].asked.seed for runs in done}) == 2, "a repeated prompt would be cached"
-    for run in itertools.chain(*done):
-        assert run.calibration
+    seeds = {closed.asked.seed for (closed, _), _ in done}
+    assert len(seeds) == 2, "a repeated prompt would be cached"
+    for run, calibration in itertools.chain(*done):
         at = run.work.engines
-        assert run.calibration.client_cpu == [at - 1, at + 1], "before the loop and after it"
+        assert calibration.client_cpu == [at - 1, at + 1], "before the loop and after it"
 
 
 def test_timetable_with_equal_seed_is_equal_and_has_the_given_rate() -> None:
