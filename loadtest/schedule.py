@@ -25,12 +25,16 @@ class Ask:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of a request to /v1/completions."""
+        """The body of a request to /v1/completions.
+
+        Special tokens have text, too. An answer that goes on after its end repeats them.
+        """
         return {
             "prompt": self.prompt,
             "max_tokens": self.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            "skip_special_tokens": False,
         }
 
 
