@@ -23,6 +23,7 @@ from typing import Any, Literal
 from loadtest.errors import BenchError
 from loadtest.http_client import Completion, Target, exchange, said, stream
 from loadtest.measure import Load, Measured, Point, Slo, point
+from loadtest.schedule import FULL_LENGTH
 from loadtest.workload import WORDS, Prose, Workload, poisson
 
 Api = Literal["chat", "completions"]
@@ -48,7 +49,7 @@ class Server:
         """Return (path, body) of a request for `tokens` output tokens."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": tokens, "temperature": 0}
         if self.ignore_eos:
-            body["ignore_eos"] = True
+            body |= FULL_LENGTH
         if self.api == "chat":
             body["messages"] = [{"role": "user", "content": text}]
         else:

@@ -40,6 +40,8 @@ CONTEXTS = (16, 0.4)
 # messages at once.
 PAUSED = (1, 8, 32)
 PAUSE_S = 0.02
+# Clients pause between these prompts, so that the cores are idle most of the time.
+PACED, BETWEEN_S = (64, 200), 0.05
 # Of an interval. It is repeated with twice the time if a server takes fewer steps.
 PROMPT_SECONDS, DECODE_SECONDS, STEPS = 0.7, 0.4, 10
 POLL_S = 0.03
@@ -83,6 +85,7 @@ class Cpu:
     """The CPU seconds of the engines, of the API processes and of this process at a time.
 
     `channels` are the threads that serve the socket between both. The others contain them, too.
+    A process that sleeps is woken: `wakes` count that.
     """
 
     at: float
@@ -90,6 +93,8 @@ class Cpu:
     apis: list[float]
     channels: list[tuple[float, float]]  # of the engine and of the API process
     client: float
+    api_wakes: list[int]
+    client_wakes: int
 
     @classmethod
     def now(cls, servers: Sequence[Calibrated]) -> Cpu:
@@ -101,6 +106,8 @@ class Cpu:
                 (channel_seconds(server.engine), channel_seconds(server.api)) for server in servers
             ],
             client=time.process_time(),
+            api_wakes=[wakes(server.api) for server in servers],
+            client_wakes=wakes(psutil.Process()),
         )
 
 
@@ -135,6 +142,11 @@ class Calibrated:
 def cpu_seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return times.user + times.system
+
+
+def wakes(process: psutil.Process) -> int:
+    """Return how often the process's main thread has gone to sleep."""
+    return int(process.num_ctx_switches().voluntary)
 
 
 def channel_seconds(process: psutil.Process) -> float:
@@ -173,6 +185,8 @@ class Calibration:
                 await self._decodes(servers, self._tokens(context), count)
         for count in PAUSED:
             await self._decodes(servers, self._tokens(CONTEXTS[0]), count, paused=True)
+        for prompt in PACED:
+            await self._prompts(servers, prompt, 1, paced=True)
 
     def joined(self, other: Calibration) -> Calibration:
         """Return a calibration with the intervals of both."""
@@ -209,17 +223,21 @@ class Calibration:
     def _events(self, servers: Sequence[Calibrated]) -> list[int]:
         return [sum(this.events for this in self._exchanges[s.target]) for s in servers]
 
-    async def _prompts(self, servers: Sequence[Calibrated], length: int, clients: int) -> None:
+    async def _prompts(
+        self, servers: Sequence[Calibrated], length: int, clients: int, *, paced: bool = False
+    ) -> None:
         """Prompts of `length` tokens with answers of one token: no step has a decode."""
         self._exchanges.clear()
 
         async def client(server: Calibrated) -> None:
             while True:
                 await self._stream(server, self._ask(length, 1))
+                if paced:  # not all at once
+                    await asyncio.sleep(self.rng.uniform(0.5, 1.5) * BETWEEN_S)
 
         async with running(client(server) for server in servers for _ in range(clients)):
             await asyncio.sleep(DECODE_SECONDS / 3)  # until all clients have sent a request
-            await self._interval(servers, 0, length)
+            await self._interval(servers, 0, length, paced=paced)
 
     async def _decodes(
         self, servers: Sequence[Calibrated], context: int, count: int, *, paused: bool = False
@@ -238,7 +256,13 @@ class Calibration:
             await self._interval(servers, count, context, paused=paused)
 
     async def _interval(
-        self, servers: Sequence[Calibrated], decodes: int, length: int, *, paused: bool = False
+        self,
+        servers: Sequence[Calibrated],
+        decodes: int,
+        length: int,
+        *,
+        paused: bool = False,
+        paced: bool = False,
     ) -> None:
         """Add what the servers do from now on, unless the number of decodes changes meanwhile.
 
@@ -262,11 +286,11 @@ class Calibration:
         if decodes and changed:
             return
         found = [
-            interval(number, pair, (begin, end), (earlier, later), decodes, length)
+            interval(number, pair, (begin, end), (earlier, later), decodes, length, paced=paced)
             for number, pair in enumerate(pairs)
         ]
         self.intervals += found
-        self.together.append(total(found))
+        self.together.append(total(found, end.client_wakes - begin.client_wakes))
         self.client_cpu.append(end.client - begin.client)
 
 
@@ -303,6 +327,8 @@ def interval(
     events: tuple[Sequence[int], Sequence[int]],
     decodes: int,
     length: int,
+    *,
+    paced: bool = False,
 ) -> Interval:
     """Return what server `number` did between two readings of CPU times, under a steady load."""
     before, after = scrapes
@@ -311,33 +337,28 @@ def interval(
     readings = zip(begin.channels[number], end.channels[number], strict=True)
     channels = [new - old for old, new in readings]
     prefill = share * (after.prefill - before.prefill)
-    steps = share * (after.steps - before.steps)
-    received = events[1][number] - events[0][number]
     return Interval(
         decodes=decodes,
-        steps=steps,
-        # A read makes one event for each sequence that decodes.
-        reads=min(steps, received / decodes) if decodes else steps,
+        steps=share * (after.steps - before.steps),
+        wakes=(wakes := end.api_wakes[number] - begin.api_wakes[number]),
+        cold_wakes=wakes if paced else 0.0,
         prefill=prefill,
         context=(before.context + after.context) / 2,
         attended=prefill * length / 2,
         requests=share * (after.requests - before.requests),
         tokens=share * (after.tokens - before.tokens),
-        events=received,
+        events=events[1][number] - events[0][number],
         engine_cpu=end.engines[number] - begin.engines[number] - channels[0],
         api_cpu=end.apis[number] - begin.apis[number] - channels[1],
         channel_cpu=sum(channels),
     )
 
 
-def total(intervals: Sequence[Interval]) -> Interval:
-    """Return the work of a client of several servers. Steps without output send it nothing.
-
-    A server sends all events of a read at once.
-    """
+def total(intervals: Sequence[Interval], wakes: float) -> Interval:
+    """Return the work of a client of several servers. They send it no messages, but events."""
     sums = {
         name: sum(getattr(each, name) for each in intervals)
         for name in ("prefill", "requests", "tokens", "events")
     }
-    reads = sum(min(each.reads, each.tokens) for each in intervals)
-    return msgspec.structs.replace(intervals[0], steps=0.0, reads=reads, **sums)
+    cold = wakes if intervals[0].cold_wakes else 0.0
+    return msgspec.structs.replace(intervals[0], steps=0.0, wakes=wakes, cold_wakes=cold, **sums)

@@ -70,6 +70,7 @@ class Core:
         self._ends_work = False
         self._woken: list[Thread] = []  # by the work that ends
         self._ticks = False
+        self._warm: set[Process] = set()  # those that have run since the core was idle
         self._utilization = self._measured = 0.0
 
     @property
@@ -194,6 +195,9 @@ class Core:
     def _run(self, thread: Thread) -> None:
         self.utilization()
         self.running = thread
+        if thread.process not in self._warm:
+            self._warm.add(thread.process)
+            thread.left += thread.process.fill_caches()
         thread.protected = thread.deadline
         self._since = self._events.now
         self._plan()
@@ -240,6 +244,7 @@ class Core:
             thread.lingers = True
             self.waiting.append(thread)
         if (best := self._next()) is None:
+            self._warm.clear()
             self._host.pull(self, CACHE_HOT)
         else:
             self.waiting.remove(best)
@@ -298,10 +303,15 @@ class Host:
 
 
 class Process:
-    """Does its pieces of work in order of arrival, each with all of its threads."""
+    """Does its pieces of work in order of arrival, each with all of its threads.
 
-    def __init__(self, host: Host, threads: int = 1) -> None:
+    A piece that wakes the process takes `wake` seconds longer. After a core has been idle, its
+    caches are cold: the process's first piece there takes `cold` seconds longer.
+    """
+
+    def __init__(self, host: Host, threads: int = 1, wake: float = 0.0, cold: float = 0.0) -> None:
         self._host = host
+        self._wake, self._cold = wake, cold
         cores = itertools.islice(itertools.cycle(host.cores), threads)
         self._threads = [Thread(self, core) for core in cores]
         self._busy = 0  # threads
@@ -310,11 +320,12 @@ class Process:
 
     def do(self, seconds: float, then: Callable[[], None]) -> None:
         """Work for `seconds` on as many cores as there are threads, then call `then`."""
-        self._note(len(self._work), seconds, then)
-        if len(self._work) == 1:
+        sleeps = not self._work
+        self._note(len(self._work), seconds + self._wake * sleeps, then)
+        if sleeps:
             self._begin(None)
 
-    def do_next(self, seconds: float, then: Callable[[], None]) -> None:
+    def do_next(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
         """Work before the pieces that wait. Only the piece that just ends calls this."""
         self._note(1, seconds, then)
 
@@ -330,6 +341,11 @@ class Process:
         for thread in self._threads:
             if thread is not current:
                 self._host.wake(thread)
+
+    def fill_caches(self) -> float:
+        """Return the seconds that a thread's first piece on a cold core takes in addition."""
+        self.worked += self._cold
+        return self._cold
 
     def finished(self, thread: Thread) -> None:
         """Note that a thread has done its part; the last one ends the piece of work."""

@@ -13,6 +13,8 @@ from typing import Any
 from loadtest.workload import Shape, Workload, poisson
 
 DEMO_VOCABULARY = range(300, 2000)  # token ids of the demo model without special tokens
+# An answer that goes on after its end may repeat special tokens. Without text they make no event.
+FULL_LENGTH = {"ignore_eos": True, "skip_special_tokens": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +27,12 @@ class Ask:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of a request to /v1/completions.
-
-        Special tokens have text, too. An answer that goes on after its end repeats them.
-        """
+        """The body of a request to /v1/completions."""
         return {
             "prompt": self.prompt,
             "max_tokens": self.output_tokens,
             "temperature": 0,
-            "ignore_eos": True,
-            "skip_special_tokens": False,
+            **FULL_LENGTH,
         }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -109,40 +108,36 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class FromEngine:
-    """The outputs of one step, on the way to the API process."""
+class Event:
+    """An event of a stream, or a rejection, on the way to the client."""
 
-    outputs: Sequence[TokenOutput]
-    has_prefill: bool  # the step has prompt tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Events of a replica, or a rejection, on the way to its clients."""
-
-    served: Sequence[Request]  # with one more event
-    ended: Sequence[Request]
-    has_prefill: bool = False  # one of the steps has prompt tokens
+    request: Request
+    is_last: bool
 
 
-Received = Callable[[Message], None]
+Received = Callable[[Event], None]
 
 
 class Replica:
-    """A Scheduler with the queue in front of it, computed by an engine and an API process."""
+    """A Scheduler with the queue in front of it, computed by an engine and an API process.
+
+    A process wakes the next one in the middle of its work: after it has written to a socket, it
+    still has to return to its loop. The next one may run before that.
+    """
 
     def __init__(self, fitted: FittedReplica, host: Host, received: Received) -> None:
         self._fitted = fitted
         self._events = host.events
         self.engine = Process(host, fitted.threads)
-        self.api = Process(host)
+        api = fitted.api_time
+        self.api = Process(host, wake=api.wake, cold=api.cold_wake)
         # The threads that write to and read from the socket between the two processes.
         self.engine_channel, self.api_channel = Process(host), Process(host)
         self._received = received
         self._queue = AdmissionControl(fitted.config, lambda: host.events.now)
         self._scheduler = fitted.scheduler()
         self._requests: dict[int, Request] = {}  # queued or running, by engine id
-        self._unread: list[FromEngine] = []
+        self._unread: list[Sequence[TokenOutput]] = []  # messages: the outputs of a step each
         self._is_computing = False
         self.open = 0  # unanswered requests routed here, including those that have not arrived yet
 
@@ -155,8 +150,17 @@ class Replica:
 
     def _pass(self, sender: Process, receiver: Process, then: Callable[[], None]) -> None:
         """Let the threads of the channel pass a message on."""
-        seconds = self._fitted.channel_time
-        sender.do(seconds, lambda: receiver.do(seconds, then))
+        half = self._fitted.channel_time / 2
+
+        def sent() -> None:
+            receiver.do(half, received)
+            sender.do_next(half)
+
+        def received() -> None:
+            then()
+            receiver.do_next(half)
+
+        sender.do(half, sent)
 
     def _add(self, number: int, request: Request) -> None:
         """Queue the request, or reject it if the queue is full."""
@@ -165,7 +169,7 @@ class Replica:
             self._queue.check(1, len(prompt), self._scheduler.stats())
         except EngineOverloadedError:
             request.rejected = True
-            self._received(Message([], [request]))
+            self._received(Event(request, is_last=True))
             self.open -= 1
             return
         self._queue.join(number, 1, len(prompt))
@@ -194,38 +198,49 @@ class Replica:
             self._requests[admission.id].cached_tokens = admission.cached_tokens
         sampled = [TOKEN for slice_ in step.slices if slice_.samples]
         outputs = self._scheduler.retire(step, sampled)
-        message = FromEngine(outputs, bool(step.prefills))
-        arrive = functools.partial(self._arrive, message)
+        arrive = functools.partial(self._arrive, outputs)
         self._pass(self.engine_channel, self.api_channel, arrive)
         self._launch()
 
-    def _arrive(self, message: FromEngine) -> None:
+    def _arrive(self, message: Sequence[TokenOutput]) -> None:
         """Wake the API process, unless it is already going to read messages."""
         self._unread.append(message)
         if len(self._unread) == 1:
             self.api.do(0.0, self._read)
 
     def _read(self) -> None:
-        """Read all messages that have arrived, as the API process does (OutputStream)."""
-        messages, self._unread = self._unread, []
-        counts = Counter(output.id for message in messages for output in message.outputs)
-        seconds = self._fitted.api_time.receiving(
-            len(counts), [message.has_prefill for message in messages]
-        )
-        self.api.do_next(seconds, functools.partial(self._send, messages, counts))
+        """Read all messages that have arrived, as the API process does (OutputStream).
 
-    def _send(self, messages: Sequence[FromEngine], counts: Counter[int]) -> None:
-        """Send each request one event with its tokens of all messages."""
-        if not counts:
+        Each request then gets one event with its tokens of all messages.
+        """
+        messages, self._unread = self._unread, []
+        outputs = [output for message in messages for output in message]
+        for output in outputs:
+            self._requests[output.id].tokens += 1
+        finished = {output.id for output in outputs if output.finish}
+        events = [
+            Event(self._requests[number], number in finished)
+            for number in dict.fromkeys(output.id for output in outputs)
+        ]
+        for number in finished:
+            del self._requests[number]
+        send = functools.partial(self._send, iter(events))
+        self.api.do_next(self._fitted.api_time.message * len(messages), send)
+
+    def _send(self, events: Iterator[Event]) -> None:
+        """Send the events one by one: the client may read the first before the last is sent."""
+        event = next(events, None)
+        if event is None:
             return
-        for number, count in counts.items():
-            self._requests[number].tokens += count
-        served = [self._requests[number] for number in counts]
-        outputs = [output for message in messages for output in message.outputs]
-        finished = [self._requests.pop(output.id) for output in outputs if output.finish]
-        self.open -= len(finished)
-        has_prefill = any(message.has_prefill for message in messages)
-        self._received(Message(served, finished, has_prefill))
+
+        half = self._fitted.api_time.event / 2
+
+        def sent() -> None:
+            self.open -= event.is_last
+            self._received(event)
+            self.api.do_next(half, functools.partial(self._send, events))
+
+        self.api.do_next(half, sent)
 
 
 def step_seconds(step_time: StepTime, step: Step) -> float:
@@ -256,8 +271,9 @@ class Simulation:
         own = [Host(self._events, fitted.cores) for _ in range(count)]
         shared = Host(self._events, clients.cores if clients else 1.0)
         hosts = [shared] * count if clients else own
-        self._client = Process(shared)
-        self._client_time = clients.time if clients else RequestTime()
+        self._client_time = client = clients.time if clients else RequestTime()
+        self._client = Process(shared, wake=client.wake, cold=client.cold_wake)
+        self._unread: list[Event] = []
         self._replicas = [Replica(fitted, host, self._receive) for host in hosts]
         self._policy = policy
         self._block_size = fitted.config.block_size
@@ -307,15 +323,22 @@ class Simulation:
             functools.partial(replica.submit, next(self._numbers), request),
         )
 
-    def _receive(self, message: Message) -> None:
-        """Let the client read a message, and end the requests that it ends."""
+    def _receive(self, event: Event) -> None:
+        """Wake the client, unless it is already going to read events."""
+        self._unread.append(event)
+        if len(self._unread) == 1:
+            self._client.do(0.0, self._read)
+
+    def _read(self) -> None:
+        """Let the client read all events that have arrived, and end the requests that they end."""
+        events, self._unread = self._unread, []
 
         def read() -> None:
-            for request in message.served:
-                request.arrivals.append(self._events.now)
-            for request in message.ended:
-                if request.ended is not None:
+            for event in events:
+                request = event.request
+                if not request.rejected:
+                    request.arrivals.append(self._events.now)
+                if event.is_last and request.ended is not None:
                     request.ended()
 
-        seconds = self._client_time.receiving(len(message.served), [message.has_prefill])
-        self._client.do(seconds, read)
+        self._client.do_next(self._client_time.event * len(events), read)

@@ -64,28 +64,20 @@ class StepTime(msgspec.Struct, frozen=True):
 class RequestTime(msgspec.Struct, frozen=True):
     """The seconds that a process without a model needs for requests: the API process or a client.
 
-    A read takes all messages that wait. A message has the outputs of a step. Steps with prompt
-    tokens are rarer, so the process has slept longer before `prefill_read`. `event` is per event of
-    a stream, which may have several tokens.
+    A message has the outputs of a step. `event` is per event of a stream, which may have several
+    tokens. `wake` is per wake-up of the process, which had slept. `cold_wake` is what a wake-up
+    takes in addition if the core had been idle, too: its caches are cold.
     """
 
     request: float = 0.0
     prompt_token: float = 0.0
     message: float = 0.0
-    read: float = 0.0
-    prefill_read: float = 0.0
+    wake: float = 0.0
+    cold_wake: float = 0.0
     event: float = 0.0
 
     def sending(self, prompt_tokens: int) -> float:
         return self.request + self.prompt_token * prompt_tokens
-
-    def receiving(self, events: int, prefills: Sequence[bool]) -> float:
-        """Return the seconds of a read, with `events` events in total.
-
-        `prefills` has an entry for each message: whether its step has prompt tokens.
-        """
-        read = self.prefill_read if any(prefills) else self.read
-        return read + self.message * len(prefills) + self.event * events
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -96,7 +88,8 @@ class Interval(msgspec.Struct, frozen=True):
 
     decodes: int
     steps: float  # or messages to the API process; a client gets none
-    reads: float
+    wakes: float  # of the API process, or of the client
+    cold_wakes: float  # of these, on cores that were idle
     prefill: float  # prompt tokens computed, without those found in the prefix cache
     context: float  # mean number of tokens in the KV cache
     attended: float  # sum over the computed prompt tokens of their contexts
@@ -134,10 +127,17 @@ def fit_steps(intervals: Sequence[Interval], threads: int) -> StepTime:
 
 def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> RequestTime:
     """Fit a RequestTime to the CPU times `cpu` of a process, one for each interval."""
-    rows = []
-    for each in intervals:
-        reads = (each.reads, 0.0) if each.decodes else (0.0, each.reads)
-        rows.append([each.requests, each.prefill, each.steps, *reads, each.events])
+    rows = [
+        [
+            each.requests,
+            each.prefill,
+            each.steps,
+            each.wakes,
+            each.cold_wakes,
+            each.events,
+        ]
+        for each in intervals
+    ]
     return RequestTime(*balanced(rows, cpu))
 
 

@@ -55,7 +55,8 @@ async def test_closed_loop_measures_server_times_and_sends_given_requests() -> N
     assert 36 <= point.prompt_tokens / point.completed <= 44  # two per word, ten for the template
     assert report.cached_share(point) == pytest.approx(10 / 40, rel=0.1)
     body = server.asked[-1]
-    assert (body["model"], body["max_tokens"], body["ignore_eos"]) == ("one", 4, True)
+    assert (body["model"], body["max_tokens"]) == ("one", 4)
+    assert (body["ignore_eos"], body["skip_special_tokens"]) == (True, False)
     prompts = [asked["messages"][0]["content"] for asked in server.asked]
     assert len(set(prompts)) == len(prompts)
 

@@ -106,3 +106,23 @@ def test_process_does_next_what_a_piece_of_work_asks_for() -> None:
     events.run()
     assert done == ["next", "waiting"]
     assert process.worked == pytest.approx(3.0)
+
+
+def test_process_that_wakes_pays_for_it_and_for_cold_caches_once() -> None:
+    events = Events()
+    host = Host(events, 1)
+    process = Process(host, wake=0.01, cold=0.1)
+    other = Process(host, cold=0.5)
+    found: list[float] = []
+    process.do(1.0, lambda: found.append(events.now))
+    process.do(1.0, lambda: found.append(events.now))  # it is awake
+    # The core is idle until 5. The other then warms its own caches alone.
+    events.after(5.0, lambda: other.do(1.0, lambda: process.do(1.0, end)))
+
+    def end() -> None:
+        found.append(events.now)
+        events.after(1.0, lambda: process.do(1.0, lambda: found.append(events.now)))
+
+    events.run()
+    assert found == pytest.approx([1.11, 2.11, 5 + 1.5 + 1.11, 5 + 1.5 + 1.11 + 1 + 1.11])
+    assert process.worked == pytest.approx(4 + 3 * 0.11)

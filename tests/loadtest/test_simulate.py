@@ -90,10 +90,10 @@ def test_simulation_one_request_takes_the_time_of_its_steps() -> None:
 def test_simulation_arrival_during_a_step_joins_the_next_step() -> None:
     a, b = simulation().open_loop([Ask(0.0, prompt(100), 2), Ask(0.003, prompt(50, 1), 1)])
     end = 0.005 + 0.010 + 0.010  # end of the first step
-    assert a.completion.arrivals[0] == pytest.approx(end)
+    assert a.completion.arrivals[0] == pytest.approx(end, abs=1e-6)
     shared = end + 0.010 + 0.001 + 0.005  # a's second token and b's prompt
-    assert a.completion.arrivals[1] == pytest.approx(shared)
-    assert b.completion.arrivals == pytest.approx([shared])
+    assert a.completion.arrivals[1] == pytest.approx(shared, abs=1e-6)
+    assert b.completion.arrivals == pytest.approx([shared], abs=1e-6)
 
 
 def test_simulation_contexts_of_prompts_and_decodes_cost() -> None:
@@ -119,23 +119,29 @@ def test_simulation_chunks_behind_long_contexts_are_smaller_with_a_decode() -> N
 
 
 def test_simulation_outputs_take_time_in_the_api_process_and_the_client() -> None:
-    api = RequestTime(0.005, 1e-5, 0.0005, 0.9, 0.0015, 0.001)
-    client = RequestTime(0.003, event=0.004)
-    shared = Clients(2.0, client)
-    simulated = simulation(api_time=api, clients=shared)
+    api = RequestTime(0.005, 1e-5, message=0.0005, wake=0.001, cold_wake=0.002, event=0.003)
+    client = RequestTime(0.003, wake=0.002, cold_wake=0.001, event=0.004)
+    simulated = simulation(api_time=api, clients=Clients(1.0, client))
     [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
     engine = 0.010 + 0.010
-    assert simulated.worked.engines == pytest.approx(engine)
-    assert simulated.worked.client == pytest.approx(0.003 + 0.004)
-    assert alone.ttft == pytest.approx(0.003 + 0.005 + 100 * 1e-5 + engine + 0.003 + 0.004)
+    sending = 0.005 + 100 * 1e-5
+    receiving = 0.0005 + 0.003
+    # Both wake twice. The only core is idle before the request alone.
+    worked = simulated.worked
+    assert worked.engines == pytest.approx(engine)
+    assert worked.apis == pytest.approx(sending + receiving + 2 * 0.001 + 0.002, abs=1e-6)
+    assert worked.client == pytest.approx(0.003 + 0.004 + 2 * 0.002 + 0.001, abs=1e-6)
+    together = worked.engines + worked.apis + worked.client
+    # The API process wakes the client in the middle of its event, and ends it before or after.
+    assert together - 0.003 / 2 - 1e-6 <= (alone.ttft or 0) <= together + 1e-6
 
 
 def test_simulation_messages_pass_both_ends_of_the_channel() -> None:
     simulated = simulation(channel_time=0.002)
     [alone] = simulated.open_loop([Ask(0.0, prompt(100), 1)])
-    # The request passes both ends, and so does the output.
-    assert alone.ttft == pytest.approx(0.005 + 0.020 + 4 * 0.002)
-    assert simulated.worked.apis == pytest.approx(0.005 + 2 * 0.002)
+    # The request passes both ends, and so does the output: each wakes the next in the middle.
+    assert alone.ttft == pytest.approx(0.005 + 0.020 + 4 * 0.001, abs=1e-6)
+    assert simulated.worked.apis == pytest.approx(0.005 + 2 * 0.002, abs=1e-6)
 
 
 def test_simulation_tokens_that_wait_for_the_api_process_share_an_event() -> None:
@@ -149,13 +155,32 @@ def test_simulation_tokens_that_wait_for_the_api_process_share_an_event() -> Non
 
 
 def test_simulation_reads_waiting_messages_at_once() -> None:
-    api = RequestTime(0.0, 0.001, message=1e-5, read=1e-4, prefill_read=1e-4)
+    api = RequestTime(0.0, 0.001, message=1e-5, event=1e-4)
     simulated = simulation(api_time=api)
     measured = simulated.open_loop([Ask(0.0, prompt(1), 20), Ask(0.1, prompt(50, 1), 1)])
-    reads = len({at for each in measured for at in each.completion.arrivals})
-    assert reads < 20
+    events = sum(len(each.completion.arrivals) for each in measured)
+    assert events < 21
     messages = 20  # a step has outputs of both requests
-    assert simulated.worked.apis == pytest.approx(51 * 0.001 + messages * 1e-5 + reads * 1e-4)
+    assert simulated.worked.apis == pytest.approx(51 * 0.001 + messages * 1e-5 + events * 1e-4)
+
+
+def arrivals_of_a_step(api: RequestTime, client: RequestTime) -> list[float]:
+    """Return when the events of a step arrive that completes four prompts."""
+    busy, *plan = Ask(0.0, prompt(100, 9), 1), *(Ask(0.001, prompt(1, n), 1) for n in range(4))
+    simulated = simulation(api_time=api, clients=Clients(4.0, client))
+    done = simulated.open_loop([busy, *plan])[1:]
+    return sorted(each.completion.arrivals[0] for each in done)
+
+
+def test_simulation_client_reads_events_while_the_api_process_sends_others() -> None:
+    arrivals = arrivals_of_a_step(RequestTime(event=0.004), RequestTime(event=0.001))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+    assert gaps == pytest.approx([0.004] * 3, abs=1e-6)
+
+
+def test_simulation_client_reads_events_that_wait_at_once() -> None:
+    first, *others = arrivals_of_a_step(RequestTime(), RequestTime(event=0.004))
+    assert others == pytest.approx([first + 3 * 0.004] * 3, abs=1e-6)
 
 
 def test_simulation_replicas_that_share_a_core_are_no_faster_than_one() -> None:

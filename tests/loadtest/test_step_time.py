@@ -10,7 +10,7 @@ import msgspec
 import psutil
 import pytest
 
-from loadtest.calibration import Cpu, Scrape, cpu_seconds, interval, pauses, total
+from loadtest.calibration import Cpu, Scrape, cpu_seconds, interval, pauses, total, wakes
 from loadtest.step_time import (
     Interval,
     RequestTime,
@@ -21,7 +21,7 @@ from loadtest.step_time import (
 )
 
 MODEL = StepTime(((1, 0.001), (8, 0.002), (9, 0.004), (32, 0.006)), 3e-7, 0.003, 2e-4, 4e-5, 1e-7)
-API = RequestTime(0.002, 1e-6, 3e-5, 1e-4, 4e-4, 3e-5)
+API = RequestTime(0.002, 1e-6, message=3e-5, wake=1e-4, cold_wake=4e-4, event=3e-5)
 CHANNEL = 3e-5
 
 
@@ -30,9 +30,17 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
     rng = random.Random(0)
     found = []
 
-    def add(decodes: int, prompt: int, prompts: int, context: float, at_once: int = 1) -> None:
+    def add(
+        decodes: int,
+        prompt: int,
+        prompts: int,
+        context: float,
+        at_once: int = 1,
+        paced: bool = False,
+    ) -> None:
         steps = rng.randint(8, 15) * 4
-        reads = steps // at_once
+        woken = steps // at_once + prompts * steps  # for messages, and for requests
+        cold_wakes = woken if paced else 0
         requests = prompts * steps
         prefill = prompt * requests
         tokens = steps * (decodes + prompts)
@@ -40,14 +48,15 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
         step = model.seconds(prompts, prefill // steps, decodes, round(context), attended / steps)
         sending = api.request * requests + api.prompt_token * prefill
         events = tokens // at_once
-        messages = [not decodes] * at_once
-        receiving = reads * api.receiving(0, messages) + api.event * events
+        waking = api.wake * woken + api.cold_wake * cold_wakes
+        receiving = api.message * steps + api.event * events
         factors = [1 + noise * rng.uniform(-1, 1) for _ in range(2)]
         found.append(
             Interval(
                 decodes=decodes,
                 steps=steps,
-                reads=reads,
+                wakes=woken,
+                cold_wakes=cold_wakes,
                 prefill=prefill,
                 context=context,
                 attended=attended,
@@ -55,7 +64,7 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
                 tokens=tokens,
                 events=events,
                 engine_cpu=steps * step * threads * factors[0],
-                api_cpu=(sending + receiving) * factors[1],
+                api_cpu=(sending + waking + receiving) * factors[1],
                 channel_cpu=2 * CHANNEL * (steps + requests),
             )
         )
@@ -63,6 +72,7 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
     for _ in range(8):
         for prompt, prompts in ((16, 1), (16, 4), (64, 1), (64, 3), (250, 1)):
             add(0, prompt, prompts, 0.0)
+            add(0, prompt, prompts, 0.0, paced=True)
         for decodes, _ in MODEL.decodes:
             for context in (16, 400):
                 add(decodes, 0, 0, float(decodes * context))
@@ -85,8 +95,8 @@ def test_fit_requests_recovers_the_times() -> None:
     found = fit_requests(measured, [each.api_cpu for each in measured])
     assert found.request == pytest.approx(API.request, rel=0.1)
     assert found.message == pytest.approx(API.message, rel=0.2)
-    assert found.read == pytest.approx(API.read, rel=0.2)
-    assert found.prefill_read == pytest.approx(API.prefill_read, rel=0.4)
+    assert found.wake == pytest.approx(API.wake, rel=0.2)
+    assert found.cold_wake == pytest.approx(API.cold_wake, rel=0.1)
     assert found.event == pytest.approx(API.event, rel=0.1)
     assert fit_channel(measured) == pytest.approx(CHANNEL)
 
@@ -120,18 +130,19 @@ def test_interval_counts_what_happens_between_the_cpu_readings() -> None:
     """Scrapes at 0 and 10 s enclose the readings of the CPU times at 1 and 9 s."""
     scrapes = Scrape(0.0, 0, 0, 64.0, 0, 0, 4), Scrape(10.0, 100, 1000, 128.0, 20, 40, 4)
     idle = 0.0, 0.0
-    begin = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], [idle, (0.5, 0.25)], 0.0)
-    end = Cpu(9.0, [9.0, 6.0], [9.0, 2.0], [idle, (1.0, 0.5)], 3.0)
-    found = interval(1, scrapes, (begin, end), ([0, 5], [9, 35]), 0, 50)
-    assert found == Interval(0, 80, 80, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
+    begin = Cpu(1.0, [0.0, 2.0], [0.0, 1.0], [idle, (0.5, 0.25)], 0.0, [0, 10], 0)
+    end = Cpu(9.0, [9.0, 6.0], [9.0, 2.0], [idle, (1.0, 0.5)], 3.0, [0, 60], 7)
+    arguments = 1, scrapes, (begin, end), ([0, 5], [9, 35]), 0, 50
+    found = interval(*arguments)
+    assert found == Interval(0, 80, 50, 0, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
+    assert interval(*arguments, paced=True) == msgspec.structs.replace(found, cold_wakes=50)
 
 
-def test_reads_of_decodes_are_counted_by_events() -> None:
-    """Of 100 steps of 4 decodes, each read made an event for each of the four."""
-    scrapes = Scrape(0.0, 0, 0, 64.0, 0, 0, 4), Scrape(1.0, 100, 0, 64.0, 0, 400, 4)
-    cpu = Cpu(0.0, [0.0], [0.0], [(0.0, 0.0)], 0.0), Cpu(1.0, [1.0], [1.0], [(0.0, 0.0)], 1.0)
-    assert interval(0, scrapes, cpu, ([0], [100]), 4, 16).reads == 25
-    assert interval(0, scrapes, cpu, ([0], [408]), 4, 16).reads == 100  # not more than steps
+def test_wakes_count_how_often_a_process_has_slept() -> None:
+    before = wakes(this := psutil.Process())
+    for _ in range(20):
+        time.sleep(0.001)
+    assert 20 <= wakes(this) - before < 60
 
 
 async def test_paused_process_works_half_of_the_time() -> None:
@@ -146,11 +157,12 @@ async def test_paused_process_works_half_of_the_time() -> None:
         busy.wait()
 
 
-def test_total_of_two_servers_has_no_messages_for_steps_without_output() -> None:
-    chunks = Interval(0, 40, 40, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
+def test_total_of_two_servers_has_no_messages_and_the_wakes_of_the_client() -> None:
+    paced = Interval(0, 40, 30, 30, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
     decodes = msgspec.structs.replace(
-        chunks, decodes=4, steps=60, reads=50, requests=0, tokens=200, events=190
+        paced, decodes=4, steps=60, cold_wakes=0, requests=0, tokens=200, events=190
     )
-    both = total([chunks, decodes])
-    assert (both.steps, both.reads, both.requests) == (0, 10 + 50, 10)
-    assert (both.tokens, both.events) == (210, 199)
+    both = total([decodes, decodes], 25)
+    assert (both.steps, both.wakes, both.cold_wakes, both.events) == (0, 25, 0, 380)
+    both = total([paced, paced], 25)
+    assert (both.wakes, both.cold_wakes, both.requests, both.tokens) == (25, 25, 20, 20)
