@@ -61,7 +61,7 @@ class StepTime(msgspec.Struct, frozen=True):
         return max(0.0, (after - before) / (more - fewer))
 
 
-class RequestTime(msgspec.Struct, frozen=True):
+class RequestTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The seconds that a process without a model needs for requests: the API process or a client.
 
     A message has the outputs of a step. `event` is per event of a stream, which may have several

@@ -267,8 +267,11 @@ def test_simulate_command_prints_result_or_error(
     lines = capsys.readouterr().out.splitlines()
     assert "keep the objective" in lines[-1]
     assert "per million output tokens" in lines[-1]
+    earlier = tmp_path / "earlier.json"
+    earlier.write_bytes(model.read_bytes().replace(b'"wake"', b'"read"'))
     for arguments, words in (
         (["--model", str(tmp_path / "none"), "--slo", "ttft=1s"], "none"),
+        (["--model", str(earlier), "--slo", "ttft=1s"], "unknown field `read`"),
         (["--model", str(model)], "--slo"),
         (["--model", str(model), "--slo", "ttft=1"], "--slo"),
         (["--model", str(model), "--slo", "ttft=1ms"], "no number of replicas"),
