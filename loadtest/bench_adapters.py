@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from loadtest.http_client import Completion, Target, stream
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_adapter, write_random_llama
+from loadtest.schedule import Ask
 from loadtest.servers import Penstock
 
 SHAPES = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
@@ -31,8 +32,7 @@ BASE = "base"
 
 def request(model: str, number: int, tokens: int) -> dict[str, Any]:
     prompt = [3 + (7 * number + 3 * place) % 256 for place in range(PROMPT)]
-    fixed = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    return {"model": model, "prompt": prompt, "stream": True, **fixed}
+    return {"model": model, **Ask(0.0, prompt, tokens).body}
 
 
 async def answers(

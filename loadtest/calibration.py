@@ -85,7 +85,7 @@ class Cpu:
     """The CPU seconds of the engines, of the API processes and of this process at a time.
 
     `channels` are the threads that serve the socket between both. The others contain them, too.
-    A process that sleeps is woken: `wakes` count that.
+    The wakes are how often a process has gone to sleep, as each time it is woken again.
     """
 
     at: float
@@ -340,8 +340,8 @@ def interval(
     return Interval(
         decodes=decodes,
         steps=share * (after.steps - before.steps),
-        wakes=(wakes := end.api_wakes[number] - begin.api_wakes[number]),
-        cold_wakes=wakes if paced else 0.0,
+        wakes=end.api_wakes[number] - begin.api_wakes[number],
+        paced=paced,
         prefill=prefill,
         context=(before.context + after.context) / 2,
         attended=prefill * length / 2,
@@ -360,5 +360,4 @@ def total(intervals: Sequence[Interval], wakes: float) -> Interval:
         name: sum(getattr(each, name) for each in intervals)
         for name in ("prefill", "requests", "tokens", "events")
     }
-    cold = wakes if intervals[0].cold_wakes else 0.0
-    return msgspec.structs.replace(intervals[0], steps=0.0, wakes=wakes, cold_wakes=cold, **sums)
+    return msgspec.structs.replace(intervals[0], steps=0.0, wakes=wakes, **sums)

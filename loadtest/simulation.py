@@ -232,7 +232,6 @@ class Replica:
         event = next(events, None)
         if event is None:
             return
-
         half = self._fitted.api_time.event / 2
 
         def sent() -> None:

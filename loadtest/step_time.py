@@ -89,7 +89,7 @@ class Interval(msgspec.Struct, frozen=True):
     decodes: int
     steps: float  # or messages to the API process; a client gets none
     wakes: float  # of the API process, or of the client
-    cold_wakes: float  # of these, on cores that were idle
+    paced: bool  # requests came with pauses, so that cores were idle before the wake-ups
     prefill: float  # prompt tokens computed, without those found in the prefix cache
     context: float  # mean number of tokens in the KV cache
     attended: float  # sum over the computed prompt tokens of their contexts
@@ -133,7 +133,7 @@ def fit_requests(intervals: Sequence[Interval], cpu: Sequence[float]) -> Request
             each.prefill,
             each.steps,
             each.wakes,
-            each.cold_wakes,
+            each.wakes * each.paced,
             each.events,
         ]
         for each in intervals

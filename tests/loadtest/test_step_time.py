@@ -40,7 +40,6 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
     ) -> None:
         steps = rng.randint(8, 15) * 4
         woken = steps // at_once + prompts * steps  # for messages, and for requests
-        cold_wakes = woken if paced else 0
         requests = prompts * steps
         prefill = prompt * requests
         tokens = steps * (decodes + prompts)
@@ -48,7 +47,7 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
         step = model.seconds(prompts, prefill // steps, decodes, round(context), attended / steps)
         sending = api.request * requests + api.prompt_token * prefill
         events = tokens // at_once
-        waking = api.wake * woken + api.cold_wake * cold_wakes
+        waking = (api.wake + api.cold_wake * paced) * woken
         receiving = api.message * steps + api.event * events
         factors = [1 + noise * rng.uniform(-1, 1) for _ in range(2)]
         found.append(
@@ -56,7 +55,7 @@ def intervals(model: StepTime, api: RequestTime, threads: int, noise: float) -> 
                 decodes=decodes,
                 steps=steps,
                 wakes=woken,
-                cold_wakes=cold_wakes,
+                paced=paced,
                 prefill=prefill,
                 context=context,
                 attended=attended,
@@ -134,8 +133,8 @@ def test_interval_counts_what_happens_between_the_cpu_readings() -> None:
     end = Cpu(9.0, [9.0, 6.0], [9.0, 2.0], [idle, (1.0, 0.5)], 3.0, [0, 60], 7)
     arguments = 1, scrapes, (begin, end), ([0, 5], [9, 35]), 0, 50
     found = interval(*arguments)
-    assert found == Interval(0, 80, 50, 0, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
-    assert interval(*arguments, paced=True) == msgspec.structs.replace(found, cold_wakes=50)
+    assert found == Interval(0, 80, 50, False, 800, 96.0, 20_000, 16, 32, 30, 3.5, 0.75, 0.75)
+    assert interval(*arguments, paced=True) == msgspec.structs.replace(found, paced=True)
 
 
 def test_wakes_count_how_often_a_process_has_slept() -> None:
@@ -158,11 +157,11 @@ async def test_paused_process_works_half_of_the_time() -> None:
 
 
 def test_total_of_two_servers_has_no_messages_and_the_wakes_of_the_client() -> None:
-    paced = Interval(0, 40, 30, 30, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
+    prompts = Interval(0, 40, 30, True, 9000, 0.0, 0.0, 10, 10, 9, 0.3, 0.02, 0.0)
     decodes = msgspec.structs.replace(
-        paced, decodes=4, steps=60, cold_wakes=0, requests=0, tokens=200, events=190
+        prompts, decodes=4, steps=60, paced=False, requests=0, tokens=200, events=190
     )
     both = total([decodes, decodes], 25)
-    assert (both.steps, both.wakes, both.cold_wakes, both.events) == (0, 25, 0, 380)
-    both = total([paced, paced], 25)
-    assert (both.wakes, both.cold_wakes, both.requests, both.tokens) == (25, 25, 20, 20)
+    assert (both.steps, both.wakes, both.paced, both.events) == (0, 25, False, 380)
+    both = total([prompts, prompts], 25)
+    assert (both.wakes, both.paced, both.requests, both.tokens) == (25, True, 20, 20)
