@@ -137,7 +137,7 @@ class Choice:
         # A stop string within a call cuts it, as the limit on tokens does.
         is_cut = self.finish == "length" or (self._stop is not None and parser.is_in_call)
         parser.flush(is_cut=is_cut)
-        if self.finish == "stop" and parser.calls.count and not (parsing.is_named or is_cut):
+        if self.finish == "stop" and parser.calls.count and not is_cut:
             self.finish = "tool_calls"
 
     @property

@@ -34,7 +34,6 @@ class Parsing:
     start: State
     tools: Mapping[str, Tool]
     most_calls: int  # the answer ends with the last of them
-    is_named: bool  # the request names the function; its answers then end with "stop"
 
 
 def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
@@ -56,7 +55,6 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
         start=answers.start(prompt),
         tools={tool.name: tool for tool in use.tools},
         most_calls=use.most_calls,
-        is_named=use.name is not None,
     )
 
 

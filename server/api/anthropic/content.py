@@ -61,8 +61,6 @@ class ContentStream:
             block: Json = {"type": kind, kind: ""}
             if kind == "thinking":
                 block["signature"] = ""
-            else:
-                block["citations"] = None
             yield from self._open(block)
         yield self._delta(f"{kind}_delta", text)
 

@@ -91,19 +91,19 @@ class MessagesWriter:
 def usage_fields(usage: Usage) -> Json:
     """Return `usage` as in Anthropic's API, where input tokens are those not read from the cache.
 
-    Nothing is charged for writing to the cache, so no input token counts as written. Fields
-    without a meaning here are null: clients with strict schemas require them.
+    Nothing is charged for writing to the cache, so no input token counts as written. No field is
+    null or missing: Anthropic's schema requires all of them, and its API fills them in this way.
     """
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation": None,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-        "server_tool_use": None,
-        "service_tier": None,
-        "inference_geo": None,
+        "server_tool_use": {"web_search_requests": 0, "web_fetch_requests": 0},
+        "service_tier": "standard",
+        "inference_geo": "not_available",
     }
 
 

@@ -22,16 +22,38 @@ class ChatWriter(OpenAIWriter):
     def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: ChatBody) -> None:
         super().__init__(tokenizer, prepared, body)
         self._calls_functions = bool(body.functions)  # which OpenAI's API had before tools
+        use = body.tool_use
+        self._names_function = use.name is not None
+        self._may_call = bool(use.tools) and use.mode != "none"
+        # The choices whose role is still to be given, and whether any was.
+        self._unopened = set(range(prepared.num_choices))
+        self._is_open = False
 
     def opening(self) -> bytes:
-        """Return one chunk per choice, which gives its role. The first has the prompt's fields."""
-        first, *others = [
-            self._delta_entry(index, Part(self._opening_content()))
-            for index in range(self._prepared.num_choices)
-        ]
-        events = [self._chunk([first], **self._prompt_fields(0))]
-        events += [self._chunk([entry]) for entry in others]
-        return b"".join(events)
+        """Return one chunk per choice, which gives its role. The first has the prompt's fields.
+
+        Nothing if the choices may be calls: the content beside the role is then null, which only
+        their first parts show.
+        """
+        if self._may_call:
+            return b""
+        return b"".join(map(self._role_chunk, sorted(self._unopened)))
+
+    def _first_chunk(self, index: int, part: Part) -> bytes:
+        if index not in self._unopened:
+            return b""
+        is_text = bool(part.content.get("content"))
+        is_empty_answer = part.finish_reason is not None
+        return self._role_chunk(index, is_null=not (is_text or is_empty_answer))
+
+    def _role_chunk(self, index: int, *, is_null: bool = False) -> bytes:
+        content = self._opening_content()
+        if is_null:
+            content["content"] = None
+        fields = {} if self._is_open else self._prompt_fields(0)
+        self._is_open = True
+        self._unopened.remove(index)
+        return self._chunk([self._delta_entry(index, Part(content))], **fields)
 
     def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
         return self._prompt_fields(0, answers[0].events)
@@ -72,9 +94,13 @@ class ChatWriter(OpenAIWriter):
         return {"message": message}
 
     def _finish_reason(self, reason: FinishReason) -> str:
-        if reason == "tool_calls" and self._calls_functions:
-            return "function_call"
-        return reason
+        if reason != "tool_calls":
+            return reason
+        if (
+            self._names_function
+        ):  # OpenAI's API alone ends the call that a request names in this way
+            return "stop"
+        return "function_call" if self._calls_functions else reason
 
     def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
         return chat_logprobs(self._tokenizer, tokens)

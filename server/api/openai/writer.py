@@ -116,6 +116,7 @@ class OpenAIWriter:
                 self._num_tokens += len(event.token_ids)
         parts = [part for part in self._parts(update) if not part.is_empty]
         for part in parts:
+            chunks += self._first_chunk(update.index, part)
             more: Json = {}
             if update.timings is not None and part is parts[-1]:
                 more["timings"] = timing_fields(update.timings)
@@ -126,12 +127,15 @@ class OpenAIWriter:
         """Return a chunk that differs from others only in its text."""
         if not text:
             return b""
+        first = b""
         ends = self._text_chunks.get(index)
         if ends is None:
-            chunk = self._chunk([self._delta_entry(index, Part(self._text_content(MARK)))])
+            part = Part(self._text_content(MARK))
+            first = self._first_chunk(index, part)
+            chunk = self._chunk([self._delta_entry(index, part)])
             before, _, after = chunk.partition(orjson.dumps(MARK))
             ends = self._text_chunks[index] = before, after
-        return ends[0] + escaped(orjson.dumps(text)) + ends[1]
+        return first + ends[0] + escaped(orjson.dumps(text)) + ends[1]
 
     def closing(self, usage: Usage) -> bytes:
         if not self._body.include_usage:
@@ -254,6 +258,10 @@ class OpenAIWriter:
         return echoed_tokens(ids, event.logprobs, echoes[prompt].offsets, count)
 
     # Overridden
+
+    def _first_chunk(self, index: int, part: Part) -> bytes:
+        """Return a chunk that a choice begins with, or none. `part` is the choice's next one."""
+        return b""
 
     def _opening_content(self) -> Json:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-// The cells of the Vercel AI SDK, which are the same for both of its providers.
+// The cells of the Vercel AI SDK, which are the same for all of its providers.
 
 import assert from "node:assert";
 import { Output, generateText, jsonSchema as schemaOf, streamText, tool } from "ai";
@@ -24,8 +24,10 @@ function checkStatus(error, status) {
   assert.equal(error.statusCode, status, String(error));
 }
 
-// `modelOf(key, url)` returns a model of the provider under test.
-export async function runCells(modelOf) {
+// `modelOf(key, url)` returns a model of the provider under test. `bad` is a setting that the server
+// refuses, naming `param`. `namedEnd` is the reason for which the call of a named tool ends.
+export async function runCells(modelOf, options = {}) {
+  const { bad = { temperature: tooHot }, param = "temperature", namedEnd = "tool-calls" } = options;
   const own = { temperature: 0, maxOutputTokens: 100, maxRetries: 0 };
 
   function fields(more = {}) {
@@ -82,6 +84,11 @@ export async function runCells(modelOf) {
     const [call] = await result.toolCalls;
     checkCall(call.toolName, call.input);
     assert.deepEqual(JSON.parse(pieces.join("")), call.input);
+    assert.equal(await result.finishReason, "tool-calls");
+    const toolChoice = { type: "tool", toolName: "get_weather" };
+    const named = streamText(fields({ prompt: weather, tools, toolChoice }));
+    assert.equal((await named.toolCalls).length, 1);
+    assert.equal(await named.finishReason, namedEnd);
   }
 
   async function jsonSchema() {
@@ -91,9 +98,9 @@ export async function runCells(modelOf) {
   }
 
   async function badRequest() {
-    const error = await thrown(() => generateText(fields({ temperature: tooHot })));
+    const error = await thrown(() => generateText(fields(bad)));
     checkStatus(error, 400);
-    assert(error.message.includes("temperature"), error.message);
+    assert(error.message.includes(param), error.message);
   }
 
   async function wrongKey() {

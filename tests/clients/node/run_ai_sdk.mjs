@@ -3,7 +3,7 @@
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { runCells } from "./ai_sdk.mjs";
 
-await runCells((apiKey, url) => {
+function modelOf(apiKey, url) {
   const settings = { includeUsage: true, supportsStructuredOutputs: true };
   const provider = createOpenAICompatible({
     name: "penstock",
@@ -12,4 +12,7 @@ await runCells((apiKey, url) => {
     ...settings,
   });
   return provider("demo");
-});
+}
+
+// Only chats end the call of a named tool with "stop", as OpenAI's own do.
+await runCells(modelOf, { namedEnd: "stop" });

@@ -41,7 +41,7 @@ def parsed(
     """Return the joined parts of an answer. The token <s> closes its reasoning."""
     syntax = make_syntax(CALLS, Reasoning("<think>", "<s>"), Marks({"<s>": BOS}, special))
     tools = {"weather": Tool("weather", {}, {})}
-    parsing = Parsing(syntax, State.CONTENT, tools, most_calls=MAX_CALLS, is_named=False)
+    parsing = Parsing(syntax, State.CONTENT, tools, most_calls=MAX_CALLS)
     request = dataclasses.replace(prepared_request([64], **fields), parsing=parsing)
     choice = Choice(tokenizer, request, 0)
     found: dict[str, Any] = {"content": "", "reasoning": "", "arguments": "", "finish": None}

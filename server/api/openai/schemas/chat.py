@@ -323,6 +323,10 @@ class ChatBody(GenerateBody):
         return self
 
     @property
+    def tool_use(self) -> ToolUse:
+        return self._tool_use
+
+    @property
     def num_logprobs(self) -> int:
         return (self.top_logprobs or 0) if self.logprobs else -1
 

@@ -80,7 +80,7 @@ def test_stream_has_one_block_per_call_and_no_empty_block() -> None:
 def test_joined_blocks_of_stream_are_the_whole_answer() -> None:
     assert joined_blocks(pushed(ANSWER)) == [
         {"type": "thinking", "thinking": "Let me look.", "signature": SIGNATURE},
-        {"type": "text", "text": "I will look.", "citations": None},
+        {"type": "text", "text": "I will look."},
         call("call_1", "weather", {"city": "Paris"}),
         call("call_2", "time", {}),
     ]

@@ -33,21 +33,21 @@ async def test_messages_answer_is_complete(served):
         "type": "message",
         "role": "assistant",
         "model": "tiny",
-        "content": [{"type": "text", "text": "Hello wörld!", "citations": None}],
+        "content": [{"type": "text", "text": "Hello wörld!"}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "stop_details": None,
         "container": None,
         "usage": {
             "input_tokens": len(served.engine.requests[0].prompt),
-            "cache_creation": None,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": 14,
             "output_tokens_details": {"thinking_tokens": 0},
-            "server_tool_use": None,
-            "service_tier": None,
-            "inference_geo": None,
+            "server_tool_use": {"web_search_requests": 0, "web_fetch_requests": 0},
+            "service_tier": "standard",
+            "inference_geo": "not_available",
         },
     }
     assert response.headers["request-id"] == response.headers["x-request-id"]
@@ -86,7 +86,7 @@ async def test_messages_stream_has_expected_events(served):
 async def test_messages_report_the_stop_sequence_that_matched(served):
     message = (await served.message(stop_sequences=["xyz", "wör", "rld"])).json()
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "wör")
-    assert message["content"] == [{"type": "text", "text": "Hello ", "citations": None}]
+    assert message["content"] == [{"type": "text", "text": "Hello "}]
     message = (await served.message(max_tokens=3)).json()
     assert (message["stop_reason"], message["stop_sequence"]) == ("max_tokens", None)
 
