@@ -8,6 +8,7 @@ from typing import Any
 
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
+from server.generation.thinking import DEFAULT_THINKING, Thinking
 from server.generation.tool_prompt import with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
@@ -19,7 +20,8 @@ class Chat:
     """A conversation, and how the model's template renders it."""
 
     messages: list[dict[str, Any]]  # as templates read them; `content` is a text
-    arguments: dict[str, Any]  # of the template, such as enable_thinking
+    arguments: dict[str, Any]  # of the template, as the request gives them
+    thinking: Thinking = DEFAULT_THINKING
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     # None: special tokens are added unless the template writes them.
@@ -90,7 +92,7 @@ async def render(state: AppState, chat: Chat) -> str:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
     messages = [_with_known_role(message) for message in chat.messages]
-    arguments = chat.arguments
+    arguments = chat.thinking.arguments(state.template, chat.arguments)
     tools = _visible_tools(chat)
     if shows_tools_in_text(state, chat):
         messages = with_tools_in_text(messages, tools)
@@ -127,7 +129,9 @@ def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def unread_arguments(state: AppState, chat: Chat) -> list[str]:
-    """Return the names of template arguments that the model's template does not read."""
-    if state.template is None:
-        return list(chat.arguments)
-    return [name for name in chat.arguments if name not in state.template.variables]
+    """Return the names of template arguments, and fields for them, that the template ignores."""
+    template = state.template
+    names = list(chat.arguments)
+    if template is not None:
+        names = [name for name in names if name not in template.variables]
+    return list(dict.fromkeys([*names, *chat.thinking.ignored(template, chat.arguments)]))

@@ -15,7 +15,7 @@ from server.generation.chat_prompt import adds_special_tokens, chat_text, unread
 from server.generation.off_loop import off_loop
 from server.http.body import ignored_header
 from server.http.openapi import ANTHROPIC_RESPONSES, body_schema
-from server.state import AppState, state_of
+from server.state import state_of
 
 router = APIRouter(responses=ANTHROPIC_RESPONSES)
 
@@ -28,7 +28,7 @@ async def messages(request: Request) -> Response:
     return await answer_chat(
         state,
         request,
-        lambda: body.chat(_template_variables(state)),
+        body.chat,
         body.options(),
         MessagesWriter,
         param="messages",
@@ -46,15 +46,9 @@ async def count_tokens(request: Request) -> Response:
     state.check_task("generate")
     size = len(await request.body())
     async with thread_turn(state, size):
-        chat = await off_loop(size, lambda: body.chat(_template_variables(state)))
+        chat = await off_loop(size, body.chat)
         text = await chat_text(state, chat)
         ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
     count = {"input_tokens": len(ids)}
     return Response(orjson.dumps(count), media_type="application/json", headers=headers)
-
-
-def _template_variables(state: AppState) -> frozenset[str]:
-    if state.template is None:
-        return frozenset()
-    return state.template.variables

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from server.api.anthropic.blocks import Messages, Texts
 from server.api.anthropic.conversation import template_messages
 from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
-from server.api.openai.schemas.fields import INT32, Between, Count, having
+from server.api.openai.schemas.fields import INT32, Between, Count, Effort, having
 from server.api.openai.schemas.sampling import MAX_STOPS, SAMPLING_DEFAULTS, Fraction, Stop
 from server.api.openai.schemas.structured import Schema
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
+from server.generation.thinking import Thinking
 from server.http.body import Body, Part
 
-# The variables by which templates switch thinking on and off, the usual one first.
-THINKING_SWITCHES = ("enable_thinking", "thinking")
 FORCES_CALL = having(type={"enum": ["any", "tool"]})
 
 
-class Thinking(Part):
-    """Whether the model thinks. `budget_tokens` has no effect and is listed as ignored."""
-
+class ThinkingConfig(Part):
     type: Literal["enabled", "disabled", "adaptive"]
     """`disabled` turns the thoughts off."""
+    budget_tokens: Annotated[int, Between(0, INT32)] | None = None
+    """Most tokens of the thoughts, if the chat template has a `thinking_budget`."""
 
 
 class OutputFormat(Part):
@@ -37,8 +35,8 @@ class OutputFormat(Part):
 
 
 class OutputConfig(Part):
-    effort: Annotated[str, StringConstraints(max_length=32)] | None = None
-    """Passed to the chat template as `reasoning_effort`."""
+    effort: Effort | None = None
+    """How much the model thinks, if the chat template has levels."""
     format: OutputFormat | None = None
     """The answer is JSON that fits a schema."""
 
@@ -74,7 +72,7 @@ class CountTokensBody(Body):
     """Functions of the client that the model may call."""
     tool_choice: ToolChoice | None = None
     """Whether the model calls tools; `auto` if there are tools."""
-    thinking: Thinking | None = None
+    thinking: ThinkingConfig | None = None
     """Whether the model thinks, if the chat template can switch that."""
     output_config: OutputConfig | None = None
     """Effort and format of the answer."""
@@ -85,37 +83,27 @@ class CountTokensBody(Body):
             check_choice(self.tool_choice, self.tools or ())
         return self
 
-    def chat(self, variables: Container[str]) -> Chat:
-        """Return the conversation for a template that reads `variables`.
+    def chat(self) -> Chat:
+        """Return the conversation for the model's template. Takes long for a long body.
 
-        As in Anthropic's API, the answer continues a last message of the assistant. Takes long for
-        a long body.
+        As in Anthropic's API, the answer continues a last message of the assistant.
         """
         is_continued = self.messages[-1].role == "assistant"
         return Chat(
             messages=template_messages(self.system, self.messages),
-            arguments=self._template_arguments(variables),
+            arguments={},
+            thinking=self._thinking(),
             add_generation_prompt=not is_continued,
             continue_final_message=is_continued,
             tool_use=tool_use_of(self.tools or (), self.tool_choice),
         )
 
-    def _template_arguments(self, variables: Container[str]) -> dict[str, Any]:
-        """Return the template arguments. Those that the template does not read become ignored."""
-        arguments: dict[str, Any] = {}
-        if self.output_config is not None and self.output_config.effort is not None:
-            arguments["reasoning_effort"] = self.output_config.effort
+    def _thinking(self) -> Thinking:
+        effort = self.output_config.effort if self.output_config else None
         if self.thinking is None:
-            return arguments
-        is_thinking = self.thinking.type != "disabled"
-        switches = [name for name in THINKING_SWITCHES if name in variables]
-        if switches:
-            arguments[switches[0]] = is_thinking
-        elif is_thinking and "reasoning_effort" in variables:
-            arguments.setdefault("reasoning_effort", "medium")
-        else:
-            arguments["thinking"] = is_thinking
-        return arguments
+            return Thinking(effort)
+        is_on = self.thinking.type != "disabled"
+        return Thinking(effort, is_on, self.thinking.budget_tokens)
 
 
 class MessagesBody(CountTokensBody):

@@ -24,6 +24,7 @@ class ChatWriter(OpenAIWriter):
         self._calls_functions = bool(body.functions)  # which OpenAI's API had before tools
         use = body.tool_use
         self._names_function = use.name is not None
+        self._shows_reasoning = body.include_reasoning is not False
         self._may_call = bool(use.tools) and use.mode != "none"
         # The choices whose role is still to be given, and whether any was.
         self._unopened = set(range(prepared.num_choices))
@@ -71,6 +72,8 @@ class ChatWriter(OpenAIWriter):
         return {"delta": content}
 
     def _reasoning_content(self, text: str) -> Json:
+        if not self._shows_reasoning:
+            return {}
         # The first name is DeepSeek's and most servers', the second vLLM's newer one.
         return {"reasoning_content": text, "reasoning": text}
 

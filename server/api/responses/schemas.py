@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from server.api.openai.schemas.chat import TemplateArguments
-from server.api.openai.schemas.fields import INT32, Between, Count, by_type
+from server.api.openai.schemas.fields import INT32, Between, Count, Effort, by_type
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
@@ -30,6 +30,7 @@ from server.api.responses.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
+from server.generation.thinking import Thinking
 from server.http.body import Part, few
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
@@ -97,8 +98,8 @@ class ResponseText(Part):
 
 
 class ResponseReasoning(Part):
-    effort: Annotated[str, StringConstraints(max_length=32)] | None = None
-    """Passed to the chat template as `reasoning_effort`."""
+    effort: Effort | None = None
+    """How much the model thinks; `none` and `minimal` turn thoughts off if the template can."""
     summary: Literal["auto", "concise", "detailed"] | None = None
     """No effect: the response has the thoughts themselves."""
 
@@ -197,10 +198,12 @@ class ResponsesBody(SamplingBody):
 
     def chat(self, messages: list[dict[str, Any]]) -> Chat:
         """Return the conversation for the model's template."""
-        arguments: dict[str, Any] = dict(self.chat_template_kwargs or {})
-        if self.reasoning is not None and self.reasoning.effort is not None:
-            arguments.setdefault("reasoning_effort", self.reasoning.effort)
-        return Chat(messages=messages, arguments=arguments, tool_use=self._tool_use)
+        return Chat(
+            messages=messages,
+            arguments=dict(self.chat_template_kwargs or {}),
+            thinking=Thinking(self.reasoning.effort if self.reasoning else None),
+            tool_use=self._tool_use,
+        )
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""

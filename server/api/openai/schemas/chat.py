@@ -26,6 +26,7 @@ from server.api.openai.schemas.fields import (
     INTEGER,
     TRUE,
     Between,
+    Effort,
     few_inside,
     having,
     never,
@@ -42,6 +43,7 @@ from server.api.openai.schemas.tools import (
     tool_use,
 )
 from server.generation.chat_prompt import Chat
+from server.generation.thinking import Thinking
 from server.http.body import Part, failure, few
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
@@ -261,6 +263,7 @@ class ChatBody(GenerateBody):
     DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {
         "top_logprobs": 0,
         "parallel_tool_calls": True,
+        "include_reasoning": True,
         "add_generation_prompt": True,
     }
     model_config = ConfigDict(
@@ -291,8 +294,10 @@ class ChatBody(GenerateBody):
     """Functions as in OpenAI's API before tools; the answer has one `function_call`."""
     function_call: FunctionChoice | None = None
     """The `tool_choice` of `functions`."""
-    reasoning_effort: Annotated[str, StringConstraints(max_length=32)] | None = None
-    """Passed to the chat template."""
+    reasoning_effort: Effort | None = None
+    """How much the model thinks; `none` and `minimal` turn thoughts off if the template can."""
+    include_reasoning: bool | None = None
+    """`false` leaves the thoughts out of the answer; `usage` still counts them."""
     add_generation_prompt: bool | None = None
     """Open the turn of the answer."""
     continue_final_message: bool | None = None
@@ -332,14 +337,10 @@ class ChatBody(GenerateBody):
 
     def chat(self) -> Chat:
         """Return the conversation for the model's template. Takes long for a long body."""
-        arguments: dict[str, Any] = {}
-        if self.chat_template_kwargs is not None:
-            arguments = dict(self.chat_template_kwargs)
-        if self.reasoning_effort is not None:
-            arguments.setdefault("reasoning_effort", self.reasoning_effort)
         return Chat(
             messages=[message.for_template() for message in self.messages],
-            arguments=arguments,
+            arguments=dict(self.chat_template_kwargs or {}),
+            thinking=Thinking(self.reasoning_effort),
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
             tool_use=self._tool_use,

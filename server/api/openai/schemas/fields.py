@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StringConstraints,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from server.http.body import failure
@@ -64,6 +70,7 @@ class Between:
 TokenId = Annotated[int, Between(0, INT32, TOKEN_ID)]
 Count = Annotated[int, Between(1, INT32)]
 Priority = Annotated[int, Between(-INT32, INT32)]
+Effort = Annotated[str, StringConstraints(max_length=32)]  # such as "none" or "high"
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 

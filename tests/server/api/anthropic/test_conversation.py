@@ -8,6 +8,7 @@ import pytest
 
 from server.api.anthropic.schemas import CountTokensBody
 from server.generation.chat_prompt import Chat
+from server.generation.thinking import Thinking
 from server.text.parsers.tools import NO_TOOLS
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
@@ -18,9 +19,8 @@ WEATHER = {
 }
 
 
-def chat_of(*messages: Any, variables: tuple[str, ...] = (), **fields: Any) -> Chat:
-    body = CountTokensBody.model_validate({"messages": [*messages], **fields})
-    return body.chat(variables)
+def chat_of(*messages: Any, **fields: Any) -> Chat:
+    return CountTokensBody.model_validate({"messages": [*messages], **fields}).chat()
 
 
 def user(*content: Any) -> dict[str, Any]:
@@ -161,27 +161,25 @@ def test_system_text_loses_the_billing_header_only(system: Any, left: str | None
 
 
 @pytest.mark.parametrize(
-    ("thinking", "variables", "arguments"),
+    ("fields", "thinking"),
     [
-        ("enabled", ("enable_thinking", "thinking"), {"enable_thinking": True}),
-        ("adaptive", ("thinking",), {"thinking": True}),
-        ("disabled", ("enable_thinking",), {"enable_thinking": False}),
-        ("enabled", ("reasoning_effort",), {"reasoning_effort": "medium"}),
-        ("disabled", ("reasoning_effort",), {"thinking": False}),
-        ("enabled", (), {"thinking": True}),
+        ({}, Thinking()),
+        ({"output_config": {"effort": "high"}}, Thinking("high")),
+        ({"thinking": {"type": "adaptive"}}, Thinking(is_on=True)),
+        ({"thinking": {"type": "disabled"}}, Thinking(is_on=False)),
+        (
+            {
+                "output_config": {"effort": "low"},
+                "thinking": {"type": "enabled", "budget_tokens": 2048},
+            },
+            Thinking("low", is_on=True, budget=2048),
+        ),
     ],
 )
-def test_thinking_becomes_the_argument_that_the_template_reads(
-    thinking: str, variables: tuple[str, ...], arguments: dict[str, Any]
+def test_thinking_and_effort_are_those_of_every_api(
+    fields: dict[str, Any], thinking: Thinking
 ) -> None:
-    chat = chat_of(user(text("a")), thinking={"type": thinking}, variables=variables)
-    assert chat.arguments == arguments
-
-
-def test_effort_becomes_the_template_argument() -> None:
-    fields = {"output_config": {"effort": "high"}, "thinking": {"type": "enabled"}}
-    chat = chat_of(user(text("a")), variables=("reasoning_effort",), **fields)
-    assert chat.arguments == {"reasoning_effort": "high"}
+    assert chat_of(user(text("a")), **fields).thinking == thinking
 
 
 def test_tools_become_those_of_the_chat_api() -> None:

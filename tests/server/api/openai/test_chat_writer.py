@@ -116,3 +116,28 @@ async def test_call_ends_as_in_openais_api(model: Path, says, fields: Any, reaso
         whole = (await served.chat(**fields)).json()["choices"][0]
         last = (await choices_of(served, **fields))[-1]
     assert whole["finish_reason"] == last["finish_reason"] == reason
+
+
+async def test_answer_without_reasoning_has_none_whole_or_streamed(model: Path, says) -> None:
+    fields = {"include_reasoning": False, "stream_options": {"include_usage": True}}
+    text = f"{THOUGHT}Yes."
+    async with serving(engine_of(says(text)), model, reasoning_parser="think") as served:
+        response = await served.chat(include_reasoning=False)
+        (choice,) = response.json()["choices"]
+        stream = await served.chat(stream=True, **fields)
+        shown = (await served.chat(include_reasoning=True)).json()
+    assert "x-ignored-params" not in response.headers
+    assert choice["message"] == {"role": ROLE, "content": "Yes.", "refusal": None}
+    assert "Hm." not in stream.text
+    assert "reasoning" not in stream.text.replace("reasoning_tokens", "")
+    details = shown["usage"]["completion_tokens_details"]
+    assert details == response.json()["usage"]["completion_tokens_details"]
+    assert json.dumps(details, separators=(",", ":")) in stream.text
+    assert shown["choices"][0]["message"]["reasoning"] == "Hm."
+
+
+async def test_call_after_hidden_reasoning_begins_with_null(model: Path, says) -> None:
+    async with serving(engine_of(says(THOUGHT + CALL)), model, reasoning_parser="think") as served:
+        first, second, *_ = await choices_of(served, include_reasoning=False, **TOOLS)
+    assert first["delta"] == {"role": ROLE, "content": None}
+    assert "tool_calls" in second["delta"]

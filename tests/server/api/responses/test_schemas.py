@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from server.api.responses.schemas import ResponsesBody
 from server.generation.grammar import WantedGrammar
+from server.generation.thinking import Thinking
 from server.http.errors import to_api_error
 from server.text.parsers.tools import Tool, ToolUse
 
@@ -215,9 +216,10 @@ def test_logprobs_come_on_request(fields: dict[str, Any], count: int) -> None:
     assert body(**fields).options().num_logprobs == count
 
 
-def test_reasoning_effort_is_a_template_argument() -> None:
+def test_reasoning_effort_stands_beside_template_arguments() -> None:
     given = body(reasoning={"effort": "low"}, chat_template_kwargs={"enable_thinking": True})
-    assert given.chat([]).arguments == {"enable_thinking": True, "reasoning_effort": "low"}
+    chat = given.chat([])
+    assert (chat.arguments, chat.thinking) == ({"enable_thinking": True}, Thinking("low"))
 
 
 def test_fields_without_effect_are_named() -> None:
