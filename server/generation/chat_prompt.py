@@ -12,6 +12,7 @@ from server.generation.thinking import DEFAULT_THINKING, Thinking
 from server.generation.tool_prompt import with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
+from server.text.content_parts import joined
 from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
 
 
@@ -19,7 +20,7 @@ from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
 class Chat:
     """A conversation, and how the model's template renders it."""
 
-    messages: list[dict[str, Any]]  # as templates read them; `content` is a text
+    messages: list[dict[str, Any]]  # as templates read them; `content` is a text or text parts
     arguments: dict[str, Any]  # of the template, as the request gives them
     thinking: Thinking = DEFAULT_THINKING
     add_generation_prompt: bool = True
@@ -83,7 +84,7 @@ def source_text(chat: Chat) -> str:
         raise unsupported("add_generation_prompt", message)
     if chat.continue_final_message:
         raise unsupported("continue_final_message", message)
-    return str(chat.messages[0]["content"])
+    return joined(chat.messages[0]["content"])
 
 
 async def render(state: AppState, chat: Chat) -> str:

@@ -10,6 +10,7 @@ from itertools import islice
 
 from server.generation.chat_prompt import Chat, unread_arguments
 from server.state import AppState
+from server.text.content_parts import joined, texts_of
 from server.text.tokenizer import Tokenizer
 
 MAX_WARNINGS = 32
@@ -141,8 +142,8 @@ def _message_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
         if not search.shows(reasoning):
             text = "The prompt does not contain the reasoning of this message."
             yield PromptWarning("reasoning_not_shown", text, f"{param}.reasoning_content")
-        content = (message.get("content") or "").rpartition(END_OF_THOUGHT)[2]
-        if not search.shows(content):
+        texts = texts_of(message.get("content"))
+        if not all(search.shows(text.rpartition(END_OF_THOUGHT)[2]) for text in texts):
             is_system = role in SYSTEM_ROLES
             code = "system_message_dropped" if is_system else "content_not_shown"
             text = f"The prompt does not contain the content of this {role} message unchanged."
@@ -156,7 +157,7 @@ def _message_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
 def _special_token_warnings(tokenizer: Tokenizer, chat: Chat) -> Iterator[PromptWarning]:
     """Yield warnings about contents that the model reads as control tokens."""
     for index, message in enumerate(chat.messages):
-        ids = tokenizer.encode(message.get("content") or "", add_special_tokens=False)
+        ids = tokenizer.encode(joined(message.get("content")), add_special_tokens=False)
         found = next((token for token in ids if token in tokenizer.special_ids), None)
         if found is not None:
             text = f"The content has the special token {tokenizer.vocabulary_entry(found)}."

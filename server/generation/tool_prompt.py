@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from server.text.content_parts import joined
 from server.text.parsers.tools import Tool
 
 INSTRUCTIONS = """\
@@ -32,19 +33,19 @@ def with_tools_in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> li
     instructions = INSTRUCTIONS.format(tools="\n".join(definitions))
     if shown and shown[0]["role"] in ("system", "developer"):
         first, *rest = shown
-        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *rest]
+        return [{**first, "content": f"{joined(first['content'])}\n\n{instructions}"}, *rest]
     return [{"role": "system", "content": instructions}, *shown]
 
 
 def _in_text(message: Message) -> Message:
     """Return a message with its calls, or the result of a call, as text."""
     if message["role"] == "tool":
-        result = f"<tool_response>\n{message['content']}\n</tool_response>"
+        result = f"<tool_response>\n{joined(message['content'])}\n</tool_response>"
         return {"role": "user", "content": result}
     calls = message.get("tool_calls")
     if not calls:
         return message
-    parts = [message["content"]] if message["content"] else []
+    parts = [joined(message["content"])] if message["content"] else []
     for call in calls:
         written = json.dumps(call["function"], ensure_ascii=False)
         parts.append(f"<tool_call>\n{written}\n</tool_call>")

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from server.text.confined import ConfinedError
+from server.text.content_parts import joined, reads_parts, text_parts, texts_of
 from server.text.render_pool import RenderPool
 from server.text.tokenizer import read_optional, special_tokens
 
@@ -64,6 +65,7 @@ class ChatTemplate:
             where = f" at line {found['line']}" if "line" in found else ""
             raise ConfigError(f"The chat template in {path} is broken{where}: {found['broken']}")
         self.variables = frozenset(found["variables"])
+        self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
 
     @classmethod
     def from_folder(cls, folder: Path, override: Path | None) -> ChatTemplate | None:
@@ -109,7 +111,7 @@ class ChatTemplate:
         if continue_final_message:
             marked, mark = _marked(messages)
             text = self.render(marked, add_generation_prompt=False, **kwargs)
-            return _before(text, mark, messages[-1]["content"])
+            return _before(text, mark, texts_of(messages[-1]["content"])[-1])
         context = {
             "documents": None,
             "tools": None,
@@ -143,8 +145,31 @@ class ChatTemplate:
         self._pool.close()
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """Return what `render` returns, without blocking the event loop."""
-        return await self._pool.in_thread(partial(self.render, messages, **options))
+        """Return what `render` returns, without blocking the event loop.
+
+        A content that is a list of text parts becomes one text if the template reads no lists.
+        """
+        return await self._pool.in_thread(partial(self._render_readable, messages, **options))
+
+    def _render_readable(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        readable = [self._with_readable_content(message) for message in messages]
+        return self.render(readable, **options)
+
+    def _with_readable_content(self, message: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(message.get("content"), list) or self._reads_parts_of(message["role"]):
+            return message
+        return {**message, "content": joined(message["content"])}
+
+    def _reads_parts_of(self, role: str) -> bool:
+        """Return whether messages of this role may have a list of text parts; try it once."""
+        if role not in self._reads_parts:
+            try:
+                self._reads_parts[role] = reads_parts(self.render, role)
+            except TemplateLimitError:  # perhaps only this time
+                return False
+            except TemplateError:
+                self._reads_parts[role] = False
+        return self._reads_parts[role]
 
 
 def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -182,13 +207,17 @@ def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
 def _marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
     """Return the messages with a random mark appended to the last one's content, and the mark."""
     *others, last = messages
-    if not isinstance(last.get("content"), str) or last.get("tool_calls"):
+    content = last.get("content")
+    if not isinstance(content, str | list) or last.get("tool_calls"):
         raise TemplateError(
             "The last message cannot be continued: it must have text content and no tool_calls."
         )
     mark = f"END{secrets.token_hex(16)}"
     # A template that trims this space would also have trimmed the content.
-    return [*others, {**last, "content": f"{last['content']}{mark} "}], mark
+    *before, final = texts_of(content)
+    texts = [*before, f"{final}{mark} "]
+    marked = text_parts(texts) if isinstance(content, list) else texts[0]
+    return [*others, {**last, "content": marked}], mark
 
 
 def _before(text: str, mark: str, content: str) -> str:

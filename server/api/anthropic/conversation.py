@@ -18,6 +18,7 @@ from server.api.anthropic.blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from server.text.content_parts import content_of
 
 # The start of a line that Claude Code puts before its system prompt. It differs in each request,
 # so that no prefix of the prompt would be found in the cache.
@@ -34,16 +35,17 @@ def template_messages(system: Texts | None, messages: Sequence[Message]) -> list
         messages = [Message(role="system", content=_blocks(system)), *messages]
     found: list[Json] = []
     names: dict[str, str] = {}  # of the tools, by the id of the call
-    for role, turn in groupby(messages, key=lambda message: message.role):
+    for role, group in groupby(messages, key=lambda message: message.role):
+        turn = list(group)
         blocks = [block for message in turn for block in message.blocks]
         names |= {block.id: block.name for block in blocks if isinstance(block, ToolUseBlock)}
         match role:
             case "system":
-                found += _system_messages(blocks)
+                found += _system_messages(_separate(blocks, turn))
             case "assistant":
                 found.append(_assistant_message(blocks))
             case "user":
-                found += _user_messages(blocks, names)
+                found += _user_messages(_separate(blocks, turn), names)
     # Templates read the first message.
     return found or [{"role": "system", "content": ""}]
 
@@ -54,6 +56,18 @@ def _blocks(texts: Texts) -> list[AnyBlock]:
     return [*texts]
 
 
+def _separate(blocks: Sequence[AnyBlock], turn: Sequence[Message]) -> list[AnyBlock]:
+    """Return blocks where the texts of several messages are one, with a line for each.
+
+    Templates that read lists of parts often write nothing between two parts.
+    """
+    if len(turn) == 1:
+        return [*blocks]
+    others: list[AnyBlock] = [block for block in blocks if not isinstance(block, TextBlock)]
+    texts = _texts(blocks)
+    return [*others, TextBlock(type="text", text="\n".join(texts))] if texts else others
+
+
 def _texts(blocks: Sequence[AnyBlock]) -> list[str]:
     return [block.text for block in blocks if isinstance(block, TextBlock)]
 
@@ -61,7 +75,7 @@ def _texts(blocks: Sequence[AnyBlock]) -> list[str]:
 def _system_messages(blocks: Sequence[AnyBlock]) -> Iterator[Json]:
     """Yield the system message, unless nothing is left without the billing header."""
     texts = [_without_billing_header(text) for text in _texts(blocks)]
-    content = "\n".join(text for text in texts if text)
+    content = content_of([text for text in texts if text])
     if content:
         yield {"role": "system", "content": content}
 
@@ -99,14 +113,15 @@ def _user_messages(blocks: Sequence[AnyBlock], names: dict[str, str]) -> Iterato
         yield _tool_message(result, names)
     texts = _texts(blocks)
     if texts or not results:
-        yield {"role": "user", "content": "\n".join(texts)}
+        yield {"role": "user", "content": content_of(texts)}
 
 
 def _tool_message(result: ToolResultBlock, names: dict[str, str]) -> Json:
-    content = "\n".join(_texts(_blocks(result.content or "")))
+    first, *others = _texts(_blocks(result.content or "")) or [""]
     if result.is_error:
-        content = f"Error: {content}"
-    message = {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
+        first = f"Error: {first}"
+    content = content_of([first, *others])
+    message: Json = {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
     if result.tool_use_id in names:
         message["name"] = names[result.tool_use_id]
     return message

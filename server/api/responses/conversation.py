@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.api.openai.schemas.chat import FunctionCall, ToolCall
+from server.text.content_parts import content_of, joined
 
 Json = dict[str, Any]
 INSTRUCTING = ("system", "developer")
@@ -20,12 +21,13 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Json]:
     leading = 0
     while leading < len(items) and items[leading].get("role") in INSTRUCTING:
         leading += 1
-    system = [_text(item["content"]) for item in items[:leading]]
+    system = [_content(item["content"]) for item in items[:leading]]
     if instructions:
         system.insert(0, instructions)
     conversation = _Conversation()
     if system:
-        conversation.messages.append({"role": "system", "content": "\n\n".join(system)})
+        content = system[0] if len(system) == 1 else "\n\n".join(map(joined, system))
+        conversation.messages.append({"role": "system", "content": content})
     for item in items[leading:]:
         conversation.add(item)
     return conversation.finished()
@@ -57,15 +59,15 @@ class _Conversation:
         return self.messages
 
     def _add_message(self, item: Json) -> None:
-        text = _text(item["content"])
-        if item["role"] == "assistant":
-            self._assistant("content", "tool_calls")["content"] = text
+        content = _content(item["content"])
+        if item["role"] == "assistant":  # the model wrote one text
+            self._assistant("content", "tool_calls")["content"] = joined(content)
         else:
-            self.messages.append({"role": item["role"], "content": text})
+            self.messages.append({"role": item["role"], "content": content})
 
     def _add_reasoning(self, item: Json) -> None:
         """Add what the model thought. Other servers return a summary only."""
-        text = _text(item.get("content") or item["summary"])
+        text = joined(_content(item.get("content") or item["summary"]))
         if not text:
             return
         message = self._assistant("content", "tool_calls")
@@ -82,7 +84,7 @@ class _Conversation:
         output = item["output"]
         message = {
             "role": "tool",
-            "content": output if isinstance(output, str) else _text(output),
+            "content": output if isinstance(output, str) else _content(output),
             "tool_call_id": item["call_id"],
         }
         if item["call_id"] in self._functions:  # some templates show the name
@@ -98,6 +100,6 @@ class _Conversation:
         return last
 
 
-def _text(parts: Sequence[Json]) -> str:
-    """Return the text of parts, one line per part as in the chat API."""
-    return "\n".join(part["refusal"] if "refusal" in part else part["text"] for part in parts)
+def _content(parts: Sequence[Json]) -> str | list[Json]:
+    """Return parts as a content for templates. One part is the same as a text in this API."""
+    return content_of([part["refusal"] if "refusal" in part else part["text"] for part in parts])

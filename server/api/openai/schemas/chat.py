@@ -45,6 +45,7 @@ from server.api.openai.schemas.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
 from server.http.body import Part, failure, few
+from server.text.content_parts import text_parts
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
@@ -156,13 +157,13 @@ class ChatMessage(Part):
         return self
 
     @property
-    def text(self) -> str | None:
-        """The text, with one line per text part as in vLLM. OpenAI does not document this.
+    def readable(self) -> str | list[dict[str, Any]] | None:
+        """The content as chat templates read it: a text, or parts of text.
 
         None: a message whose tool calls say it all. Templates distinguish it from an empty text.
         """
         if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
+            return text_parts([part.text for part in self.content]) or ""
         return self.content if self.content or self.calls else ""
 
     @property
@@ -174,7 +175,7 @@ class ChatMessage(Part):
     def for_template(self) -> dict[str, Any]:
         """Return the message as chat templates read it."""
         role = "tool" if self.role == "function" else self.role
-        message: dict[str, Any] = {"role": role, "content": self.text}
+        message: dict[str, Any] = {"role": role, "content": self.readable}
         thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
         given = {
             "name": self.name,

@@ -9,6 +9,7 @@ import pytest
 from server.api.anthropic.schemas import CountTokensBody
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
+from server.text.content_parts import text_parts
 from server.text.parsers.tools import NO_TOOLS
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
@@ -39,7 +40,7 @@ def result(content: Any, **more: Any) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **more}
 
 
-def test_string_and_text_blocks_become_one_text() -> None:
+def test_string_stays_a_text_and_blocks_become_parts() -> None:
     chat = chat_of({"role": "user", "content": "a"}, system="Be brief.")
     assert chat.messages == [
         {"role": "system", "content": "Be brief."},
@@ -47,8 +48,8 @@ def test_string_and_text_blocks_become_one_text() -> None:
     ]
     chat = chat_of(user(text("a"), text("b")), system=[text("Be"), text("brief.")])
     assert chat.messages == [
-        {"role": "system", "content": "Be\nbrief."},
-        {"role": "user", "content": "a\nb"},
+        {"role": "system", "content": text_parts(["Be", "brief."])},
+        {"role": "user", "content": text_parts(["a", "b"])},
     ]
     assert chat.add_generation_prompt
     assert not chat.continue_final_message
@@ -85,7 +86,7 @@ def test_tool_results_become_messages_and_texts_follow() -> None:
         {
             "role": "tool",
             "tool_call_id": "toolu_1",
-            "content": "sunny\n20 °C",
+            "content": text_parts(["sunny", "20 °C"]),
             "name": "weather",
         },
         {"role": "tool", "tool_call_id": "toolu_2", "content": "", "name": "time"},

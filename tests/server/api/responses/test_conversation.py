@@ -12,6 +12,7 @@ from server.api.responses.schemas import ResponsesBody
 from server.api.responses.store import ResponseStore
 from server.api.responses.turn import StoredItems, read_turn
 from server.http.errors import ApiError
+from server.text.content_parts import text_parts
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'}
@@ -51,7 +52,7 @@ def assistant(content: str | None, **fields: Any) -> dict[str, Any]:
                     ],
                 }
             ],
-            [{"role": "user", "content": "a\nb"}],
+            [{"role": "user", "content": text_parts(["a", "b"])}],
         ),
         (
             [USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, USER],

@@ -1,0 +1,64 @@
+"""Contents that are lists of text parts, and whether a chat template reads them.
+
+A template that loops over the parts gets the list, as in transformers, and writes what it likes
+between them. Any other would print Python's form of the list, or fail.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def text_parts(texts: Sequence[str]) -> list[Json]:
+    """Return a content that is a list of parts, as OpenAI's chats have it."""
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def texts_of(content: Any) -> list[str]:
+    """Return the texts of a content: a text, a list of text parts, or None."""
+    if isinstance(content, list):
+        return [part["text"] for part in content]
+    return [content or ""]
+
+
+def joined(content: Any) -> str:
+    """Return a content as one text, with a line per part as in vLLM."""
+    return "\n".join(texts_of(content))
+
+
+def content_of(texts: Sequence[str]) -> str | list[Json]:
+    """Return texts that a message consists of as its content: one text, or a list of parts."""
+    return text_parts(texts) if len(texts) > 1 else "".join(texts)
+
+
+def reads_parts(render: Callable[[list[Json]], str], role: str) -> bool:
+    """Try whether a template reads a list of parts as the content of messages of `role`.
+
+    It does if both texts are in the prompt and nothing else of the parts is. Raises what `render`
+    raises.
+    """
+    first, second, other = (secrets.token_hex(8) for _ in range(3))
+    parts = [{**part, other: ""} for part in text_parts([first, second])]
+    text = render(_trial(role, parts))
+    return 0 <= text.find(first) < text.find(second) and other not in text
+
+
+def _trial(role: str, content: list[Json]) -> list[Json]:
+    """Return a conversation in which a message of `role` has `content`."""
+    user = {"role": "user", "content": "Hi"}
+    message = {"role": role, "content": content}
+    match role:
+        case "system":
+            return [message, user]
+        case "assistant":
+            return [user, message, user]
+        case "tool":
+            function = {"name": "f", "arguments": {}}
+            call = {"id": "call00001", "type": "function", "function": function}
+            calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+            return [user, calling, {**message, "tool_call_id": call["id"], "name": "f"}]
+    return [message]
