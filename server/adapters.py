@@ -52,7 +52,7 @@ class AdapterRegistry:
         Raises a 400 ApiError if the name is taken or the adapter is refused, and EngineError.
         """
         if name in self._base_names or name in self._served or name in self._loading:
-            message = f"The name {name!r} is taken; unload its adapter, or choose another name."
+            message = f"The name {name!r} is taken; unload it, or choose another lora_name."
             raise invalid("lora_name", message)
         self._last_id += 1
         adapter = ServedAdapter(self._last_id, name, path, int(time.time()))

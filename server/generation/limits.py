@@ -48,10 +48,31 @@ def token_limit(
     least = (options.max_tokens or 1) if state.config.strict_max_tokens else 1
     if max(len(prompt), used + least) > longest:
         raise context_exceeded(longest, _requested(state, options, len(prompt), used), param)
-    most = options.max_tokens
-    if most is None and state.start_token is None:
-        most = options.default_max_tokens
+    most = most_tokens(state, options)
     return longest - used if most is None else min(most, longest - used)
+
+
+def most_tokens(state: AppState, options: GenerationOptions) -> int | None:
+    """Return how many tokens of an answer a request allows; None: as many as the context has."""
+    if options.max_tokens is None and state.start_token is None:
+        return options.default_max_tokens
+    return options.max_tokens
+
+
+def check_min_tokens(
+    state: AppState, options: GenerationOptions, token_limits: Sequence[int]
+) -> None:
+    """Raise a 400 ApiError if `min_tokens` is more than the request allows.
+
+    More than the context has room for is lowered, as `max_tokens` is; --strict-max-tokens refuses
+    that, too.
+    """
+    most = most_tokens(state, options)
+    if most is not None and options.min_tokens > most:
+        message = f"min_tokens must be at most max_tokens, which is {most} here."
+        raise invalid("min_tokens", message)
+    if state.config.strict_max_tokens and options.min_tokens > min(token_limits):
+        raise invalid("min_tokens", f"min_tokens must be at most {min(token_limits)} here.")
 
 
 def check_choices(options: GenerationOptions, num_prompts: int, param: str) -> None:

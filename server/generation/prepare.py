@@ -13,6 +13,7 @@ from engine.protocol import SamplingParams
 from server.generation.limits import (
     check_answer_logprobs,
     check_choices,
+    check_min_tokens,
     check_prompt_logprobs,
     check_token_ids,
     token_limit,
@@ -20,7 +21,7 @@ from server.generation.limits import (
 from server.generation.options import GenerationOptions
 from server.generation.parsing import Parsing
 from server.generation.prompts import Echo
-from server.generation.sampling import check_min_tokens, check_option_tokens, sampling_params
+from server.generation.sampling import check_first_tokens, check_option_tokens, sampling_params
 from server.generation.truncation import truncated
 from server.http.body import ignored_header
 from server.http.errors import unsupported
@@ -113,12 +114,15 @@ def prepare(
     adjusted = {}
     if options.max_tokens is not None and max(token_limits) < options.max_tokens:
         adjusted["max_tokens"] = max(token_limits)
+    check_min_tokens(state, options, token_limits)
+    if min(token_limits) < options.min_tokens:
+        adjusted["min_tokens"] = min(token_limits)
     if prompts != given:
         adjusted["truncate_prompt_tokens"] = max(map(len, prompts))
     check_prompt_logprobs(options, sum(map(len, prompts)))
     check_answer_logprobs(options, token_limits)
     params = sampling_params(state, options)
-    check_min_tokens(state, params, min(token_limits))
+    check_first_tokens(state, params)
     adapter = state.adapters.find(options.model)
     return PreparedRequest(
         model=state.model_name(options.model),
@@ -126,7 +130,7 @@ def prepare(
         fingerprint=state.fingerprint_of(adapter),
         options=options,
         prompts=prompts,
-        params=[msgspec.structs.replace(params, max_tokens=limit) for limit in token_limits],
+        params=[_within(params, limit) for limit in token_limits],
         start_token=state.start_token,
         echoes=echoes,
         parsing=parsing,
@@ -139,6 +143,12 @@ def prepare(
         tenant=request.state.tenant,
         limiter=request.state.limiter,
     )
+
+
+def _within(params: SamplingParams, limit: int) -> SamplingParams:
+    """Return the parameters of a prompt whose answers have at most `limit` tokens."""
+    least = min(params.min_tokens, limit)
+    return msgspec.structs.replace(params, max_tokens=limit, min_tokens=least)
 
 
 def _check_support(state: AppState, options: GenerationOptions, echoes: list[Echo] | None) -> None:

@@ -31,7 +31,7 @@ def _check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
     for key in keys:
         # "07" would name token 7 a second time.
         if not TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
-            message = f"Key {key[:32]!r} is not a token id below {vocab_size}."
+            message = f"logit_bias: the key {key[:32]!r} is not a token id below {vocab_size}."
             raise invalid("logit_bias", message)
 
 
@@ -119,12 +119,10 @@ def _end_tokens(state: AppState, options: GenerationOptions) -> tuple[int, ...]:
     return tuple(sorted(ends))
 
 
-def check_min_tokens(state: AppState, params: SamplingParams, token_limit: int) -> None:
+def check_first_tokens(state: AppState, params: SamplingParams) -> None:
     """Raise a 400 ApiError if the first `min_tokens` tokens cannot be generated."""
     if not params.min_tokens:
         return
-    if params.min_tokens > token_limit:
-        raise invalid("min_tokens", f"min_tokens must be at most {token_limit} here.")
     # Vocabularies of bytes are so small that a request can exclude all of their tokens.
     excluded = {token for token, bias in params.logit_bias if bias == BANNED}
     excluded.update(params.stop_token_ids)

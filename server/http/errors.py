@@ -37,6 +37,7 @@ VALIDATION_CODES = {
     "extra_forbidden": "unsupported_parameter",
     "unsupported": "unsupported_parameter",
 }
+FIELD_CODES = ("invalid_value", *VALIDATION_CODES.values())
 JSON_WORDS = dict.fromkeys(("model_type", "dict_type"), "Input should be an object")
 OF_THE_VALUE = re.compile(r".*_type|(greater|less)_than(_equal)?")  # the message quotes the value
 UNAVAILABLE = {
@@ -67,8 +68,11 @@ class ApiError(Exception):
         if ANTHROPIC_PATH.fullmatch(path):
             return self._anthropic_body(request_id)
         server_side = self.status >= 500
+        message = self.message
+        if self.code in FIELD_CODES:  # clients know OpenAI's words for the others
+            message = self._message_with_field()
         error = {
-            "message": f"{self.message} (request {request_id})" if server_side else self.message,
+            "message": f"{message} (request {request_id})" if server_side else message,
             "type": TYPES.get(
                 self.status, "server_error" if server_side else "invalid_request_error"
             ),
@@ -78,13 +82,18 @@ class ApiError(Exception):
         return orjson.dumps({"error": error})
 
     def _anthropic_body(self, request_id: str) -> bytes:
-        """Anthropic's errors have no field for `param`, so the message names it."""
         default = "api_error" if self.status >= 500 else "invalid_request_error"
-        message = self.message
-        if self.param and self.param not in message:
-            message = f"{self.param}: {message}"
-        error = {"type": ANTHROPIC_TYPES.get(self.status, default), "message": message}
+        kind = ANTHROPIC_TYPES.get(self.status, default)
+        error = {"type": kind, "message": self._message_with_field()}
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+    def _message_with_field(self) -> str:
+        """Return the message, which names the field: Anthropic's errors have no `param`, and many
+        clients show nothing else.
+        """
+        if self.param is None or re.search(rf"\b{re.escape(self.param)}\b", self.message):
+            return self.message
+        return f"{self.param}: {self.message}"
 
 
 class StreamBroken(Exception):

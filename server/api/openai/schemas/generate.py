@@ -112,7 +112,7 @@ class GenerateBody(SamplingBody):
     max_completion_tokens: Count | None = None
     """OpenAI's newer name of `max_tokens`; it takes precedence."""
     min_tokens: Annotated[int, Between(0, INT32)] | None = None
-    """No end token or stop text ends the answer before; at most `max_tokens`."""
+    """No end token or stop text ends the answer before; at most `max_tokens`, lowered like it."""
     logit_bias: Annotated[
         Annotated[dict[str, Bias], BeforeValidator(partial(few, most=MAX_BIASES, noun="keys"))]
         | None,
