@@ -10,6 +10,7 @@ from server.api.openai.chat_writer import ChatWriter
 from server.api.openai.schemas.chat import ChatBody
 from server.api.receive import admit_and_read
 from server.generation.chat_answer import answer_chat
+from server.http.errors import invalid
 from server.http.openapi import body_schema
 from server.state import state_of
 
@@ -21,6 +22,10 @@ async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     state = state_of(request)
     body = await admit_and_read(request, ChatBody, "generate")
+    most = state.config.max_body_bytes
+    if len(body.echoed) * (body.n or 1) > most:
+        message = f"The last message, once for each of n choices, has over {most} characters."
+        raise invalid("echo", message)
     return await answer_chat(
         state,
         request,

@@ -24,6 +24,7 @@ class ChatWriter(OpenAIWriter):
         self._calls_functions = bool(body.functions)  # which OpenAI's API had before tools
         use = body.tool_use
         self._names_function = use.name is not None
+        self._echo = body.echoed
         self._shows_reasoning = body.include_reasoning is not False
         self._may_call = bool(use.tools) and use.mode != "none"
         # The choices whose role is still to be given, and whether any was.
@@ -50,7 +51,7 @@ class ChatWriter(OpenAIWriter):
     def _role_chunk(self, index: int, *, is_null: bool = False) -> bytes:
         content = self._opening_content()
         if is_null:
-            content["content"] = None
+            content["content"] = self._echo or None
         fields = {} if self._is_open else self._prompt_fields(0)
         self._is_open = True
         self._unopened.remove(index)
@@ -60,7 +61,7 @@ class ChatWriter(OpenAIWriter):
         return self._prompt_fields(0, answers[0].events)
 
     def _opening_content(self) -> Json:
-        return {"role": "assistant", "content": ""}
+        return {"role": "assistant", "content": self._echo}
 
     def _text_content(self, text: str) -> Json:
         return {"content": text}

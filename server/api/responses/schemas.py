@@ -16,7 +16,14 @@ from pydantic import (
 )
 
 from server.api.openai.schemas.chat import TemplateArguments
-from server.api.openai.schemas.fields import INT32, Between, Count, Effort, by_type
+from server.api.openai.schemas.fields import (
+    INT32,
+    Alternatives,
+    Between,
+    Count,
+    Effort,
+    by_type,
+)
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
@@ -142,7 +149,7 @@ class ResponsesBody(SamplingBody):
     """Options of a stream."""
     include: Annotated[list[Include], Field(fail_fast=True, max_length=64)] | None = None
     """More to return; only logprobs have an effect."""
-    top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    top_logprobs: Alternatives | None = None
     """Alternatives per token; above 0 also returns the logprobs."""
     max_output_tokens: Count | None = None
     """Most tokens of an answer. More than the context has room for is lowered to that."""

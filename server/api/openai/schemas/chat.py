@@ -25,7 +25,7 @@ from pydantic import (
 from server.api.openai.schemas.fields import (
     INTEGER,
     TRUE,
-    Between,
+    Alternatives,
     Effort,
     few_inside,
     having,
@@ -45,7 +45,7 @@ from server.api.openai.schemas.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
 from server.http.body import Part, failure, few
-from server.text.content_parts import text_parts
+from server.text.content_parts import joined, text_parts
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
@@ -259,7 +259,6 @@ class ChatBody(GenerateBody):
         **dict.fromkeys(("audio", "web_search_options", "chat_template"), ()),
         "moderation": (),
         "modalities": (["text"],),
-        "echo": (False,),
     }
     DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {
         "top_logprobs": 0,
@@ -283,7 +282,7 @@ class ChatBody(GenerateBody):
     """The conversation; text only."""
     logprobs: bool | None = None
     """Return the logprob of each token."""
-    top_logprobs: Annotated[int, Between(0, 20)] | None = None
+    top_logprobs: Alternatives | None = None
     """Alternatives per token; needs `logprobs`."""
     tools: Tools | None = None
     """Functions that the model may call."""
@@ -299,6 +298,8 @@ class ChatBody(GenerateBody):
     """How much the model thinks; `none` and `minimal` turn thoughts off if the template can."""
     include_reasoning: bool | None = None
     """`false` leaves the thoughts out of the answer; `usage` still counts them."""
+    echo: bool | None = None
+    """Begin the answer with the last message, if that is the assistant's or is continued."""
     add_generation_prompt: bool | None = None
     """Open the turn of the answer."""
     continue_final_message: bool | None = None
@@ -327,6 +328,13 @@ class ChatBody(GenerateBody):
         if self.top_logprobs and not self.logprobs:
             raise failure("invalid", "needs logprobs to be true", "top_logprobs")
         return self
+
+    @property
+    def echoed(self) -> str:
+        """The text that the answer begins with, as in vLLM."""
+        last = self.messages[-1]
+        is_of_answer = last.role == "assistant" or self.add_generation_prompt is False
+        return joined(last.readable) if self.echo and is_of_answer else ""
 
     @property
     def tool_use(self) -> ToolUse:

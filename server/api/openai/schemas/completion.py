@@ -11,6 +11,7 @@ from server.api.openai.schemas.fields import (
     INT32,
     INTEGER,
     TRUE,
+    Alternatives,
     Between,
     Shape,
     TokenIds,
@@ -57,7 +58,7 @@ class CompletionBody(GenerateBody):
     """Texts or their token ids; an empty text begins a new document."""
     max_tokens: Annotated[Annotated[int, Between(0, INT32)] | None, MAX_TOKENS_NAMES] = None
     """As for chats; 0 only with `echo` or `prompt_logprobs`."""
-    logprobs: Annotated[int, Between(0, 20)] | None = None
+    logprobs: Alternatives | None = None
     """Alternatives per token; with `echo` also of the prompt."""
     echo: bool | None = None
     """The text begins with the prompt."""

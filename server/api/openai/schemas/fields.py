@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import (
+    BeforeValidator,
     Discriminator,
     Field,
     GetCoreSchemaHandler,
@@ -70,6 +71,18 @@ class Between:
 TokenId = Annotated[int, Between(0, INT32, TOKEN_ID)]
 Count = Annotated[int, Between(1, INT32)]
 Priority = Annotated[int, Between(-INT32, INT32)]
+MAX_ALTERNATIVES = 20  # as in OpenAI's API, and by default in vLLM
+
+
+def _not_all(value: Any) -> Any:
+    """Refuse vLLM's -1, which means the whole vocabulary."""
+    if value == -1:
+        message = f"-1, the whole vocabulary, is not supported: at most {MAX_ALTERNATIVES}"
+        raise failure("invalid", message)
+    return value
+
+
+Alternatives = Annotated[int, Between(0, MAX_ALTERNATIVES), BeforeValidator(_not_all)]
 Effort = Annotated[str, StringConstraints(max_length=32)]  # such as "none" or "high"
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 

@@ -21,6 +21,7 @@ from server.api.openai.schemas.fields import (
     INT32,
     INTEGER,
     TRUE,
+    Alternatives,
     Between,
     Count,
     TokenId,
@@ -175,7 +176,7 @@ class GenerateBody(SamplingBody):
     """Return numbers and times of tokens in `timings`, with llama.cpp's names."""
     timings_per_token: bool | None = None
     """Return `timings` in each chunk of a stream, too."""
-    prompt_logprobs: Annotated[int, Between(0, 20)] | Literal[False] | None = None
+    prompt_logprobs: Alternatives | Literal[False] | None = None
     """Return the logprob of each prompt token, with this many alternatives. No streams."""
 
     @property

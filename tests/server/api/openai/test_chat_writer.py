@@ -141,3 +141,65 @@ async def test_call_after_hidden_reasoning_begins_with_null(model: Path, says) -
         first, second, *_ = await choices_of(served, include_reasoning=False, **TOOLS)
     assert first["delta"] == {"role": ROLE, "content": None}
     assert "tool_calls" in second["delta"]
+
+
+BEGUN = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "It is"}]
+PARTS = [{"type": "text", "text": "It"}, {"type": "text", "text": "is"}]
+CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "echoed"),
+    [
+        ({"messages": BEGUN, **CONTINUED}, "It is"),
+        ({"messages": BEGUN}, "It is"),
+        ({"messages": [BEGUN[0], BEGUN[1] | {"content": PARTS}], **CONTINUED}, "It\nis"),
+        ({"messages": BEGUN[:1], **CONTINUED}, "Hi"),
+        ({"messages": BEGUN[:1]}, ""),
+        ({"messages": BEGUN, "echo": False, **CONTINUED}, ""),
+    ],
+)
+async def test_echo_begins_the_answer_with_the_last_message(
+    model: Path, says, fields: Any, echoed: str
+) -> None:
+    fields = {"echo": True, "n": 2, **fields}
+    async with serving(engine_of(says(" sunny.")), model) as served:
+        response = await served.chat(**fields)
+        choices = await choices_of(served, **fields)
+    assert "x-ignored-params" not in response.headers
+    for index in range(2):
+        mine = [choice["delta"] for choice in choices if choice["index"] == index]
+        assert mine[0]["content"] == echoed
+        told = "".join(delta.get("content") or "" for delta in mine)
+        whole = response.json()["choices"][index]["message"]["content"]
+        assert told == whole == f"{echoed} sunny."
+
+
+async def test_echo_before_a_call_is_its_content(model: Path, says) -> None:
+    fields = {"messages": BEGUN, "echo": True, **TOOLS}
+    async with serving(engine_of(says(CALL)), model) as served:
+        first, *_ = await choices_of(served, **fields)
+        (choice,) = (await served.chat(**fields)).json()["choices"]
+    assert first["delta"]["content"] == choice["message"]["content"] == "It is"
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_logprobs_of_the_whole_vocabulary_are_refused_with_the_limit(served: Served) -> None:
+    for path, fields in {
+        "/v1/chat/completions": {"messages": BEGUN[:1], "logprobs": True},
+        "/v1/responses": {"input": "Hi"},
+    }.items():
+        response = await served.http.post(path, json={**fields, "top_logprobs": -1})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "top_logprobs")
+        assert error["message"] == (
+            "top_logprobs: -1, the whole vocabulary, is not supported: at most 20."
+        )
+
+
+async def test_echo_of_many_long_choices_is_refused(model: Path, says) -> None:
+    long = [BEGUN[0], BEGUN[1] | {"content": "a" * 500}]
+    async with serving(engine_of(says("x")), model, max_body_bytes=2000) as served:
+        assert (await served.chat(messages=long, echo=True, n=4)).status_code == 200
+        error = (await served.chat(messages=long, echo=True, n=5)).json()["error"]
+    assert error["param"] == "echo"
