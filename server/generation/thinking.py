@@ -24,7 +24,7 @@ DEFAULT_EFFORT = "medium"  # as in OpenAI's API
 
 @dataclass(frozen=True)
 class Thinking:
-    """What a request says about thoughts. None: nothing."""
+    """The fields of a request about thoughts. None: absent."""
 
     effort: str | None = None
     is_on: bool | None = None  # None: as `effort` says

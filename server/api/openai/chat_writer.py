@@ -34,7 +34,7 @@ class ChatWriter(OpenAIWriter):
     def opening(self) -> bytes:
         """Return one chunk per choice, which gives its role. The first has the prompt's fields.
 
-        Nothing if the choices may be calls: the content beside the role is then null, which only
+        Nothing if the choices may be calls: the content of that chunk is then null, which only
         their first parts show.
         """
         if self._may_call:

@@ -48,7 +48,7 @@ async def choices_of(served: Served, **fields: Any) -> list[Any]:
     ],
 )
 @pytest.mark.parametrize("burst", [1, 400])
-async def test_first_chunk_has_the_role_and_null_beside_a_call(
+async def test_first_chunk_has_the_role_and_null_before_a_call(
     model: Path, says, text: str, fields: Any, content: str | None, following: str, burst: int
 ) -> None:
     async with serving(engine_of(says(text)), model, reasoning_parser="think") as served:

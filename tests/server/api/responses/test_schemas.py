@@ -216,7 +216,7 @@ def test_logprobs_come_on_request(fields: dict[str, Any], count: int) -> None:
     assert body(**fields).options().num_logprobs == count
 
 
-def test_reasoning_effort_stands_beside_template_arguments() -> None:
+def test_reasoning_effort_is_separate_from_template_arguments() -> None:
     given = body(reasoning={"effort": "low"}, chat_template_kwargs={"enable_thinking": True})
     chat = given.chat([])
     assert (chat.arguments, chat.thinking) == ({"enable_thinking": True}, Thinking("low"))
