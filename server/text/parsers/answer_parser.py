@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from server.text.parsers.allowed import ANY, ANY_TEXT
 from server.text.parsers.calls import Calls
 from server.text.parsers.deltas import (
     CallOutcome,
@@ -330,11 +331,11 @@ class AnswerParser:
     def _begin_value(self, then: State) -> None:
         key = self._take_collected().strip()
         has_json_values = bool(self._syntax.transitions[State.JSON_VALUE])
-        kind = self.calls.kind_of(key)
-        if has_json_values:  # the format itself tells texts from JSON
-            kind = "json" if then is State.JSON_VALUE else "text"
+        allowed = self.calls.allowed(key)
+        if has_json_values and "string" in allowed:  # the format itself tells texts from JSON
+            allowed = ANY if then is State.JSON_VALUE else ANY_TEXT
         is_stripped = self._has_lines
-        self._value = TaggedValue(self.calls, key, kind, is_stripped=is_stripped)
+        self._value = TaggedValue(self.calls, key, allowed, is_stripped=is_stripped)
 
     @property
     def _has_lines(self) -> bool:
@@ -362,7 +363,7 @@ class AnswerParser:
         if self.calls.is_open or self.calls.num_changes > num_changes:
             self._raw.clear()
         if isinstance(scanner, JsonScanner):
-            self.calls.arguments(self._syntax.marks.text(scanner.take()))
+            self.calls.arguments(scanner.take())
         if scanner.is_broken:
             self._break()
         elif scanner.is_done:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from server.text.parsers.calls import Calls, is_encodable
+from server.text.parsers.calls import Calls
 from server.text.parsers.formats import JsonCall
 from server.text.parsers.json_scanner import SPACE, JsonScanner
+from server.text.parsers.marks import Marks
+from server.text.parsers.values import is_encodable
 
 Place = Literal["start", "object", "first key", "key", "colon", "value", "after", "next"]
 NAMES = ("name", "tool_name")
@@ -20,15 +22,18 @@ class JsonCalls:
     `is_known_only` breaks at a function that is not among the tools.
     """
 
-    def __init__(self, body: JsonCall, calls: Calls, *, is_known_only: bool) -> None:
+    def __init__(
+        self, body: JsonCall, calls: Calls, marks: Marks, *, is_known_only: bool
+    ) -> None:
         self.is_done = False
         self.is_broken = False
         self._body = body
         self._calls = calls
+        self._marks = marks
         self._is_known_only = is_known_only
         self._is_list = False
         self._place: Place = "start"
-        self._value = JsonScanner()
+        self._value = JsonScanner(marks)
         self._key = ""
         self._name = ""
         self._id: str | None = None
@@ -75,7 +80,7 @@ class JsonCalls:
 
     def _begin_value(self, place: Place) -> None:
         self._place = place
-        self._value = JsonScanner()
+        self._value = JsonScanner(self._marks)
         self._parts = []
         self._first = ""
 

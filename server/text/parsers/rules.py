@@ -53,11 +53,15 @@ class GrammarRules:
         """Return any text without marks."""
         return self.add("FREE", ANY_TEXT)
 
-    def until(self, closing: str, *excluded: str) -> str:
-        """Return any text without `excluded` up to `closing`, and `closing`."""
-        if self.is_token(closing):
-            return f"{self.text_without(*excluded)} {self.literal(closing)}"
-        return self.add("text", _text_without(excluded), f"[suffix={json.dumps(closing)}]")
+    def until(self, closing: str, *excluded: str, pattern: str = "") -> str:
+        """Return any text without `excluded` up to `closing`, and `closing`.
+
+        With `pattern`, the text must not match it.
+        """
+        text = _text_without(excluded) + (f" & ~/{pattern}/" if pattern else "")
+        if self.is_token(closing.strip()):  # white space before it is a part of the text
+            return f"{self.add('FREE', text)} {self.literal(closing.lstrip())}"
+        return self.add("text", text, f"[suffix={json.dumps(closing)}]")
 
     def is_token(self, text: str) -> bool:
         """Return whether `text` begins with a token."""

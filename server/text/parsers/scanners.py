@@ -15,11 +15,11 @@ Scanner = JsonScanner | JsonCalls | PythonCalls | GemmaCalls
 def scanner_of(syntax: Syntax, state: State, calls: Calls) -> Scanner:
     """Return a new scanner of arguments or of calls; the latter adds to `calls`."""
     if state is State.ARGUMENTS:
-        return JsonScanner()
+        return JsonScanner(syntax.marks)
     is_bare = syntax.format is not None and syntax.format.is_bare
     match body_of(syntax.format):
         case JsonCall() as body:
-            return JsonCalls(body, calls, is_known_only=is_bare)
+            return JsonCalls(body, calls, syntax.marks, is_known_only=is_bare)
         case GemmaCall(quote=quote):
-            return GemmaCalls(calls, syntax.marks.encode(quote))
-    return PythonCalls(calls, is_known_only=is_bare)
+            return GemmaCalls(calls, syntax.marks, quote)
+    return PythonCalls(calls, syntax.marks, is_known_only=is_bare)
