@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from server.text.parsers.allowed import ANY, ANY_TEXT
@@ -14,8 +13,9 @@ from server.text.parsers.deltas import (
     ReasoningDelta,
     merged,
 )
-from server.text.parsers.formats import CallFormat, JsonCall, LinesCall, NamedCall
+from server.text.parsers.formats import CallFormat, JsonCall, LinesCall, PythonCall
 from server.text.parsers.json_scanner import JsonScanner
+from server.text.parsers.names import called_by_header, named_in
 from server.text.parsers.prose import SPACE, Prose
 from server.text.parsers.scanners import Scanner, scanner_of
 from server.text.parsers.syntax import State, Syntax, body_of
@@ -29,8 +29,7 @@ SCANNED = (State.ARGUMENTS, State.CALLS)
 VALUES = (State.VALUE, State.JSON_VALUE)
 BEFORE_NAME = (State.SECTION, State.NAME, State.HEADER, State.CALLS)
 LIMITED = (State.NAME, State.HEADER)
-CALLED = re.compile(r"to=(?:functions\.)?(?P<name>[\w.:/-]+)")  # in a header
-PLAIN_NAME = r"\s*(?P<name>\S+)\s*"
+BETWEEN_CALLS = frozenset(SPACE + ",;}]")
 
 
 class AnswerParser:
@@ -51,6 +50,7 @@ class AnswerParser:
         *,
         start: State = State.CONTENT,
         shows_special: bool = False,
+        most_calls: int | None = None,
     ) -> None:
         self.num_malformed = 0  # texts that looked like calls
         self._syntax = syntax
@@ -69,6 +69,8 @@ class AnswerParser:
         self._scanner: Scanner | None = None
         self._prose = Prose(self._emit, strips=start is not State.CONTENT)
         self._has_content = False
+        self._has_junk = False  # between a call and its closing mark
+        self._most_calls = most_calls  # no text is read after the last one
 
     @property
     def is_reasoning(self) -> bool:
@@ -93,7 +95,13 @@ class AnswerParser:
         self._deltas.clear()
         return deltas
 
+    @property
+    def _is_full(self) -> bool:
+        return self._most_calls is not None and len(self.calls.outcomes) >= self._most_calls
+
     def push(self, text: str) -> None:
+        if self._is_full:
+            return
         if self._is_plain(text):
             self._prose.push(self._shown(text))
             return
@@ -110,6 +118,8 @@ class AnswerParser:
 
     def flush(self, *, is_cut: bool) -> None:
         """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
+        if self._is_full:
+            return
         if is_cut and self._may_be_before_mark:
             self._pending = ""  # perhaps the beginning of a mark
             self._prose.begin(strips=False)
@@ -147,7 +157,7 @@ class AnswerParser:
 
     def _run(self, *, is_end: bool) -> None:
         at = 0
-        while True:
+        while not self._is_full:
             before = at, self._state
             at = self._step(at, is_end=is_end)
             if before == (at, self._state):
@@ -162,10 +172,18 @@ class AnswerParser:
             start = self._skipped(at)
             if start > at:
                 return start
-            if self._pending[at : at + 1] in self._bare_openings:
+            if self._pending[at : at + 1] in self._call_openings:
                 space = self._prose.space
                 self._enter(State.CALLS)
                 self._raw = [space]
+                return at
+        if self._may_begin_next_call and at < len(self._pending):
+            char = self._pending[at]
+            if char in BETWEEN_CALLS:
+                self._dropped.append(char)
+                return at + 1
+            if char in self._call_openings:
+                self._enter(State.CALLS)
                 return at
         room = MAX_NAME + 1 - self._num_collected if self._state in LIMITED else None
         terminals = self._syntax.terminals[self._state]
@@ -179,6 +197,8 @@ class AnswerParser:
             return found.before
         if self._is_out_of_place(found.terminal):
             self._take_text(found.terminal)
+        elif found.terminal == self._syntax.prefix:
+            self._prose.hold(self._shown(found.terminal))
         else:
             if self._state is State.CONTENT:
                 self._raw = [self._prose.space]
@@ -189,8 +209,11 @@ class AnswerParser:
     def _is_out_of_place(self, terminal: str) -> bool:
         """Return whether a text that opens reasoning stands after the start of the answer.
 
-        A token does not: models that have one may think again.
+        A token does not: models that have one may think again. What precedes a call without marks
+        is out of place there, too.
         """
+        if terminal == self._syntax.prefix:
+            return self._has_content
         opens = self._state is State.CONTENT and terminal == self._syntax.reasoning_open
         return opens and self._has_content and self._syntax.marks.text(terminal) == terminal
 
@@ -201,8 +224,15 @@ class AnswerParser:
         is_bare = self._syntax.format is not None and self._syntax.format.is_bare
         return is_bare and self._state is State.CONTENT and not self._has_content
 
+    # Some models write several calls before one closing mark.
+
     @property
-    def _bare_openings(self) -> tuple[str, ...]:
+    def _may_begin_next_call(self) -> bool:
+        is_repeatable = isinstance(body_of(self._syntax.format), JsonCall | PythonCall)
+        return self._state is State.CLOSING and is_repeatable and not self._has_junk
+
+    @property
+    def _call_openings(self) -> tuple[str, ...]:
         is_json = isinstance(body_of(self._syntax.format), JsonCall)
         return ("{", "[") if is_json else ("[",)
 
@@ -228,6 +258,7 @@ class AnswerParser:
             self._prose.push(self._shown(text))
         elif self._state in DROPPED:
             self._dropped.append(text)
+            self._has_junk = self._has_junk or bool(text)
             if self._state is State.SECTION:
                 self._raw.append(text)
         elif self._state is State.MALFORMED:
@@ -298,21 +329,18 @@ class AnswerParser:
         self._state = then
         self._prose.begin()
         self._dropped.clear()
+        self._has_junk = False
         self._collected.clear()
         self._num_collected = 0
         self._scanner = scanner_of(self._syntax, then, self.calls) if then in SCANNED else None
 
     def _end_name(self) -> bool:
         """Begin the call whose name has been read. Return whether it is one."""
-        format = self._syntax.format
-        pattern = PLAIN_NAME
-        if isinstance(format, CallFormat) and isinstance(format.body, NamedCall):
-            pattern = format.body.pattern
-        match = re.fullmatch(pattern, self._take_collected())
-        if match is None or re.search(r"\s", match["name"]):
+        found = named_in(self._syntax.format, self._take_collected())
+        if found is None:
             self._not_a_call()
             return False
-        self._begin_call(match["name"], match.groupdict().get("id"))
+        self._begin_call(*found)
         return True
 
     def _begin_call(self, name: str, call_id: str | None) -> None:
@@ -322,9 +350,9 @@ class AnswerParser:
     def _end_header(self) -> State:
         """Return what the message is, by its header."""
         header = self._take_collected()
-        called = CALLED.search(header)
-        if called:
-            self._begin_call(called["name"], None)
+        name = called_by_header(header)
+        if name is not None:
+            self._begin_call(name, None)
             return State.ARGUMENTS
         return State.REASONING if "analysis" in header else State.CONTENT
 
@@ -385,8 +413,9 @@ class AnswerParser:
             self._has_content = False
 
     def _not_a_call(self) -> None:
-        """Give back the text since the mark as content."""
-        self.num_malformed += 1
+        """Give back the text since the mark as content. Without marks, any JSON looks like a call."""
+        if not self._syntax.is_bare:
+            self.num_malformed += 1
         text = self._syntax.marks.text("".join(self._raw))
         self._enter(State.CONTENT)
         self._prose.begin(strips=False)

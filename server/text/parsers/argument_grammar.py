@@ -48,7 +48,7 @@ def _tagged_value(rules: GrammarRules, schema: Schema, allowed: Allowed, closing
     others = allowed.keys() - {"string"}
     if texts is None:
         mark = closing.strip()
-        excluded = [] if rules.is_token(mark) else [mark]
+        excluded = [mark] if mark and not rules.is_token(mark) else []
         if not _has_details(schema, others):
             return rules.until(closing, *excluded)
         text = rules.until(closing, *excluded, pattern=JSON_BEGINNING)

@@ -32,6 +32,7 @@ class PythonCalls:
         self._marks = marks
         self._is_known_only = is_known_only
         self._place: Place = "start"
+        self._name = ""  # of a call that has not begun
         self._text = ""  # of the name or key being read
         self._parts: list[str] = []  # of the value being read
         self._depth = 0  # of brackets in a value
@@ -83,14 +84,23 @@ class PythonCalls:
         if not NAME.fullmatch(name):
             self.is_broken = True
         elif self._place == "key":
+            self._begin_named()
             self._calls.key(name)
             self._place = "value"
             self._depth = 0
         elif self._is_known_only and not self._calls.knows(name):
             self.is_broken = True
         else:
-            self._calls.begin(name)
+            self._name = name
             self._place = "key"
+            if not self._is_known_only:
+                self._begin_named()
+
+    def _begin_named(self) -> None:
+        """Begin the call, unless it has begun. Prose may be like the beginning of one."""
+        if self._name:
+            self._calls.begin(self._name)
+            self._name = ""
 
     def _in_value(self, text: str, at: int) -> int:
         plain = (PLAIN_STRING if self._quote else PLAIN).match(text, at)
@@ -134,6 +144,7 @@ class PythonCalls:
         self._calls.arguments(literal_json(text))
 
     def _end_call(self) -> None:
+        self._begin_named()
         self._calls.end()
         self._text = ""
         self._place = "next"

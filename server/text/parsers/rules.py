@@ -65,7 +65,7 @@ class GrammarRules:
 
     def is_token(self, text: str) -> bool:
         """Return whether `text` begins with a token."""
-        return self._marks.encode(text)[0] in self._marks.ids
+        return self._marks.encode(text)[:1] in self._marks.ids
 
     def text_without(self, *excluded: str) -> str:
         """Return any text in which none of `excluded` occurs."""

@@ -44,14 +44,13 @@ def json_of(text: str, allowed: Allowed) -> str:
     """Return the JSON text of a value that a model wrote without quotes.
 
     JSON of an allowed type comes first, then a text, if one is allowed. Numbers keep their digits.
-    A text that can be no allowed value is passed on as JSON, if it is JSON, or as a text.
+    A text that can be no allowed value is passed on as what it looks like.
     """
     bare = text.strip()
     for reading in _readings(text, bare, allowed):
         if allows(allowed, reading.value):
             return reading.json
-    found = _from_json(bare)
-    return found.json if found else dumps(bare)
+    return literal_json(bare)
 
 
 def _readings(text: str, bare: str, allowed: Allowed) -> Iterator[Reading]:
@@ -144,6 +143,8 @@ def read_python(text: str) -> Any:
     try:
         value = ast.literal_eval(named)
         json.dumps(value, allow_nan=False)
+        if isinstance(value, tuple) and not text.startswith("("):
+            raise ValueError("1,000 is a number with a comma")
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"not a literal: {text[:64]!r}") from error
     return value
