@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from server.text.parsers.allowed import ANY, ANY_TEXT
 from server.text.parsers.calls import Calls
-from server.text.parsers.deltas import (
-    CallOutcome,
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    merged,
-)
-from server.text.parsers.formats import CallFormat, JsonCall, LinesCall, PythonCall
+from server.text.parsers.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.names import called_by_header, named_in
 from server.text.parsers.prose import SPACE, Prose
-from server.text.parsers.scanners import Scanner, scanner_of
-from server.text.parsers.syntax import State, Syntax, body_of
+from server.text.parsers.scanners import Scanner, scanner_of, value_of
+from server.text.parsers.syntax import State, Syntax
 from server.text.parsers.tagged_value import TaggedValue
 from server.text.parsers.tools import Tool
 
@@ -79,9 +71,8 @@ class AnswerParser:
     @property
     def is_in_call(self) -> bool:
         """Whether the text is inside a call. Without a mark, a name must have been read."""
-        format = self._syntax.format
-        is_marked = format is not None and not format.is_bare
-        return self.calls.is_open or (is_marked and self._state in BEFORE_NAME)
+        is_named = self._syntax.is_bare or self._state not in BEFORE_NAME
+        return self.calls.is_open or not is_named
 
     @property
     def outcomes(self) -> list[CallOutcome]:
@@ -126,6 +117,8 @@ class AnswerParser:
         self._run(is_end=True)
         if self._state is not State.CONTENT and not is_cut:
             self._end_unfinished()
+        if self._may_begin_bare_call and self.calls.has_any:
+            self._prose.begin()  # drops what separates calls
         if self._state is State.CONTENT:
             self._prose.end()
 
@@ -172,7 +165,7 @@ class AnswerParser:
             start = self._skipped(at)
             if start > at:
                 return start
-            if self._pending[at : at + 1] in self._call_openings:
+            if self._pending[at : at + 1] in self._syntax.call_openings:
                 space = self._prose.space
                 self._enter(State.CALLS)
                 self._raw = [space]
@@ -182,7 +175,7 @@ class AnswerParser:
             if char in BETWEEN_CALLS:
                 self._dropped.append(char)
                 return at + 1
-            if char in self._call_openings:
+            if char in self._syntax.call_openings:
                 self._enter(State.CALLS)
                 return at
         room = MAX_NAME + 1 - self._num_collected if self._state in LIMITED else None
@@ -209,8 +202,8 @@ class AnswerParser:
     def _is_out_of_place(self, terminal: str) -> bool:
         """Return whether a text that opens reasoning stands after the start of the answer.
 
-        A token does not: models that have one may think again. What precedes a call without marks
-        is out of place there, too.
+        A token does not: models that have one may think again. The prefix of calls without marks is
+        out of place there, too.
         """
         if terminal == self._syntax.prefix:
             return self._has_content
@@ -221,20 +214,14 @@ class AnswerParser:
 
     @property
     def _may_begin_bare_call(self) -> bool:
-        is_bare = self._syntax.format is not None and self._syntax.format.is_bare
-        return is_bare and self._state is State.CONTENT and not self._has_content
+        is_first = self._state is State.CONTENT and not self._has_content
+        return is_first and self._syntax.is_bare
 
     # Some models write several calls before one closing mark.
 
     @property
     def _may_begin_next_call(self) -> bool:
-        is_repeatable = isinstance(body_of(self._syntax.format), JsonCall | PythonCall)
-        return self._state is State.CLOSING and is_repeatable and not self._has_junk
-
-    @property
-    def _call_openings(self) -> tuple[str, ...]:
-        is_json = isinstance(body_of(self._syntax.format), JsonCall)
-        return ("{", "[") if is_json else ("[",)
+        return self._state is State.CLOSING and not self._has_junk
 
     def _skipped(self, at: int) -> int:
         """Skip what may stand before such a call, as white space. Return the position after it."""
@@ -358,17 +345,7 @@ class AnswerParser:
 
     def _begin_value(self, then: State) -> None:
         key = self._take_collected().strip()
-        has_json_values = bool(self._syntax.transitions[State.JSON_VALUE])
-        allowed = self.calls.allowed(key)
-        if has_json_values and "string" in allowed:  # the format itself tells texts from JSON
-            allowed = ANY if then is State.JSON_VALUE else ANY_TEXT
-        is_stripped = self._has_lines
-        self._value = TaggedValue(self.calls, key, allowed, is_stripped=is_stripped)
-
-    @property
-    def _has_lines(self) -> bool:
-        format = self._syntax.format
-        return isinstance(format, CallFormat) and isinstance(format.body, LinesCall)
+        self._value = value_of(self._syntax, then, self.calls, key)
 
     def _end_value(self) -> None:
         assert self._value is not None
@@ -409,12 +386,12 @@ class AnswerParser:
         if isinstance(scanner, JsonScanner):
             self.calls.end()
         self._enter(State.CLOSING if self._syntax.closes_call else self._syntax.after_call)
-        if self._syntax.format is not None and self._syntax.format.is_bare:
+        if self._syntax.is_bare:
             self._has_content = False
 
     def _not_a_call(self) -> None:
-        """Give back the text since the mark as content. Without marks, any JSON looks like a call."""
-        if not self._syntax.is_bare:
+        """Give back the text since the mark as content."""
+        if not self._syntax.is_bare:  # without marks, any JSON looks like a call
             self.num_malformed += 1
         text = self._syntax.marks.text("".join(self._raw))
         self._enter(State.CONTENT)

@@ -81,7 +81,7 @@ def _properties(tool: Tool) -> tuple[dict[str, Schema], set[str]]:
     """Return the schemas of the arguments by name, and the names of the required ones."""
     root = tool.parameters
     definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    schemas = {}
+    schemas: dict[str, Schema] = {}
     for key, schema in properties_of(root).items():
         if not isinstance(schema, dict):
             schemas[key] = {"enum": []} if schema is False else {}

@@ -26,7 +26,7 @@ from server.text.parsers.formats import (
     PythonCall,
     TaggedCall,
 )
-from server.text.parsers.rules import GrammarRules
+from server.text.parsers.rules import GrammarRules, escaped
 from server.text.parsers.syntax import State
 from server.text.parsers.tools import Tool, ToolUse
 
@@ -79,11 +79,24 @@ def _free_or_calls(
     """Return the calls, or an answer without them; text may precede calls that have a mark."""
     opening = format.section_open.strip() or format.open.strip()
     if other or not opening:
-        return f"({_calls(rules, format, tools, most)} | {other or rules.any_text()})"
+        is_json_list = isinstance(format.body, JsonCall) and format.body.is_list
+        pattern = "" if is_json_list else _beginning(format, tools)
+        text = other or rules.text_without(pattern=pattern)
+        return f"({_calls(rules, format, tools, most)} | {text})"
     if rules.is_token(opening):
         return f"{rules.any_text()}? ({_calls(rules, format, tools, most)})?"
     calls = _calls(rules, format, tools, most, opened=opening)
     return f"({rules.text_without(opening)} | {rules.until(opening)} {calls})?"
+
+
+def _beginning(format: CallFormat, tools: Sequence[Tool]) -> str:
+    """Return the pattern of texts that begin with a call of one of the tools."""
+    names = "|".join(escaped(tool.name) for tool in tools)
+    opening = rf"\[\s*({names})\s*\("
+    if isinstance(format.body, JsonCall):
+        key = escaped(json.dumps(format.body.name))
+        opening = rf"\{{\s*{key}\s*:\s*\"({names})\""
+    return rf"\s*{opening}(?s:.*)"
 
 
 def _reasoning(rules: GrammarRules, answers: AnswerFormat, start: State) -> str:
@@ -127,12 +140,16 @@ def _calls(
     elif opened:
         rest = _after(format.open, opened)
         first = rules.add("call", any_of([_call(rules, format, tool, rest) for tool in tools]))
-    is_list = isinstance(format.body, PythonCall)
-    is_list |= isinstance(format.body, JsonCall) and format.body.is_list
+    is_python = isinstance(format.body, PythonCall)
+    is_list = is_python or (isinstance(format.body, JsonCall) and format.body.is_list)
     separator = json.dumps(", ") if is_list else rules.literal(format.separator)
+    if is_python:
+        first = rules.add("call", any_of([_call(rules, format, tool, "[") for tool in tools]))
+    elif is_list:
+        first = f'"[" {first}'
     calls = first if most == 1 else f"{first} ({separator} {call}){{0,{most - 1}}}"
     if is_list:
-        calls = f'"[" {calls} "]"'
+        calls = f'{calls} "]"'
     return f"{rules.literal(section_open)} {calls} {rules.literal(format.section_close)}"
 
 
@@ -144,7 +161,7 @@ def _after(text: str, opened: str) -> str:
 def _call(rules: GrammarRules, format: CallFormat, tool: Tool, opening: str) -> str:
     match format.body:
         case JsonCall() as body:
-            inside = _json_call(rules, body, tool)
+            inside = _json_call(rules, body, tool, is_bare=format.is_bare)
         case NamedCall() as body:
             inside = _named_call(rules, body, tool)
         case TaggedCall() as body:
@@ -154,7 +171,9 @@ def _call(rules: GrammarRules, format: CallFormat, tool: Tool, opening: str) -> 
             inside = tagged_arguments(rules, tagged, tool)
         case PythonCall():
             pairs = python_arguments(rules, tool)
-            inside = f'{json.dumps(tool.name + "(")} {pairs} ")"'
+            # One literal: other text may begin with the bracket alone.
+            begin = rules.literal(f"{opening}{tool.name}(")
+            return f'{begin} {pairs} ")" {rules.literal(format.close)}'
         case GemmaCall(quote=quote):
             pairs = gemma_arguments(rules, tool, quote)
             inside = f'{json.dumps(tool.name + "{")} {pairs} "}}"'
@@ -169,13 +188,17 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return schema
 
 
-def _json_call(rules: GrammarRules, body: JsonCall, tool: Tool) -> str:
+def _json_call(rules: GrammarRules, body: JsonCall, tool: Tool, *, is_bare: bool) -> str:
+    """Return a call. Without marks, other text may not begin like one: compact JSON is a call."""
     arguments = rules.json(_schema(tool))
     if not body.name:
         return f'{json.dumps("{" + json.dumps(tool.name) + ": ")} {arguments} "}}"'
     name = f"{json.dumps(body.name)}: {json.dumps(tool.name)}, {json.dumps(body.arguments)}: "
     if body.id is None:
-        return f'{json.dumps("{" + name)} {arguments} "}}"'
+        compact = name.replace('": ', '":').replace('", ', '",')
+        openings = [name, compact] if is_bare else [name]
+        opening = any_of(json.dumps("{" + written) for written in openings)
+        return f'({opening}) {arguments} "}}"'
     opening = "{" + json.dumps(body.id) + ': "'
     return f'{json.dumps(opening)} {NUMBER} {json.dumps(chr(34) + ", " + name)} {arguments} "}}"'
 
@@ -187,5 +210,3 @@ def _named_call(rules: GrammarRules, body: NamedCall, tool: Tool) -> str:
     if found:
         name = f"{name} {NUMBER} {rules.literal(after)}"
     return f"{name} {rules.literal(body.separator)} {rules.json(_schema(tool))}"
-
-

@@ -23,9 +23,7 @@ class JsonCalls:
     name but no arguments: it may be an ordinary answer.
     """
 
-    def __init__(
-        self, body: JsonCall, calls: Calls, marks: Marks, *, is_known_only: bool
-    ) -> None:
+    def __init__(self, body: JsonCall, calls: Calls, marks: Marks, *, is_known_only: bool) -> None:
         self.is_done = False
         self.is_broken = False
         self._body = body

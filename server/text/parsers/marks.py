@@ -70,7 +70,7 @@ class Marks:
         return marked if marked.isascii() else marked.translate(self._texts)
 
     def quoted(self, marked: str) -> str:
-        """Return what `text` returns, for a place between quotes: the tokens have JSON's escapes."""
+        """Return what `text` returns, with JSON's escapes in the tokens, for a quoted text."""
         return marked if marked.isascii() else marked.translate(self._quoted)
 
     def shown(self, marked: str) -> str:

@@ -65,6 +65,16 @@ class Syntax:
         return self.format is not None and self.format.is_bare
 
     @property
+    def call_openings(self) -> tuple[str, ...]:
+        """The characters that begin calls in State.CALLS, where calls may follow each other."""
+        match body_of(self.format):
+            case JsonCall():
+                return ("{", "[")
+            case PythonCall():
+                return ("[",)
+        return ()
+
+    @property
     def is_plain(self) -> bool:
         """Whether there is nothing to parse. A format without marks has no transitions."""
         return self.format is None and not any(self.transitions.values())

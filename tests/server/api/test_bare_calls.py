@@ -25,7 +25,8 @@ JSON_CALL = (
     " ~ (c.function.arguments | tojson) ~ '}' }}"
 )
 LLAMA = TURNS.replace(
-    "CALLS", f"{{% for c in m.tool_calls %}}{JSON_CALL}{{{{ '; ' if not loop.last }}}}{{% endfor %}}"
+    "CALLS",
+    f"{{% for c in m.tool_calls %}}{JSON_CALL}{{{{ '; ' if not loop.last }}}}{{% endfor %}}",
 )
 ONE_CALL = TURNS.replace(
     "CALLS",

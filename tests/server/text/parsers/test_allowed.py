@@ -1,4 +1,4 @@
-"""What a schema allows, by type and by lists of values."""
+"""The types and values that a schema allows."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def test_schema_allows_types_and_values(schema, allowed) -> None:
 
 
 def test_references_that_double_are_read_in_bounded_time() -> None:
-    definitions = {
-        f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(60)
-    }
+    definitions = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(60)}
     assert allowed_values({"$ref": "#/$defs/a0"}, {"$defs": definitions}) == ANY
 
 

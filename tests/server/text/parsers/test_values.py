@@ -1,4 +1,4 @@
-"""What values without quotes become: the schema decides."""
+"""Values without quotes become what the schema allows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BIG = "12345678901234567890123"
         ({"type": "number"}, "0.12345678901234567890123", "0.12345678901234567890123"),
         ({"type": "number"}, "1.50", "1.50"),
         ({"type": "object"}, f'{{"a": {BIG}}}', f'{{"a": {BIG}}}'),
-        # What is not JSON becomes what the schema allows.
+        # Other spellings become what the schema allows.
         ({"type": "integer"}, "12.0", "12"),
         ({"type": "integer"}, f"{BIG}.0", BIG),
         ({"type": "integer"}, "+12", "12"),
