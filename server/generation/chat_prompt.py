@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,8 @@ async def render(state: AppState, chat: Chat) -> str:
         raise unsupported("messages", message)
     messages = [_with_known_role(message) for message in chat.messages]
     arguments = chat.thinking.arguments(state.template, chat.arguments)
+    if state.answers is not None and state.answers.shows_one_call:
+        messages = with_single_calls(messages)
     tools = _visible_tools(chat)
     if shows_tools_in_text(state, chat):
         messages = with_tools_in_text(messages, tools)
@@ -120,6 +123,32 @@ def has_own_tools(state: AppState) -> bool:
     """Return whether the model's template shows tools and the format of its calls is known."""
     is_known = state.answers is not None and state.answers.calls is not None
     return is_known and state.template is not None and "tools" in state.template.variables
+
+
+def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of one call each, with the result of a call behind it."""
+    split: list[dict[str, Any]] = []
+    unread = list(messages)
+    while unread:
+        message = unread.pop(0)
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            split.append(message)
+            continue
+        results = list(itertools.takewhile(lambda each: each["role"] == "tool", unread))
+        del unread[: len(results)]
+        for index, call in enumerate(calls):
+            rest = message if index == 0 else {"role": message["role"], "content": ""}
+            split.append({**rest, "tool_calls": [call]})
+            is_last = index == len(calls) - 1
+            of_call = [each for each in results if is_last or _answers(each, call)]
+            split += of_call
+            results = [each for each in results if each not in of_call]
+    return split
+
+
+def _answers(result: dict[str, Any], call: dict[str, Any]) -> bool:
+    return bool(result.get("tool_call_id") == call.get("id"))
 
 
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:

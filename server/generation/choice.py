@@ -52,6 +52,7 @@ class Choice:
                 self._parsing.tools,
                 start=self._parsing.start,
                 shows_special=not options.skip_special_tokens,
+                most_calls=self._parsing.most_calls,
             )
         self.num_reasoning_tokens = 0
         self._detokenizer = Detokenizer(

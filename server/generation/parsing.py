@@ -48,7 +48,7 @@ def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
         return None
     has_tools = bool(use.tools) and use.mode != "none"
     syntax = answers.syntax if has_tools else answers.plain_syntax
-    if not any(syntax.transitions.values()):
+    if syntax.is_plain:
         return None
     return Parsing(
         syntax=syntax,
@@ -122,6 +122,7 @@ def answer_formats(
         tokenizer.added_ids,
         tokenizer.special_ids,
         translated(tokenizer.response_template),
+        tokenizer.eos_token_ids,
     )
     found = detect(prober, calls=calls, reasoning=reasoning)
     for problem in prober.problems:

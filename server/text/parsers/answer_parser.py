@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from server.text.parsers.calls import Calls
-from server.text.parsers.deltas import (
-    CallOutcome,
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    merged,
-)
-from server.text.parsers.formats import CallFormat, JsonCall, LinesCall, NamedCall
+from server.text.parsers.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.json_scanner import JsonScanner
+from server.text.parsers.names import called_by_header, named_in
 from server.text.parsers.prose import SPACE, Prose
-from server.text.parsers.scanners import Scanner, scanner_of
-from server.text.parsers.syntax import State, Syntax, body_of
+from server.text.parsers.scanners import Scanner, scanner_of, value_of
+from server.text.parsers.syntax import State, Syntax
 from server.text.parsers.tagged_value import TaggedValue
 from server.text.parsers.tools import Tool
 
@@ -28,8 +21,7 @@ SCANNED = (State.ARGUMENTS, State.CALLS)
 VALUES = (State.VALUE, State.JSON_VALUE)
 BEFORE_NAME = (State.SECTION, State.NAME, State.HEADER, State.CALLS)
 LIMITED = (State.NAME, State.HEADER)
-CALLED = re.compile(r"to=(?:functions\.)?(?P<name>[\w.:/-]+)")  # in a header
-PLAIN_NAME = r"\s*(?P<name>\S+)\s*"
+BETWEEN_CALLS = frozenset(SPACE + ",;}]")
 
 
 class AnswerParser:
@@ -50,6 +42,7 @@ class AnswerParser:
         *,
         start: State = State.CONTENT,
         shows_special: bool = False,
+        most_calls: int | None = None,
     ) -> None:
         self.num_malformed = 0  # texts that looked like calls
         self._syntax = syntax
@@ -68,6 +61,8 @@ class AnswerParser:
         self._scanner: Scanner | None = None
         self._prose = Prose(self._emit, strips=start is not State.CONTENT)
         self._has_content = False
+        self._has_junk = False  # between a call and its closing mark
+        self._most_calls = most_calls  # no text is read after the last one
 
     @property
     def is_reasoning(self) -> bool:
@@ -76,9 +71,8 @@ class AnswerParser:
     @property
     def is_in_call(self) -> bool:
         """Whether the text is inside a call. Without a mark, a name must have been read."""
-        format = self._syntax.format
-        is_marked = format is not None and not format.is_bare
-        return self.calls.is_open or (is_marked and self._state in BEFORE_NAME)
+        is_named = self._syntax.is_bare or self._state not in BEFORE_NAME
+        return self.calls.is_open or not is_named
 
     @property
     def outcomes(self) -> list[CallOutcome]:
@@ -92,7 +86,13 @@ class AnswerParser:
         self._deltas.clear()
         return deltas
 
+    @property
+    def _is_full(self) -> bool:
+        return self._most_calls is not None and len(self.calls.outcomes) >= self._most_calls
+
     def push(self, text: str) -> None:
+        if self._is_full:
+            return
         if self._is_plain(text):
             self._prose.push(self._shown(text))
             return
@@ -109,12 +109,16 @@ class AnswerParser:
 
     def flush(self, *, is_cut: bool) -> None:
         """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
+        if self._is_full:
+            return
         if is_cut and self._may_be_before_mark:
             self._pending = ""  # perhaps the beginning of a mark
             self._prose.begin(strips=False)
         self._run(is_end=True)
         if self._state is not State.CONTENT and not is_cut:
             self._end_unfinished()
+        if self._may_begin_bare_call and self.calls.has_any:
+            self._prose.begin()  # drops what separates calls
         if self._state is State.CONTENT:
             self._prose.end()
 
@@ -146,7 +150,7 @@ class AnswerParser:
 
     def _run(self, *, is_end: bool) -> None:
         at = 0
-        while True:
+        while not self._is_full:
             before = at, self._state
             at = self._step(at, is_end=is_end)
             if before == (at, self._state):
@@ -161,10 +165,18 @@ class AnswerParser:
             start = self._skipped(at)
             if start > at:
                 return start
-            if self._pending[at : at + 1] in self._bare_openings:
+            if self._pending[at : at + 1] in self._syntax.call_openings:
                 space = self._prose.space
                 self._enter(State.CALLS)
                 self._raw = [space]
+                return at
+        if self._may_begin_next_call and at < len(self._pending):
+            char = self._pending[at]
+            if char in BETWEEN_CALLS:
+                self._dropped.append(char)
+                return at + 1
+            if char in self._syntax.call_openings:
+                self._enter(State.CALLS)
                 return at
         room = MAX_NAME + 1 - self._num_collected if self._state in LIMITED else None
         terminals = self._syntax.terminals[self._state]
@@ -178,6 +190,8 @@ class AnswerParser:
             return found.before
         if self._is_out_of_place(found.terminal):
             self._take_text(found.terminal)
+        elif found.terminal == self._syntax.prefix:
+            self._prose.hold(self._shown(found.terminal))
         else:
             if self._state is State.CONTENT:
                 self._raw = [self._prose.space]
@@ -188,8 +202,11 @@ class AnswerParser:
     def _is_out_of_place(self, terminal: str) -> bool:
         """Return whether a text that opens reasoning stands after the start of the answer.
 
-        A token does not: models that have one may think again.
+        A token does not: models that have one may think again. The prefix of calls without marks is
+        out of place there, too.
         """
+        if terminal == self._syntax.prefix:
+            return self._has_content
         opens = self._state is State.CONTENT and terminal == self._syntax.reasoning_open
         return opens and self._has_content and self._syntax.marks.text(terminal) == terminal
 
@@ -197,13 +214,14 @@ class AnswerParser:
 
     @property
     def _may_begin_bare_call(self) -> bool:
-        is_bare = self._syntax.format is not None and self._syntax.format.is_bare
-        return is_bare and self._state is State.CONTENT and not self._has_content
+        is_first = self._state is State.CONTENT and not self._has_content
+        return is_first and self._syntax.is_bare
+
+    # Some models write several calls before one closing mark.
 
     @property
-    def _bare_openings(self) -> tuple[str, ...]:
-        is_json = isinstance(body_of(self._syntax.format), JsonCall)
-        return ("{", "[") if is_json else ("[",)
+    def _may_begin_next_call(self) -> bool:
+        return self._state is State.CLOSING and not self._has_junk
 
     def _skipped(self, at: int) -> int:
         """Skip what may stand before such a call, as white space. Return the position after it."""
@@ -227,6 +245,7 @@ class AnswerParser:
             self._prose.push(self._shown(text))
         elif self._state in DROPPED:
             self._dropped.append(text)
+            self._has_junk = self._has_junk or bool(text)
             if self._state is State.SECTION:
                 self._raw.append(text)
         elif self._state is State.MALFORMED:
@@ -297,21 +316,18 @@ class AnswerParser:
         self._state = then
         self._prose.begin()
         self._dropped.clear()
+        self._has_junk = False
         self._collected.clear()
         self._num_collected = 0
         self._scanner = scanner_of(self._syntax, then, self.calls) if then in SCANNED else None
 
     def _end_name(self) -> bool:
         """Begin the call whose name has been read. Return whether it is one."""
-        format = self._syntax.format
-        pattern = PLAIN_NAME
-        if isinstance(format, CallFormat) and isinstance(format.body, NamedCall):
-            pattern = format.body.pattern
-        match = re.fullmatch(pattern, self._take_collected())
-        if match is None or re.search(r"\s", match["name"]):
+        found = named_in(self._syntax.format, self._take_collected())
+        if found is None:
             self._not_a_call()
             return False
-        self._begin_call(match["name"], match.groupdict().get("id"))
+        self._begin_call(*found)
         return True
 
     def _begin_call(self, name: str, call_id: str | None) -> None:
@@ -321,25 +337,15 @@ class AnswerParser:
     def _end_header(self) -> State:
         """Return what the message is, by its header."""
         header = self._take_collected()
-        called = CALLED.search(header)
-        if called:
-            self._begin_call(called["name"], None)
+        name = called_by_header(header)
+        if name is not None:
+            self._begin_call(name, None)
             return State.ARGUMENTS
         return State.REASONING if "analysis" in header else State.CONTENT
 
     def _begin_value(self, then: State) -> None:
         key = self._take_collected().strip()
-        has_json_values = bool(self._syntax.transitions[State.JSON_VALUE])
-        kind = self.calls.kind_of(key)
-        if has_json_values:  # the format itself tells texts from JSON
-            kind = "json" if then is State.JSON_VALUE else "text"
-        is_stripped = self._has_lines
-        self._value = TaggedValue(self.calls, key, kind, is_stripped=is_stripped)
-
-    @property
-    def _has_lines(self) -> bool:
-        format = self._syntax.format
-        return isinstance(format, CallFormat) and isinstance(format.body, LinesCall)
+        self._value = value_of(self._syntax, then, self.calls, key)
 
     def _end_value(self) -> None:
         assert self._value is not None
@@ -362,7 +368,7 @@ class AnswerParser:
         if self.calls.is_open or self.calls.num_changes > num_changes:
             self._raw.clear()
         if isinstance(scanner, JsonScanner):
-            self.calls.arguments(self._syntax.marks.text(scanner.take()))
+            self.calls.arguments(scanner.take())
         if scanner.is_broken:
             self._break()
         elif scanner.is_done:
@@ -380,12 +386,13 @@ class AnswerParser:
         if isinstance(scanner, JsonScanner):
             self.calls.end()
         self._enter(State.CLOSING if self._syntax.closes_call else self._syntax.after_call)
-        if self._syntax.format is not None and self._syntax.format.is_bare:
+        if self._syntax.is_bare:
             self._has_content = False
 
     def _not_a_call(self) -> None:
         """Give back the text since the mark as content."""
-        self.num_malformed += 1
+        if not self._syntax.is_bare:  # without marks, any JSON looks like a call
+            self.num_malformed += 1
         text = self._syntax.marks.text("".join(self._raw))
         self._enter(State.CONTENT)
         self._prose.begin(strips=False)

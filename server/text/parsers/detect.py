@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ Source = Literal["flag", "response_template", "table", "template", "none"]
 PROBING_S = 3.0  # no rendering begins later than that
 MAX_ANSWER = 8192  # characters that a template writes for two short calls
 QUESTION = "What is new?"
+REPLY = "Nothing is new."
 THOUGHT = "Let me see."
 PARAMETERS = {
     "type": "object",
@@ -84,6 +85,8 @@ class AnswerFormat:
     plain_syntax: Syntax  # for answers without tools
     # The prompt opens the reasoning of a request for it; without one, the model writes none.
     is_opened_on_request: bool = False
+    # The template refuses a message with several calls, or shows only the first (Llama 3.1).
+    shows_one_call: bool = False
 
     @property
     def reasoning_name(self) -> str | None:
@@ -131,6 +134,7 @@ def detect(
         syntax=prober.syntax(found, reasoning),
         plain_syntax=prober.syntax(plain, reasoning),
         is_opened_on_request=reasoning is not None and prober.opens_on_request(reasoning),
+        shows_one_call=len(prober.called) == 1,
     )
 
 
@@ -139,7 +143,7 @@ class Prober:
 
     `template` is its source, and `tokens` are the added tokens of the tokenizer. `given` is what
     the checkpoint says itself; what it lacks is found from the template. `problems` say which parts
-    of it are not used, and why.
+    of it are not used, and why. `ends` are the tokens that end an answer.
     """
 
     def __init__(
@@ -149,6 +153,7 @@ class Prober:
         tokens: Mapping[str, int],
         special: frozenset[int],
         given: TranslatedTemplate = NO_TEMPLATE,
+        ends: Collection[int] = (),
     ) -> None:
         self._given = given
         self.problems = list(given.problems)
@@ -157,8 +162,12 @@ class Prober:
         self._template = template
         self._tokens = tokens
         self._special = special
+        self._others = {  # inside calls they are text
+            text: i for text, i in tokens.items() if i in special and i not in ends
+        }
         user = {"role": "user", "content": QUESTION}
         self._prompt = self._rendered([user], add_generation_prompt=True) or ""
+        self._opening = self._find_opening(user)
         self.answer, self.called = self._find_answer(user)
 
     def _find_answer(self, user: dict[str, Any]) -> tuple[str, list[tuple[str, Any]]]:
@@ -187,9 +196,10 @@ class Prober:
         return None
 
     def _after_prompt(self, text: str) -> str:
-        """Return what follows the prompt in `text`, or the user's message if it is not there.
+        """Return what follows the prompt in `text`, or what precedes every assistant's message.
 
-        Reasoning that the prompt opens need not be there.
+        Reasoning that the prompt opens need not be there. The rest after the user's message remains
+        if neither is there.
         """
         for reasoning in (None, self._given.reasoning, *REASONING):
             prompt = self._prompt
@@ -197,7 +207,15 @@ class Prober:
                 prompt = prompt.rstrip().removesuffix(reasoning.open.strip())
             if text.startswith(prompt):
                 return text[len(prompt) :]
+        if self._opening and text.startswith(self._opening):
+            return text[len(self._opening) :]
         return text.rpartition(QUESTION)[2]
+
+    def _find_opening(self, user: dict[str, Any]) -> str:
+        """Return what a template writes up to the content of an assistant's message."""
+        reply = {"role": "assistant", "content": REPLY}
+        before, found, _ = (self._rendered([user, reply]) or "").partition(REPLY)
+        return before if found else ""
 
     # Reasoning
 
@@ -305,7 +323,8 @@ class Prober:
             for token, token_id in self._tokens.items()
             if is_markup(token) and any(token in text for text in texts)
         }
-        return make_syntax(format, reasoning, Marks(used, self._special), other)
+        others = self._others if format is not None else None
+        return make_syntax(format, reasoning, Marks(used, self._special, others), other)
 
 
 def key_marks(format: AnyCallFormat) -> list[str]:

@@ -94,6 +94,7 @@ class CallFormat:
     # The models often leave out `section_open`.
     is_section_optional: bool = False
     id_style: IdStyle = "call"
+    prefix: str = ""  # may stand before the first call of a format without marks
 
     @property
     def is_bare(self) -> bool:
@@ -308,7 +309,12 @@ CALL_FORMATS: tuple[AnyCallFormat, ...] = (
     CallFormat("granite", JsonCall(is_list=True), section_open="<|tool_call|>"),
     CallFormat("gigachat", JsonCall(), open="<|function_call|>"),
     CallFormat("firefunction", JsonCall(is_list=True), section_open=" functools"),
-    CallFormat("llama3_json", JsonCall(arguments="parameters"), separator="; "),
+    CallFormat(
+        "llama3_json",
+        JsonCall(arguments="parameters"),
+        separator="; ",
+        prefix="<|python_tag|>",
+    ),
     CallFormat("pythonic", PythonCall()),
 )
 BY_NAME = {format.name: format for format in CALL_FORMATS}

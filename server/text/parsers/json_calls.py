@@ -5,35 +5,40 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from server.text.parsers.calls import Calls, is_encodable
+from server.text.parsers.calls import Calls
 from server.text.parsers.formats import JsonCall
 from server.text.parsers.json_scanner import SPACE, JsonScanner
+from server.text.parsers.marks import Marks
+from server.text.parsers.values import is_encodable
 
 Place = Literal["start", "object", "first key", "key", "colon", "value", "after", "next"]
-NAMES = ("name", "tool_name")
+NAMES = ("name", "tool_name", "function")
 ARGUMENTS = ("arguments", "parameters")  # models of one format mix them up
 
 
 class JsonCalls:
     """Reads the calls from an opening brace or bracket to its end.
 
-    `is_known_only` breaks at a function that is not among the tools.
+    `is_known_only` breaks at a function that is not among the tools, and at an object that has its
+    name but no arguments: it may be an ordinary answer.
     """
 
-    def __init__(self, body: JsonCall, calls: Calls, *, is_known_only: bool) -> None:
+    def __init__(self, body: JsonCall, calls: Calls, marks: Marks, *, is_known_only: bool) -> None:
         self.is_done = False
         self.is_broken = False
         self._body = body
         self._calls = calls
+        self._marks = marks
         self._is_known_only = is_known_only
         self._is_list = False
         self._place: Place = "start"
-        self._value = JsonScanner()
+        self._value = JsonScanner(marks)
         self._key = ""
         self._name = ""
         self._id: str | None = None
         self._early_arguments = ""  # before the name is known
         self._has_arguments = False
+        self._has_other_keys = False
         self._parts: list[str] = []  # of the value being read, unless it streams
         self._first = ""  # its first character
 
@@ -71,11 +76,12 @@ class JsonCalls:
         self._id = None
         self._early_arguments = ""
         self._has_arguments = False
+        self._has_other_keys = False
         self._begin_value("first key")
 
     def _begin_value(self, place: Place) -> None:
         self._place = place
-        self._value = JsonScanner()
+        self._value = JsonScanner(self._marks)
         self._parts = []
         self._first = ""
 
@@ -86,6 +92,8 @@ class JsonCalls:
         at = self._value.push(text, at)
         piece = self._value.take()
         self._first = self._first or piece[:1]
+        if self._begins_arguments:
+            self._open()
         if self._streams:
             self._calls.arguments(piece)
         else:
@@ -100,6 +108,16 @@ class JsonCalls:
         """Whether the value being read is the arguments of the open call."""
         is_new = self._first == "{" and not self._has_arguments
         return is_new and self._place == "value" and self._is_arguments and self._calls.is_open
+
+    @property
+    def _begins_arguments(self) -> bool:
+        """Whether arguments begin, and the call has only been named."""
+        is_object = self._place == "value" and self._is_arguments and self._first == "{"
+        return is_object and self._is_named
+
+    @property
+    def _is_named(self) -> bool:
+        return bool(self._name) and not self._calls.is_open
 
     @property
     def _is_arguments(self) -> bool:
@@ -122,6 +140,8 @@ class JsonCalls:
         elif self._key in ("id", self._body.id):
             value = self._string()
             self._id = value if self._key == "id" else None
+        elif self._key != "type":
+            self._has_other_keys = True
 
     def _end_key(self) -> None:
         key = self._string()
@@ -141,8 +161,18 @@ class JsonCalls:
     def _take_arguments(self) -> None:
         """Take the whole arguments, which have not streamed."""
         self._early_arguments = "".join(self._parts)
-        if self._calls.is_open:
+        if self._is_named:
+            self._open_with_early_arguments()
+        elif self._calls.is_open:
             self._write_early_arguments()
+
+    def _open_with_early_arguments(self) -> None:
+        text = self._early_arguments
+        inside = json.loads(text).lstrip() if text.startswith('"') else text
+        if inside.startswith("{") or inside == "null":
+            self._open()
+        else:
+            self.is_broken = True
 
     def _begin_call(self, name: str | None) -> None:
         is_known = name and (not self._is_known_only or self._calls.knows(name))
@@ -150,7 +180,13 @@ class JsonCalls:
             self.is_broken = True
             return
         self._name = name
-        self._calls.begin(name, self._id)
+        if not self._is_known_only:
+            self._open()
+        elif self._early_arguments:
+            self._open_with_early_arguments()
+
+    def _open(self) -> None:
+        self._calls.begin(self._name, self._id)
         if self._early_arguments:
             self._write_early_arguments()
 
@@ -163,6 +199,8 @@ class JsonCalls:
         self._calls.arguments("" if text == "null" else text)
 
     def _end_object(self) -> None:
+        if self._is_named and not self._has_other_keys:
+            self._open()
         if not self._calls.is_open:
             self.is_broken = True
             return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from server.text.parsers.marks import NO_MARKS, Marks
+
 Mode = Literal["value", "item", "key", "first key", "colon", "after", "string", "escape", "scalar"]
 
 PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # of a string
@@ -47,13 +49,15 @@ class JsonScanner:
     """Reads one JSON value, and stops where it ends or where it breaks. Drops space before it.
 
     A control character in a string, such as a line break, is not JSON, but models write it. It is
-    replaced by its escape, so that `text` is always a beginning of valid JSON.
+    replaced by its escape, so that `text` is always a beginning of valid JSON. A token of `marks`
+    in a string becomes its text.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks = NO_MARKS) -> None:
         self.is_done = False
         self.is_broken = False
         self._stack: list[str] = []  # open brackets
+        self._marks = marks
         self._mode: Mode = "value"
         self._escape = ""  # after a backslash
         self._scalar = ""  # state
@@ -147,7 +151,7 @@ class JsonScanner:
     def _string(self, text: str, at: int) -> int:
         plain = PLAIN.match(text, at)
         if plain:
-            self._parts.append(plain.group())
+            self._parts.append(self._marks.quoted(plain.group()))
             return plain.end()
         char = text[at]
         if char == '"':

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from server.text.parsers.calls import Calls, read_json, read_python
+from server.text.parsers.calls import Calls
+from server.text.parsers.marks import Marks
+from server.text.parsers.values import dumps, literal_json, read_json
 
 SPACE = " \t\n\r"
 OPEN, CLOSE = "([{", ")]}"
@@ -23,12 +25,14 @@ Place = Literal["start", "call", "name", "key", "value", "next"]
 class PythonCalls:
     """Reads [f(a=1, b="x"), g()] from the bracket to its end."""
 
-    def __init__(self, calls: Calls, *, is_known_only: bool) -> None:
+    def __init__(self, calls: Calls, marks: Marks, *, is_known_only: bool) -> None:
         self.is_done = False
         self.is_broken = False
         self._calls = calls
+        self._marks = marks
         self._is_known_only = is_known_only
         self._place: Place = "start"
+        self._name = ""  # of a call that has not begun
         self._text = ""  # of the name or key being read
         self._parts: list[str] = []  # of the value being read
         self._depth = 0  # of brackets in a value
@@ -80,19 +84,28 @@ class PythonCalls:
         if not NAME.fullmatch(name):
             self.is_broken = True
         elif self._place == "key":
+            self._begin_named()
             self._calls.key(name)
             self._place = "value"
             self._depth = 0
         elif self._is_known_only and not self._calls.knows(name):
             self.is_broken = True
         else:
-            self._calls.begin(name)
+            self._name = name
             self._place = "key"
+            if not self._is_known_only:
+                self._begin_named()
+
+    def _begin_named(self) -> None:
+        """Begin the call, unless it has begun. Prose may be like the beginning of one."""
+        if self._name:
+            self._calls.begin(self._name)
+            self._name = ""
 
     def _in_value(self, text: str, at: int) -> int:
         plain = (PLAIN_STRING if self._quote else PLAIN).match(text, at)
         if plain and not self._is_escaped:
-            self._parts.append(plain.group())
+            self._parts.append(self._with_tokens(plain.group()))
             return plain.end()
         char = text[at]
         if self._quote:
@@ -109,8 +122,13 @@ class PythonCalls:
             self._depth = max(self._depth - 1, 0)
         elif char in "\"'":
             self._quote = char
-        self._parts.append(char)
+        self._parts.append(self._with_tokens(char))
         return at + 1
+
+    def _with_tokens(self, text: str) -> str:
+        if not self._quote or text in "\"'":
+            return self._marks.text(text)
+        return self._marks.quoted(text).replace("'", "\\'")
 
     def _in_string(self, char: str) -> None:
         if self._is_escaped:
@@ -123,13 +141,10 @@ class PythonCalls:
     def _end_value(self) -> None:
         text = "".join(self._parts).strip()
         self._parts = []
-        try:
-            value = read_json(text)
-        except ValueError:
-            value = _python_or_text(text)
-        self._calls.literal(value, text)
+        self._calls.arguments(literal_json(text))
 
     def _end_call(self) -> None:
+        self._begin_named()
         self._calls.end()
         self._text = ""
         self._place = "next"
@@ -139,24 +154,18 @@ def _is_name(text: str) -> bool:
     return not text.strip() or NAME.fullmatch(text.strip()) is not None
 
 
-def _python_or_text(text: str) -> Any:
-    try:
-        return read_python(text)
-    except ValueError:
-        return text
-
-
 class GemmaCalls:
     """Reads f{a:1,b:<|"|>x<|"|>} from the name to the closing brace.
 
-    `quote` is one character, the mark of its token, or a text.
+    Texts have no escapes: they end at the next `quote`, which may be a token of `marks`.
     """
 
-    def __init__(self, calls: Calls, quote: str) -> None:
+    def __init__(self, calls: Calls, marks: Marks, quote: str) -> None:
         self.is_done = False
         self.is_broken = False
         self._calls = calls
-        self._quote = quote
+        self._marks = marks
+        self._quote = marks.encode(quote)  # one character, or a text
         self._text = ""  # of the name or key being read
         self._parts: list[str] = []  # of the value being read
         self._tail = ""  # its last characters, perhaps a quote
@@ -180,7 +189,7 @@ class GemmaCalls:
         return at + 1
 
     def _end_name(self) -> None:
-        name = self._text.replace(self._quote, "").strip(" ,\n")
+        name = self._marks.text(self._text.replace(self._quote, "")).strip(" ,\n")
         self._text = ""
         if not name:
             self.is_broken = True
@@ -195,14 +204,14 @@ class GemmaCalls:
     def _in_value(self, char: str) -> None:
         if not self._is_quoted and self._depth == 0 and char in ",}":
             text = "".join(self._parts)
-            self._calls.literal(_GemmaValue(text, self._quote).read(), text)
+            self._calls.arguments(_gemma_json(text, self._quote))
             self._parts = []
             self._tail = ""
             self._place = "key"
             if char == "}":
                 self._end_call()
             return
-        self._parts.append(char)
+        self._parts.append(char if char == self._quote else self._marks.text(char))
         self._tail = (self._tail + char)[-len(self._quote) :]
         if self._tail == self._quote:
             self._is_quoted = not self._is_quoted
@@ -212,6 +221,13 @@ class GemmaCalls:
     def _end_call(self) -> None:
         self._calls.end()
         self.is_done = True
+
+
+def _gemma_json(text: str, quote: str) -> str:
+    try:
+        return dumps(_GemmaValue(text, quote).read())
+    except RecursionError:
+        return dumps(text)
 
 
 class _GemmaValue:

@@ -53,19 +53,23 @@ class GrammarRules:
         """Return any text without marks."""
         return self.add("FREE", ANY_TEXT)
 
-    def until(self, closing: str, *excluded: str) -> str:
-        """Return any text without `excluded` up to `closing`, and `closing`."""
-        if self.is_token(closing):
-            return f"{self.text_without(*excluded)} {self.literal(closing)}"
-        return self.add("text", _text_without(excluded), f"[suffix={json.dumps(closing)}]")
+    def until(self, closing: str, *excluded: str, pattern: str = "") -> str:
+        """Return any text without `excluded` up to `closing`, and `closing`.
+
+        With `pattern`, the text must not match it.
+        """
+        text = _text_without(excluded, pattern)
+        if self.is_token(closing.strip()):  # white space before it is a part of the text
+            return f"{self.add('FREE', text)} {self.literal(closing.lstrip())}"
+        return self.add("text", text, f"[suffix={json.dumps(closing)}]")
 
     def is_token(self, text: str) -> bool:
         """Return whether `text` begins with a token."""
-        return self._marks.encode(text)[0] in self._marks.ids
+        return self._marks.encode(text)[:1] in self._marks.ids
 
-    def text_without(self, *excluded: str) -> str:
-        """Return any text in which none of `excluded` occurs."""
-        return self.add("FREE", _text_without(excluded))
+    def text_without(self, *excluded: str, pattern: str = "") -> str:
+        """Return any text without `excluded` that does not match `pattern`."""
+        return self.add("FREE", _text_without(excluded, pattern))
 
     def json(self, schema: Any) -> str:
         """Return JSON that fits a schema. Raises ValueError as `guided` does."""
@@ -78,10 +82,16 @@ class GrammarRules:
         return "\n".join(lines) + "\n"
 
 
-def _text_without(excluded: Iterable[str]) -> str:
-    """Return the pattern of any text in which none of `excluded` occurs."""
-    pattern = ANY_TEXT
+def _text_without(excluded: Iterable[str], pattern: str) -> str:
+    """Return the pattern of any text without `excluded` that does not match `pattern`."""
+    terms = [ANY_TEXT]
     for text in excluded:
-        escaped = "".join(f"\\x{{{ord(char):x}}}" for char in text)
-        pattern += f" & ~/(?s:.*){escaped}(?s:.*)/"
-    return pattern
+        terms.append(f"~/(?s:.*){escaped(text)}(?s:.*)/")
+    if pattern:
+        terms.append(f"~/{pattern}/")
+    return " & ".join(terms)
+
+
+def escaped(text: str) -> str:
+    """Return the regular expression of a fixed text."""
+    return "".join(f"\\x{{{ord(char):x}}}" for char in text)

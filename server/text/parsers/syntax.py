@@ -58,10 +58,26 @@ class Syntax:
     reasoning_open: str  # as a terminal; "": none
     after_call: State  # where a call without a closing mark leads
     closes_call: bool  # a closing mark follows
+    prefix: str  # as a terminal, before calls without marks; "": none
 
     @property
     def is_bare(self) -> bool:
         return self.format is not None and self.format.is_bare
+
+    @property
+    def call_openings(self) -> tuple[str, ...]:
+        """The characters that begin calls in State.CALLS, where calls may follow each other."""
+        match body_of(self.format):
+            case JsonCall():
+                return ("{", "[")
+            case PythonCall():
+                return ("[",)
+        return ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing to parse. A format without marks has no transitions."""
+        return self.format is None and not any(self.transitions.values())
 
 
 def literals(
@@ -80,6 +96,7 @@ def literals(
             texts += [format.call_end, format.final_end, format.constrain]
         case CallFormat():
             texts += [format.open, format.close, format.section_open, format.section_close]
+            texts.append(format.prefix)
             match format.body:
                 case NamedCall(separator=separator, inside=inside):
                     texts += [separator, *inside]
@@ -102,6 +119,9 @@ def make_syntax(
     """Compile a format. `marks` are of the tokens in its literals."""
     transitions: Transitions = {state: {} for state in State}
     transitions[State.CONTENT] |= dict.fromkeys(other.dropped, State.CONTENT)
+    prefix = format.prefix if isinstance(format, CallFormat) else ""
+    if prefix:
+        transitions[State.CONTENT][prefix] = State.CONTENT
     after, closes = State.CONTENT, False
     match format:
         case CallFormat():
@@ -127,6 +147,7 @@ def make_syntax(
         reasoning_open=marks.encode(reasoning.open.strip()) if reasoning else "",
         after_call=after,
         closes_call=closes,
+        prefix=marks.encode(prefix),
     )
 
 
@@ -207,6 +228,8 @@ def _add_calls(transitions: Transitions, format: CallFormat) -> tuple[State, boo
         for state in (State.NAME, State.KEY, State.VALUE):
             transitions[state] |= closing
     transitions[State.CLOSING] |= closing
+    if closing and isinstance(format.body, JsonCall | PythonCall):  # a closing mark may be left out
+        transitions[State.CLOSING][format.open or format.section_open] = first
     transitions[State.MALFORMED] |= closing
     after = outside if format.open or not has_section or format.section_close else State.CONTENT
     return after, bool(closing)

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import json
 
-from server.text.parsers.calls import Calls, ValueKind
+from server.text.parsers.allowed import Allowed
+from server.text.parsers.calls import Calls
+from server.text.parsers.values import json_of
 
 
 class TaggedValue:
-    """A text streams. Another value is passed on when it is whole, because it may be a text.
+    """A text streams. A value that may be another type is passed on when it is whole.
 
     With `is_stripped`, white space at the ends is no part of a text.
     """
 
     def __init__(
-        self, calls: Calls, key: str, kind: ValueKind, *, is_stripped: bool = False
+        self, calls: Calls, key: str, allowed: Allowed, *, is_stripped: bool = False
     ) -> None:
         self._calls = calls
-        self._kind = kind
+        self._allowed = allowed
+        self._is_text = set(allowed) == {"string"}
         self._parts: list[str] = []
         self._is_stripped = is_stripped
         self._has_begun = False
         self._space = ""  # at the end of a stripped text; dropped unless more text follows
         calls.key(key)
-        if kind == "text":
+        if self._is_text:
             calls.arguments('"')
 
     def push(self, text: str) -> None:
-        if self._kind != "text":
+        if not self._is_text:
             self._parts.append(text)
             return
         if self._is_stripped:
@@ -48,7 +51,10 @@ class TaggedValue:
         return shown
 
     def end(self) -> None:
-        if self._kind == "text":
+        if self._is_text:
             self._calls.arguments('"')
-        else:
-            self._calls.value("".join(self._parts).strip(), self._kind)
+            return
+        text = "".join(self._parts)
+        if self._is_stripped:
+            text = text.strip()
+        self._calls.arguments(json_of(text, self._allowed))

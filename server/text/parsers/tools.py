@@ -50,7 +50,7 @@ class ToolUse:
     @property
     def most_calls(self) -> int:
         """The number of calls after which an answer ends."""
-        return MAX_CALLS if self.allows_parallel else 1
+        return MAX_CALLS if self.allows_parallel and self.name is None else 1
 
 
 NO_TOOLS = ToolUse()
