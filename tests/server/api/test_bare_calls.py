@@ -39,6 +39,8 @@ PYTHONIC = TURNS.replace(
     "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
     "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]",
 )
+# Keys that no format of the table has.
+OWN_KEYS = LLAMA.replace('"name"', '"tool"').replace('"parameters"', '"args"')
 # As above, but the prompt for an answer differs from what precedes an answer of the history.
 OTHER_PROMPT = LLAMA.replace("<assistant>", "<go>")
 THINKING = LLAMA.replace("<assistant>", "<assistant><think>\n")
@@ -57,6 +59,7 @@ ANSWERS = [
     (LLAMA, f"[{ROME}, {CLOCK}]"),
     (OTHER_PROMPT, f"{ROME}; {CLOCK}"),
     (ONE_CALL, f"{ROME}; {CLOCK}"),
+    (OWN_KEYS, '{"tool": "weather", "args": {"city": "Rome"}}; {"tool": "now", "args": {}}'),
     (PYTHONIC, '[weather(city="Rome"), now()]'),
     (PYTHONIC, "[weather(city='Rome')]\n[now()]"),
 ]
