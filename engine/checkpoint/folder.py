@@ -168,9 +168,7 @@ def weights_index(folder: Path) -> str | None:
 
 
 def _weights_entry_of(folder: Path) -> Path:
-    config = folder / "config.json"
-    settings = read_json(config) if config.is_file() else {}
-    return folder / weights_entry(settings, _names(folder))
+    return folder / weights_entry(read_optional(folder / "config.json"), _names(folder))
 
 
 def weights_entry(config: Mapping[str, Any], names: Collection[str]) -> str:
@@ -310,3 +308,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
     return value
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file."""
+    return read_json(path) if path.is_file() else {}
