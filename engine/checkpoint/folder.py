@@ -181,9 +181,9 @@ def weights_entry(config: Mapping[str, Any], names: Collection[str]) -> str:
     named = config.get("transformers_weights")
     if named is None:
         return WEIGHTS_INDEX if WEIGHTS_INDEX in names and WEIGHTS not in names else WEIGHTS
-    if isinstance(named, str) and _is_inside(named):
-        if named.endswith(".safetensors") or is_index(named):
-            return named
+    is_weights = isinstance(named, str) and (named.endswith(".safetensors") or is_index(named))
+    if is_weights and _is_inside(named):
+        return str(named)
     raise ConfigError(
         f"config.json has transformers_weights = {named!r:.200}; it must name a *.safetensors file "
         "of the folder, or an index of such files."

@@ -198,8 +198,9 @@ def _weights(repository: Repository) -> list[str]:
     if entry not in names:
         _refuse_gguf(repository)
         raise ConfigError(
-            f"{repository.name} has {no_weights(entry, names)} Pickles (*.bin, *.pt) are not supported, "
-            "because reading one can run code. Use a revision or repository with safetensors."
+            f"{repository.name} has {no_weights(entry, names)} Pickles (*.bin, *.pt) are not "
+            "supported, because reading one can run code. Use a revision or repository with "
+            "safetensors."
         )
     if not is_index(entry):
         return [entry]

@@ -62,4 +62,4 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _is_token(number: Any, size: int | None) -> bool:
-    return type(number) is int and 0 <= number and (size is None or number < size)
+    return type(number) is int and number >= 0 and (size is None or number < size)

@@ -119,8 +119,8 @@ def _token(entry: Mapping[str, Any], *, special: bool = False) -> AddedToken:
 
 def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
     """Yield the tokens of the lists. A text is a special token."""
-    given = next((settings[name] for name in LISTS if settings.get(name)), [])
-    for entry in given if isinstance(given, list) else []:
+    given = [settings[name] for name in LISTS if isinstance(settings.get(name), list)]
+    for entry in next(filter(None, given), []):
         if isinstance(entry, str):
             yield AddedToken(entry, special=True)
         elif isinstance(entry, dict) and isinstance(entry.get("content"), str):

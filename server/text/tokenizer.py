@@ -51,8 +51,9 @@ BYTE_ALPHABET = _byte_alphabet()
 class Tokenizer:
     """The checkpoint's tokenizer. It never truncates or pads, and it is thread-safe.
 
-    `eos_token_ids` end an answer (`server.text.end_tokens`). `notes` say what else an operator has
-    to know of the files. `suppressed_ids` are token ids that the checkpoint forbids to sample, such as Marian's padding.
+    `eos_token_ids` end an answer (`server.text.end_tokens`). `notes` tell an operator how the files
+    were read. `suppressed_ids` are token ids that the checkpoint forbids to sample, such as
+    Marian's padding.
     `defaults` holds the sampling defaults that generation_config.json sets. `do_sample: false` in
     that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
     request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation

@@ -23,7 +23,8 @@ def write_tokenizer(
 ) -> Path:
     """Write tokenizer.json, tokenizer_config.json, and each of `files` under its name + ".json".
 
-    `settings` are those of tokenizer_config.json. The ids are the indices in WORDS. A text is split at spaces.
+    `settings` are those of tokenizer_config.json. The ids are the indices in WORDS. A text is split
+    at spaces.
     """
     folder.mkdir(exist_ok=True)
     words = {word: number for number, word in enumerate(WORDS)}

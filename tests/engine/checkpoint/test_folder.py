@@ -86,7 +86,7 @@ def test_weight_files_that_transformers_refuses_raise_and_name_the_others(
     model: Path, tmp_path: Path, name: str
 ) -> None:
     folder = write(model, tmp_path / "model", NONE[name])
-    with pytest.raises(OSError, match="no file named model.safetensors"):
+    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
         LlamaForCausalLM.from_pretrained(folder)
     with pytest.raises(ConfigError, match=f"has no {FILE}, no {INDEX}") as caught:
         weight_files(folder)

@@ -71,7 +71,7 @@ def test_note_says_which_file_names_which_end_where_they_differ(tmp_path: Path) 
 
 @pytest.mark.parametrize("wrong", [SIZE, [2, 600], -1, 2.5, True, "2", [None]])
 def test_id_outside_the_vocabulary_in_the_first_file_raises(tmp_path: Path, wrong: Any) -> None:
-    """`min_tokens` masks the logit of each end, so an id without a logit would fail in the engine."""
+    """`min_tokens` masks the logits of all ends: an id without a logit would fail in the engine."""
     for name in ("generation", "config"):
         with pytest.raises(
             ConfigError, match=r"eos_token_id in .* a token id below vocab_size = 9"
