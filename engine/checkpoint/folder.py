@@ -6,9 +6,11 @@ Nothing here imports torch: the server reads folders too.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.checkpoint.gguf.parts import is_first_part, is_gguf, present_parts
@@ -27,11 +29,13 @@ CHECKPOINT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/*.jinja",
     "modules.json",  # this and the following: pooling settings of sentence-transformers
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
 )
+WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # The format allows 100 MB of JSON, which take long to read. An entry takes some 130 bytes, so this
 # is room for over 200,000 tensors in a file.
@@ -133,29 +137,99 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights: safetensors, those in its index if it has one, else GGUF."""
-    index = folder / WEIGHTS_INDEX
-    if index.is_file():
-        files = [folder / name for name in indexed_files(index)]
-        # A name must be a file in this folder, never a path to another folder.
-        if missing := [f.name for f in files if f.parent != folder or not f.is_file()]:
-            raise ConfigError(f"{index} lists files not in {folder}: {', '.join(missing)}.")
-        return files
-    if files := _files(folder, "safetensors"):
-        if unreadable := [file for file in files if not file.is_file()]:
-            raise ConfigError(f"{unreadable[0]} is not a file.")  # opening a FIFO would block
-        return files
-    if file := only_gguf(folder):
-        return present_parts(file)
-    raise ConfigError(f"{folder} has no *.safetensors and no *.gguf, the formats that are read.")
+    """Return the files of weights: the safetensors that transformers reads, else GGUF.
+
+    Other safetensors files in the folder are ignored: they hold the same weights for other
+    programs, or an adapter. Raises ConfigError if there are no weights, or if a file is missing.
+    """
+    entry = _weights_entry_of(folder)
+    if not entry.is_file():
+        if os.path.lexists(entry):  # opening a FIFO would block
+            raise ConfigError(f"{entry} is not a file.")
+        if file := only_gguf(folder):
+            return present_parts(file)
+        name = entry.relative_to(folder).as_posix()
+        raise ConfigError(f"{folder} has {no_weights(name, _names(folder))}")
+    if not is_index(entry.name):
+        return [entry]
+    names = indexed_files(entry)
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ConfigError(f"{entry} lists files not in {folder}: {', '.join(missing)}.")
+    return [folder / name for name in names]
+
+
+def weights_index(folder: Path) -> str | None:
+    """Return the name of the index that lists the files of weights, or None without one.
+
+    Raises as `weights_entry` does.
+    """
+    entry = _weights_entry_of(folder)
+    return entry.relative_to(folder).as_posix() if is_index(entry.name) else None
+
+
+def _weights_entry_of(folder: Path) -> Path:
+    return folder / weights_entry(read_optional(folder / "config.json"), _names(folder))
+
+
+def weights_entry(config: Mapping[str, Any], names: Collection[str]) -> str:
+    """Return the file that transformers begins with: the weights, or the index of their files.
+
+    `names` are the files of the folder. `transformers_weights` in config.json names a file;
+    otherwise it is model.safetensors, or the index if only that exists. Raises ConfigError if
+    config.json names a file outside the folder or of another kind.
+    """
+    named = config.get("transformers_weights")
+    if named is None:
+        return WEIGHTS_INDEX if WEIGHTS_INDEX in names and WEIGHTS not in names else WEIGHTS
+    is_weights = isinstance(named, str) and (named.endswith(".safetensors") or is_index(named))
+    if is_weights and _is_inside(named):
+        return str(named)
+    raise ConfigError(
+        f"config.json has transformers_weights = {named!r:.200}; it must name a *.safetensors file "
+        "of the folder, or an index of such files."
+    )
+
+
+def is_index(name: str) -> bool:
+    """Return whether `name` is that of an index of safetensors files."""
+    return name.endswith(".safetensors.index.json")
+
+
+def no_weights(entry: str, names: Collection[str]) -> str:
+    """Return what a folder with the files `names` lacks besides `entry`, and what to do."""
+    if entry not in (WEIGHTS, WEIGHTS_INDEX):
+        return f"no {entry}, which transformers_weights in config.json names."
+    said = f"no {WEIGHTS}, no {WEIGHTS_INDEX} and no *.gguf, the weights that are read."
+    others = sorted(name for name in names if name.endswith(".safetensors"))
+    if len(others) == 1:
+        return f"{said} It has {others[0]}; if that is the whole model, rename it to {WEIGHTS}."
+    if others:
+        return f"{said} It has {', '.join(others[:5])}; shards of a model need their index."
+    return said
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names of the regular files in `folder`."""
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a relative path stays in its folder."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def indexed_files(index: Path) -> list[str]:
-    """Return the file names in a safetensors index. Raises ConfigError if it has none."""
+    """Return the files that a safetensors index names, relative to the checkpoint's folder.
+
+    Raises ConfigError if it names none, or one outside of its folder.
+    """
     mapped = read_json(index).get("weight_map")
     values = list(mapped.values()) if isinstance(mapped, dict) else []
     if not values or not all(isinstance(value, str) for value in values):
         raise ConfigError(f"{index} has no weight_map from tensor names to file names.")
+    if outside := [value for value in values if not _is_inside(value)]:
+        raise ConfigError(f"{index} lists files not in {index.parent}: {outside[0]!r:.200}.")
     return sorted(set(values))
 
 
@@ -234,3 +308,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
     return value
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file."""
+    return read_json(path) if path.is_file() else {}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.checkpoint.folder import CHECKPOINT_FILES, WEIGHTS_INDEX, read_json
+from engine.checkpoint.folder import CHECKPOINT_FILES, read_json
 from engine.errors import ConfigError
 
 
@@ -87,11 +87,12 @@ def write_weights(
     pieces: Callable[[str], Iterable[Piece]],
     progress: Callable[[float], None],
     *,
-    has_index: bool,
+    index: str | None,
 ) -> None:
-    """Write safetensors files of the declared tensors, by file name, and an index of them.
+    """Write safetensors files of the declared tensors, by file name.
 
-    `pieces` yields the bytes for a file: those of each tensor in order.
+    `pieces` yields the bytes for a file: those of each tensor in order. `index` names the file that
+    gets the names of them all; None: it is not written.
     """
     total = sum(tensor.size for file in files.values() for tensor in file.values())
     done = 0
@@ -104,11 +105,12 @@ def write_weights(
             progress(done / total)
 
     for name, tensors in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         _write_file(folder / name, tensors, counted(name))
-    if has_index:
+    if index is not None:
         where = {name: file_name for file_name, file in files.items() for name in file}
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        (folder / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        content = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / index).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _write_file(file: Path, tensors: Mapping[str, Declared], pieces: Iterable[Piece]) -> None:

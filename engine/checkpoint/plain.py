@@ -45,6 +45,10 @@ class Checkpoint:
             )
         return cls(folder, config, stored_tensors(files))
 
+    def name_of(self, file: Path) -> str:
+        """Return the name of a file of weights, as an index writes it."""
+        return file.relative_to(self.folder).as_posix()
+
 
 def record_of(inputs: Sequence[Checkpoint]) -> dict[str, Any]:
     """Return what identifies the inputs and versions of a command that wrote a folder."""
@@ -54,7 +58,10 @@ def record_of(inputs: Sequence[Checkpoint]) -> dict[str, Any]:
             {
                 "folder": str(checkpoint.folder),
                 "config_sha256": _sha256(checkpoint.folder / "config.json"),
-                "bytes": {f.name: f.stat().st_size for f in weight_files(checkpoint.folder)},
+                "bytes": {
+                    checkpoint.name_of(file): file.stat().st_size
+                    for file in weight_files(checkpoint.folder)
+                },
             }
             for checkpoint in inputs
         ],

@@ -21,10 +21,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 # Settings that the reference ignores, but other implementations read.
-REFUSED: dict[str, set[str]] = {
-    "yarn": {"mscale", "mscale_all_dim"},
-    "longrope": {"short_mscale", "long_mscale"},
-}
+REFUSED: dict[str, set[str]] = {"longrope": {"short_mscale", "long_mscale"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,8 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    mscale: float = 0.0  # yarn: this and the next one count only together
+    mscale_all_dim: float = 0.0
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -71,7 +70,10 @@ class RopeScaling:
             raise ConfigError(
                 f"config.json has partial_rotary_factor = {share!r}; only 1.0 is supported."
             )
-        if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
+        # transformers divides the lengths if yarn has a factor of null, but not without the key.
+        is_divided = kind == "longrope" or (kind == "yarn" and "factor" in given)
+        needed = [key for key in NEEDED[kind] if not (is_divided and key == "factor")]
+        if missing := [key for key in needed if given.get(key) is None]:
             raise ConfigError(f"rope_scaling type {kind} in config.json lacks {missing[0]}.")
         longest = original = _number(config, "max_position_embeddings", 0)
         if kind != "dynamic":  # transformers ignores the setting for "dynamic"
@@ -80,15 +82,15 @@ class RopeScaling:
         is_long = kind == "longrope"
         return cls(
             kind=kind,
-            factor=_number(given, "factor", longest / original if is_long else 1.0),
+            factor=_number(given, "factor", longest / original if is_divided else 1.0),
             low_freq_factor=_number(given, "low_freq_factor", 1.0),
             high_freq_factor=_number(given, "high_freq_factor", 4.0),
             original_max_positions=int(original),
             beta_fast=_number(given, "beta_fast", 32.0),
             beta_slow=_number(given, "beta_slow", 1.0),
-            attention_factor=(
-                _number(given, "attention_factor", 1.0) if given.get("attention_factor") else None
-            ),
+            attention_factor=_optional(given, "attention_factor"),
+            mscale=_optional(given, "mscale") or 0.0,
+            mscale_all_dim=_optional(given, "mscale_all_dim") or 0.0,
             truncate=bool(given.get("truncate", True)),
             short_factors=_numbers(given, "short_factor") if is_long else (),
             long_factors=_numbers(given, "long_factor") if is_long else (),
@@ -136,6 +138,13 @@ def _number(given: dict[str, Any], key: str, default: float) -> float:
             f"config.json has {key} = {given.get(key)!r}; it must be a number above 0."
         )
     return float(value)
+
+
+def _optional(given: dict[str, Any], key: str) -> float | None:
+    """Return a number from 0 upwards, or None if it is not given."""
+    if given.get(key) is None:
+        return None
+    return 0.0 if given[key] == 0 else _number(given, key, 0)
 
 
 def _share(given: dict[str, Any], config: dict[str, Any]) -> float:
@@ -204,12 +213,19 @@ def _yarn(
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = torch.arange(dim // 2, dtype=torch.float32, device="cpu") - low
-    kept = 1 - (ramp / max(high - low, 0.001)).clamp(0, 1)
+    kept = 1 - (ramp / (high - low or 0.001)).clamp(0, 1)
     mixed = frequencies / scaling.factor * (1 - kept) + frequencies * kept
-    factor = scaling.attention_factor or (
-        0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
-    )
-    return mixed, factor
+    return mixed, _yarn_factor(scaling)
+
+
+def _yarn_factor(scaling: RopeScaling) -> float:
+    """Return the factor on cosine and sine, as transformers 5.24 computes it."""
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    growth = 0.1 * math.log(max(scaling.factor, 1.0))
+    if scaling.mscale and scaling.mscale_all_dim:
+        return (scaling.mscale * growth + 1.0) / (scaling.mscale_all_dim * growth + 1.0)
+    return growth + 1.0
 
 
 def _longrope(

@@ -98,6 +98,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
     if key == UNKNOWN_KEY:
         lines.append(f"            (replace {key} by one of your API keys)")
     lines += [*arithmetic(ready), *not_followed(state.tokenizer.not_followed)]
+    lines += tokenizer_notes(state, ready)
     if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   listening on {config.host} without an API key: everyone who can reach "
@@ -231,6 +232,14 @@ def not_followed(settings: Sequence[str]) -> list[str]:
     if not settings:
         return []
     return [f"  note      generation settings of the checkpoint ignored: {', '.join(settings)}"]
+
+
+def tokenizer_notes(state: AppState, ready: Ready) -> list[str]:
+    """Return notes on the special tokens that begin and end texts."""
+    notes = list(state.tokenizer.notes)
+    if ready.kind == "decoder" and state.tokenizer.ends_with_eos:
+        notes.append("tokenizer.json ends each text with an end token; a completion follows it")
+    return [f"  note      {note}" for note in notes]
 
 
 def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:

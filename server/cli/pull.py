@@ -26,9 +26,12 @@ from rich.filesize import decimal
 
 from engine.checkpoint.folder import (
     CHECKPOINT_FILES,
-    WEIGHTS_INDEX,
     indexed_files,
+    is_index,
+    no_weights,
+    read_json,
     weight_files,
+    weights_entry,
 )
 from engine.checkpoint.gguf.parts import is_first_part, is_gguf, parts_of, present_parts
 from engine.errors import ConfigError
@@ -150,8 +153,9 @@ def pull(
         if gguf_file:
             wanted = files = _parts(repository, gguf_file)
         else:
+            described = _described(repository)
             wanted = _weights(repository) if weights else []
-            files = [*_described(repository), *wanted]
+            files = [*described, *wanted]
         missing = [file for file in files if not (repository.snapshot / file).is_file()]
         _check_space(repository, missing)
         total = decimal(sum(repository.sizes[file] for file in files))
@@ -190,22 +194,23 @@ def _described(repository: Repository) -> list[str]:
 def _weights(repository: Repository) -> list[str]:
     """Return the files of weights. Raises ConfigError if there are none in safetensors format."""
     names = repository.sizes.keys()
-    if WEIGHTS_INDEX in names:
-        index, files = [WEIGHTS_INDEX], indexed_files(repository.link(WEIGHTS_INDEX))
-    else:
-        index, files = [], [n for n in names if n.endswith(".safetensors") and "/" not in n]
-    if lost := [name for name in files if name not in names]:
-        raise ConfigError(
-            f"{WEIGHTS_INDEX} of {repository.name} lists {lost[0]}, but the repository has no such "
-            "file; try another revision."
-        )
-    if not files:
+    entry = weights_entry(read_json(repository.link("config.json")), names)
+    if entry not in names:
         _refuse_gguf(repository)
         raise ConfigError(
-            f"{repository.name} has no *.safetensors. Pickles (*.bin, *.pt) are not supported, "
-            "because reading one can run code. Use a revision or repository with safetensors."
+            f"{repository.name} has {no_weights(entry, names)} Pickles (*.bin, *.pt) are not "
+            "supported, because reading one can run code. Use a revision or repository with "
+            "safetensors."
         )
-    return [*index, *files]
+    if not is_index(entry):
+        return [entry]
+    files = indexed_files(repository.link(entry))
+    if lost := [name for name in files if name not in names]:
+        raise ConfigError(
+            f"{entry} of {repository.name} lists {lost[0]}, but the repository has no such file; "
+            "try another revision."
+        )
+    return [entry, *files]
 
 
 def _refuse_gguf(repository: Repository) -> None:

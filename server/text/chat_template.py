@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.folder import read_optional
 from engine.errors import ConfigError
 from server.text.confined import ConfinedError
 from server.text.content_parts import joined, reads_parts, text_parts, texts_of
 from server.text.render_pool import RenderPool
-from server.text.tokenizer import read_optional, special_tokens
+from server.text.special_tokens import special_tokens
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import BAD_JSON, read_json
+from engine.checkpoint.folder import BAD_JSON, read_json, read_optional
 from engine.errors import ConfigError
 from engine.protocol import Pooling
-from server.text.tokenizer import read_optional
 
 MODES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 # The boolean keys that sentence-transformers before 5.4 wrote in place of `pooling_mode`.

@@ -17,18 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
-from engine.checkpoint.folder import read_json, refuse_pointer
+from engine.checkpoint.folder import read_optional, refuse_pointer
 from engine.errors import ConfigError
+from server.text.end_tokens import end_tokens
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
 from server.text.infill import infill_tokens
+from server.text.special_tokens import (
+    add_bos,
+    add_special_tokens,
+    named_tokens,
+    tokenizer_settings,
+)
 from server.text.tokenizer_errors import as_tokenizer_error
 from server.text.tokenizer_trial import tokenizer_problem
 
-SPECIAL_TOKENS = tuple(
-    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
 # `far_over` tokenises only this many characters (0.3 s of one core) of a text twice as long.
 BEGINNING = 2**18
 LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
@@ -45,27 +48,12 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_ALPHABET = _byte_alphabet()
 
 
-def read_optional(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`, or {} if there is no such file."""
-    return read_json(path) if path.is_file() else {}
-
-
-def special_tokens(folder: Path) -> dict[str, str]:
-    """Return the special tokens by name: bos_token, eos_token, ….
-
-    tokenizer_config.json takes precedence over special_tokens_map.json.
-    """
-    named = read_optional(folder / "special_tokens_map.json")
-    named |= read_optional(folder / "tokenizer_config.json")
-    contents = {name: named.get(name) for name in SPECIAL_TOKENS}
-    contents = {n: t.get("content") if isinstance(t, dict) else t for n, t in contents.items()}
-    return {name: token for name, token in contents.items() if isinstance(token, str)}
-
-
 class Tokenizer:
     """The checkpoint's tokenizer. It never truncates or pads, and it is thread-safe.
 
-    `suppressed_ids` are token ids that the checkpoint forbids to sample, such as Marian's padding.
+    `eos_token_ids` end an answer (`server.text.end_tokens`). `notes` tell an operator how the files
+    were read. `suppressed_ids` are token ids that the checkpoint forbids to sample, such as
+    Marian's padding.
     `defaults` holds the sampling defaults that generation_config.json sets. `do_sample: false` in
     that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
     request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
@@ -79,28 +67,32 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
         backend.no_truncation()
         backend.no_padding()
-        config = read_optional(folder / "tokenizer_config.json")
+        config = tokenizer_settings(folder)
         generation = read_optional(folder / "generation_config.json")
         model = read_optional(folder / "config.json")
-        named = special_tokens(folder)
+        named = named_tokens(config)
         kind = config.get("tokenizer_class")
         self.class_name = kind if isinstance(kind, str) else None  # in transformers
         self.special_tokens = named  # by name: bos_token, eos_token, …
-        self._mark_special(list(named.values()))
-        self._honour_flags(config, named)
+        add_special_tokens(backend, config, folder)
+        notes = [*add_bos(backend, config)]
         self.byte_level = self._is_byte_level(folder)
         added = backend.get_added_tokens_decoder()
         self.added_ids = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.byte_values = self._find_byte_tokens()
         self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in added)])
-        sources = (generation.get("eos_token_id"), model.get("eos_token_id"))
-        self.eos_token_ids = self._token_ids(*sources, named.get("eos_token"))
-        sources = (generation.get("bos_token_id"), model.get("bos_token_id"))
-        self.bos_token_id = next(iter(self._token_ids(named.get("bos_token"), *sources)), None)
+        size = self._check_vocabulary(folder, model)
+        ends = end_tokens(generation, model, self._id_of(named.get("eos_token")), size, folder)
+        self.eos_token_ids = ends.ids
+        self.notes = [*([ends.note] if ends.note else []), *notes]
+        self.bos_token_id = self._id_of(named.get("bos_token"))
+        for source in (generation, model):
+            if self.bos_token_id is None:
+                given = source.get("bos_token_id")
+                self.bos_token_id = next(iter(given), None) if isinstance(given, list) else given
         first = (self.bos_token_id,) if self.bos_token_id is not None else self.eos_token_ids[:1]
         self.document_start = list(first)  # what a model has seen before the start of a text
-        self._check_vocabulary(folder, model)
         self.defaults = sampling_defaults(generation, folder)
         self.suppressed_ids = suppressed_ids({**model, **generation}, folder)
         self.response_template: Any = config.get("response_template")
@@ -128,8 +120,8 @@ class Tokenizer:
             raise ConfigError(f"The tokenizer in {path} {problem}.")
         return cls(backend, folder)
 
-    def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
-        """Check that every token id and every EOS id lies below vocab_size of config.json.
+    def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> int | None:
+        """Return vocab_size of config.json, and check that every token id lies below it.
 
         vocab_size is the number of rows of the token embedding; rows without a token are padding.
         A special token may have a larger id, as Gemma 3's image token does: a request whose prompt
@@ -138,7 +130,7 @@ class Tokenizer:
         text = model.get("text_config")
         size = (text if isinstance(text, dict) else model).get("vocab_size")
         if not isinstance(size, int):
-            return  # the engine refuses such a config.json
+            return None  # the engine refuses such a config.json
         ids = self._backend.get_vocab(with_added_tokens=True)
         beyond = {i: t for t, i in ids.items() if i >= size and i not in self.special_ids}
         if beyond:
@@ -148,47 +140,11 @@ class Tokenizer:
                 f"in config.json, up to {beyond[last]!r} with id {last}: the two files belong to "
                 "different models."
             )
-        if wrong := [i for i in self.eos_token_ids if type(i) is not int or not 0 <= i < size]:
-            raise ConfigError(
-                f"eos_token_id in {folder} is {wrong[0]!r}; it must be a token id below "
-                f"vocab_size = {size} in config.json."
-            )
+        return size
 
-    def _mark_special(self, named: list[str]) -> None:
-        """Mark the tokens in `named` as special.
-
-        Old conversions list their special tokens only in the config files, not in tokenizer.json.
-        """
-        added = {token.content for token in self._backend.get_added_tokens_decoder().values()}
-        missing = [t for t in named if t not in added and self._backend.token_to_id(t) is not None]
-        self._backend.add_special_tokens(
-            [tokenizers.AddedToken(t, normalized=False, special=True) for t in missing]
-        )
-
-    def _honour_flags(self, config: dict[str, Any], named: dict[str, str]) -> None:
-        """Add BOS or EOS to every encoded text if add_bos_token or add_eos_token is true.
-
-        Checkpoints for older fast tokenizers have these flags in place of a post-processor.
-        Like transformers 5, this never removes a token that tokenizer.json adds. Raises ConfigError
-        if the vocabulary lacks the token.
-        """
-        bos, eos = named.get("bos_token"), named.get("eos_token")
-        probe = self._backend.encode("").tokens
-        has_bos = bos is not None and probe[:1] == [bos]
-        has_eos = eos is not None and probe[has_bos:][-1:] == [eos]
-        head = [bos] * (has_bos or (bos is not None and config.get("add_bos_token") is True))
-        tail = [eos] * (has_eos or (eos is not None and config.get("add_eos_token") is True))
-        if (len(head), len(tail)) == (has_bos, has_eos):
-            return
-        ids = {token: self._backend.token_to_id(token) for token in head + tail if token}
-        if None in ids.values():
-            raise ConfigError(
-                f"tokenizer_config.json adds the special tokens {ids}; tokenizer.json lacks those "
-                "with id None."
-            )
-        self._backend.post_processor = TemplateProcessing(
-            single=[*head, "$A", *tail], pair=None, special_tokens=list(ids.items())
-        )
+    def _id_of(self, token: str | None) -> int | None:
+        found: int | None = None if token is None else self._backend.token_to_id(token)
+        return found
 
     def _is_byte_level(self, folder: Path) -> bool:
         """Return whether decoding is byte-level. Raises ConfigError if it cannot be streamed."""
@@ -214,14 +170,6 @@ class Tokenizer:
         names = ((form.format(b), b) for b in range(256) for form in ("<0x{:02X}>", "<0x{:02x}>"))
         ids = ((self._backend.token_to_id(name), byte) for name, byte in names)
         return {token_id: byte for token_id, byte in ids if token_id is not None}
-
-    def _token_ids(self, *sources: int | list[int] | str | None) -> tuple[int, ...]:
-        """Return the token ids of the first source that is not None, or () if there is none."""
-        for source in sources:
-            value = self._backend.token_to_id(source) if isinstance(source, str) else source
-            if value is not None:
-                return tuple(value) if isinstance(value, list) else (value,)
-        return ()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`.
@@ -307,6 +255,11 @@ class Tokenizer:
     def begins_with_bos(self) -> bool:
         """Whether encoding adds a BOS token to every text."""
         return self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+
+    @property
+    def ends_with_eos(self) -> bool:
+        """Whether encoding adds an end token to every text."""
+        return self.encode("")[-1:] in ([token] for token in self.eos_token_ids)
 
     def has(self, token_id: int) -> bool:
         """Return whether the vocabulary contains `token_id`."""

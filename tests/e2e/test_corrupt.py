@@ -154,8 +154,8 @@ CASES: dict[str, Case] = {
         [f"{FIRST}.gguf", f"{SECOND}.gguf", "several GGUF files"],
     ),
     "weights that block": (
-        lambda m: ((m.folder / INDEX).unlink(), os.mkfifo(m.folder / "z.safetensors")),
-        ["z.safetensors", "is not a file"],
+        lambda m: ((m.folder / INDEX).unlink(), os.mkfifo(m.folder / "model.safetensors")),
+        ["model.safetensors", "is not a file"],
     ),
     "huge header": (
         lambda m: m.keep_header(SECOND, 90_000_000),

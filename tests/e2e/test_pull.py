@@ -110,6 +110,7 @@ def test_pull_with_revision_keeps_the_commit(hub: Hub, home: Path) -> None:
 @pytest.mark.slow
 def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None:
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    del hub.files[WEIGHTS]
     hub.files |= {shard: shard.encode() for shard in shards}
     hub.files |= {"consolidated.safetensors": b"twice", "1_Pooling/config.json": b"{}"}
     hub.files[INDEX] = b'{"weight_map": {"a": "%s", "b": "%s"}}' % tuple(map(str.encode, shards))
@@ -118,6 +119,20 @@ def test_pull_with_index_downloads_only_its_shards(hub: Hub, home: Path) -> None
     folder = Path(out.strip())
     names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
     assert names == {*SMALL, *shards, INDEX, "1_Pooling/config.json"}
+
+
+@pytest.mark.slow
+def test_pull_with_copies_in_other_formats_downloads_the_file_of_transformers(
+    hub: Hub, home: Path
+) -> None:
+    others = ("consolidated", "adapter_model", "model.fp16", "model-00001-of-00002")
+    hub.files |= {f"{name}.safetensors": b"another" for name in others}
+    hub.files |= {INDEX: b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'}
+    template = "additional_chat_templates/tool_use.jinja"
+    hub.files |= {template: b"{{ tools }}"}
+    folder = pulled(hub, home)
+    names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
+    assert names == {*SMALL, WEIGHTS, template}
 
 
 @pytest.mark.slow
@@ -250,7 +265,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "no hub": ({"refuses": "NoHub"}, {}, f"{NAME} is no local folder, and http://127.0.0.1:"),
     "offline": ({}, {"HF_HUB_OFFLINE": "1"}, f"{NAME} is not a local folder and not complete in"),
     "full disk": ({"sizes": {WEIGHTS: 10**18}}, {}, f"{NAME} needs 1.0 EB more in "),
-    "pickles": ({"files": {"pytorch_model.bin": b"", "config.json": b""}}, {}, "no *.safetensors"),
+    "pickles": (
+        {"files": {"pytorch_model.bin": b"", "config.json": b"{}"}},
+        {},
+        "no model.safetensors, no model.safetensors.index.json",
+    ),
     "gguf": ({"files": {"q4.gguf": b""}}, {}, f"{NAME} has GGUF files; choose one with --gguf-"),
     "no config": ({"files": {WEIGHTS: b""}}, {}, "no config.json"),
     "architecture": (
@@ -259,7 +278,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
         "FalconForCausalLM is not serv",
     ),
     "quantised": (config(quantization_config={"quant_method": "hqq"}), {}, "quantised weights"),
-    "shard": ({"files": {INDEX: b'{"weight_map": {"a": "../x"}}'}}, {}, "lists ../x, but the rep"),
+    "shard": (
+        {"files": {INDEX: b'{"weight_map": {"a": "x"}}', "config.json": b"{}"}},
+        {},
+        "lists x, but the repository",
+    ),
 }
 
 
@@ -271,7 +294,7 @@ def test_pull_that_fails_prints_one_line(hub: Hub, home: Path, case: str) -> Non
     status, out, err = pull(hub, home, **env)
     assert (status, out) == (exit_codes.BAD_CONFIG, "")
     assert said in err
-    after_look_up = ("gated", "architecture", "quantised")
+    after_look_up = ("architecture", "quantised")
     assert len(err.splitlines()) == 1 + (case in after_look_up)
     assert not hub.requests("GET", WEIGHTS)
 

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from engine.checkpoint.adapter.weights import StoredAdapter
-from engine.checkpoint.folder import WEIGHTS_INDEX, full_path
+from engine.checkpoint.folder import full_path, weights_index
 from engine.checkpoint.merge import blend
 from engine.checkpoint.merge.fold import Fold
 from engine.checkpoint.merge.recipe import (
@@ -137,7 +137,8 @@ def _write_weights(
     files: dict[str, dict[str, Declared]] = {}
     for name, tensor in layout.tensors.items():
         if name in names:
-            files.setdefault(tensor.file.name, {})[name] = _declared(tensor, recipe.dtype)
+            file = files.setdefault(layout.name_of(tensor.file), {})
+            file[name] = _declared(tensor, recipe.dtype)
 
     def pieces(file_name: str) -> Iterator[Piece]:
         for name, declared in files[file_name].items():
@@ -146,8 +147,7 @@ def _write_weights(
             for chunk in _merged(recipe, name, tensors, declared.dtype, changes):
                 yield Piece(name, chunk)
 
-    has_index = (layout.folder / WEIGHTS_INDEX).is_file()
-    write_weights(to, files, pieces, progress, has_index=has_index)
+    write_weights(to, files, pieces, progress, index=weights_index(layout.folder))
 
 
 def _declared(tensor: StoredTensor, wanted: str | None) -> Declared:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.folder import WEIGHTS_INDEX
+from engine.checkpoint.folder import weights_index
 from engine.checkpoint.new_folder import Declared, Piece, copy_files, new_folder, write_weights
 from engine.checkpoint.plain import Checkpoint, record_of
 from engine.checkpoint.quantise.forms import FORMS, ROWS, Form
@@ -40,7 +40,7 @@ def write_quantised(
     form = FORMS[kind]
     files: dict[str, dict[str, Declared]] = {}
     for name, tensor in source.tensors.items():
-        file = files.setdefault(tensor.file.name, {})
+        file = files.setdefault(source.name_of(tensor.file), {})
         if name in layers:
             outputs, inputs = tensor.shape
             for ending, declared in form.declared(outputs, inputs).items():
@@ -51,7 +51,7 @@ def write_quantised(
 
     def pieces(file_name: str) -> Iterator[Piece]:
         for name, tensor in source.tensors.items():
-            if tensor.file.name != file_name:
+            if source.name_of(tensor.file) != file_name:
                 continue
             if name in layers:
                 yield from _rounded(tensor, form)
@@ -59,8 +59,7 @@ def write_quantised(
                 yield from (Piece(name, memoryview(chunk)) for chunk in tensor.chunks())
 
     with new_folder(out) as staging:
-        has_index = (source.folder / WEIGHTS_INDEX).is_file()
-        write_weights(staging, files, pieces, progress, has_index=has_index)
+        write_weights(staging, files, pieces, progress, index=weights_index(source.folder))
         record = {"quantization": kind, **record_of([source])}
         (staging / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
         copy_files(source.folder, staging, {"quantization_config": form.settings(ignore)})

@@ -43,6 +43,11 @@ class Scheme:
         is_float = choice(weights, "type", NAME, ["int", "float"]) == "float"
         if is_float and form == PACKED:
             raise refuse("type", "float", f"{NAME} in the format {PACKED}", "int")
+        bits = weights.get("num_bits")
+        if form == PACKED and type(bits) is int and 0 < bits < 8 and 32 % bits:
+            # compressed-tensors 0.15 fills each word with whole codes, 0.20 packs across words.
+            layouts = f"which has two layouts of {bits} bits under one name"
+            raise refuse("num_bits", bits, f"{NAME} in the format {PACKED}, {layouts}", "4, 8")
         bits = choice(weights, "num_bits", NAME, [8] if is_float else [4, 8])
         strategy = choice(weights, "strategy", NAME, ["tensor", "channel", "group", "block"])
         if strategy == "block" and form == PACKED:

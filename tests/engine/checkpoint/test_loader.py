@@ -96,12 +96,10 @@ def test_load_missing_shard_raises_config_error(folder: Path) -> None:
     assert str(folder) in said
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", ""])
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/../../x", ""])
 def test_load_index_naming_other_folders_raises_config_error(folder: Path, name: str) -> None:
     shard(folder)
     save_file({NORM: torch.ones(16)}, folder.parent / "outside.safetensors")
-    (folder / "sub").mkdir()
-    save_file({NORM: torch.ones(16)}, folder / "sub" / "x.safetensors")
     index = json.loads((folder / INDEX).read_text())
     index["weight_map"][NORM] = name
     (folder / INDEX).write_text(json.dumps(index))
@@ -112,21 +110,24 @@ def test_load_index_naming_other_folders_raises_config_error(folder: Path, name:
     "content", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": [1]}}', "{", "\ufeff{}"]
 )
 def test_load_malformed_index_raises_config_error(folder: Path, content: str) -> None:
+    shard(folder)
     (folder / INDEX).write_text(content)
     assert INDEX in refusal(folder)
 
 
 def test_load_tensor_in_two_files_raises_config_error(folder: Path) -> None:
-    save_file({NORM: torch.ones(16)}, folder / "again.safetensors")
+    first, second = shard(folder)
+    repeated, weight = next(iter(load_file(first).items()))
+    save_file({**load_file(second), repeated: weight}, second)
     said = refusal(folder)
-    assert NORM in said
-    assert "again.safetensors" in said
-    assert FILE in said
+    assert repeated in said
+    assert str(first) in said
+    assert str(second) in said
 
 
 def test_load_without_safetensors_raises_config_error(folder: Path) -> None:
     (folder / FILE).rename(folder / "pytorch_model.bin")
-    assert "no *.safetensors" in refusal(folder)
+    assert f"has no {FILE}" in refusal(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, -1])

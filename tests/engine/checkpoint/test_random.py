@@ -49,5 +49,5 @@ def test_dummy_load_format_config_alone_generates_tokens(folder: Path) -> None:
 
 
 def test_default_load_format_missing_weights_raises_config_error(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no \*.safetensors"):
+    with pytest.raises(ConfigError, match=r"no model\.safetensors"):
         Driver(folder)

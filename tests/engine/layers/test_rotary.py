@@ -27,6 +27,25 @@ VARIANTS: list[dict[str, Any]] = [
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "truncate": False},
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "attention_factor": 0.7},
     {"rope_type": "yarn", "factor": 1.0, **ORIGINAL},
+    {"rope_type": "yarn", "factor": None, **ORIGINAL},  # the ratio of the two lengths
+    {"rope_type": "yarn", "factor": 40.0, **ORIGINAL, "mscale": 1.0, "mscale_all_dim": 1.0},
+    {"rope_type": "yarn", "factor": 40.0, **ORIGINAL, "mscale": 0.707, "mscale_all_dim": 1.3},
+    {"rope_type": "yarn", "factor": 40.0, **ORIGINAL, "mscale": 0.707},
+    {"rope_type": "yarn", "factor": 40.0, **ORIGINAL, "mscale_all_dim": 0.707},
+    {"rope_type": "yarn", "factor": 40.0, **ORIGINAL, "mscale": 0.707, "mscale_all_dim": 0},
+    {"rope_type": "yarn", "factor": 1.0, **ORIGINAL, "mscale": 0.707, "mscale_all_dim": 1.3},
+    {"rope_type": "yarn", "factor": 0.5, **ORIGINAL, "mscale": 0.707, "mscale_all_dim": 1.3},
+    {"rope_type": "yarn", "factor": None, **ORIGINAL, "mscale": 2, "mscale_all_dim": 1},
+    {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        **ORIGINAL,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.3,
+        "attention_factor": 0.9,
+        "truncate": False,
+    },
+    {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "beta_fast": 0.5, "beta_slow": 8.0},
     {"rope_type": "dynamic", "factor": 3.0},
     {"rope_type": "dynamic", "factor": 3.0, **ORIGINAL},  # not read by the reference
 ]
@@ -72,6 +91,21 @@ def test_rope_frequencies_match_transformers(parameters: dict[str, Any], head_di
         assert scale == pytest.approx(factor)
 
 
+def test_yarn_factor_with_both_mscales_is_the_quotient_of_the_formula() -> None:
+    given = {"rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.3}
+    scaling = RopeScaling.from_hf({"max_position_embeddings": 256, "rope_scaling": given})
+    _, factor = rope_frequencies(16, 10000.0, scaling, 256)
+    growth = 0.1 * math.log(40.0)
+    assert factor == pytest.approx((0.707 * growth + 1) / (1.3 * growth + 1))
+
+
+@pytest.mark.parametrize("key", ["mscale", "mscale_all_dim", "attention_factor"])
+def test_yarn_with_a_negative_factor_raises(key: str) -> None:
+    given = {"rope_type": "yarn", "factor": 2.0, key: -1.0}
+    with pytest.raises(ConfigError, match=f"{key} = -1.0"):
+        RopeScaling.from_hf({"max_position_embeddings": 256, "rope_scaling": given})
+
+
 @pytest.mark.parametrize(
     ("kind", "lacking"),
     [
@@ -87,7 +121,8 @@ def test_rope_scaling_missing_parameter_raises_config_error(kind: str, lacking: 
     given = {"rope_type": kind, **LLAMA3}
     saved = {"max_position_embeddings": 256, "rope_parameters": given}
     RopeScaling.from_hf(saved)
-    for absent in ({k: v for k, v in given.items() if k != lacking}, given | {lacking: None}):
+    without = {k: v for k, v in given.items() if k != lacking}
+    for absent in (without, *([] if kind == "yarn" else [given | {lacking: None}])):
         with pytest.raises(ConfigError, match=f"{kind} in config.json lacks {lacking}"):
             RopeScaling.from_hf(saved | {"rope_parameters": absent})
 

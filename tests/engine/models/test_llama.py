@@ -103,6 +103,7 @@ SPELLINGS = [
     Case("old-spelling", lambda: rope("llama3", **LLAMA3), edit=old_spelling),
     Case("old-type", lambda: rope("linear", rope_theta=500.0), edit=old_type),
     Case("yarn-factor", lambda: rope("yarn", attention_factor=1.5, truncate=False)),
+    Case("yarn-mscale", lambda: rope("yarn", mscale=0.7, mscale_all_dim=1.5)),
     Case("sharded", lambda: config(tie_word_embeddings=True), shard_size="40KB"),
     Case("copied-head", lambda: config(tie_word_embeddings=True), edit=copied_head),
 ]
@@ -142,7 +143,7 @@ def test_llama_unpacked_weights_match_transformers(golden: Golden, equality: Equ
         ({"num_key_value_heads": 4}, "6 attention heads .* 4 key/value heads"),
         ({"head_dim": 7}, "head_dim = 7"),
         ({"rope_parameters": {"rope_type": "ntk"}}, "'ntk' is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "mscale": 1.0}}, "mscale"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale": "x"}}, "mscale = 'x'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "big"}}, "factor.*'big'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "a different rope_scaling"),

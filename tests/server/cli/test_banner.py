@@ -26,6 +26,7 @@ from server.cli.banner import (
     memory,
     not_followed,
     pages,
+    tokenizer_notes,
 )
 from server.text.parsers.formats import REASONING_BY_NAME
 from tests.support.fake_engine import INFO
@@ -94,6 +95,15 @@ def test_not_followed_lists_ignored_generation_settings() -> None:
     (note,) = not_followed(["num_beams 6", "typical_p 0.9"])
     assert "ignored: num_beams 6, typical_p 0.9" in note
     assert not_followed([]) == []
+
+
+def test_tokenizer_notes_say_how_texts_begin_and_end() -> None:
+    state: Any = SimpleNamespace(tokenizer=SimpleNamespace(notes=["one"], ends_with_eos=True))
+    first, second = tokenizer_notes(state, INFO)
+    assert first == "  note      one"
+    assert "ends each text with an end token" in second
+    for kind in ("encoder", "encoder-decoder"):  # those need the token
+        assert tokenizer_notes(state, msgspec.structs.replace(INFO, kind=kind)) == [first]
 
 
 def test_kv_cache_with_sliding_windows_shows_the_saving() -> None:

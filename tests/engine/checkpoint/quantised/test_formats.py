@@ -79,6 +79,28 @@ def test_numbers_of_many_outputs_equal_the_definition(name: str, tmp_path: Path)
     assert np.array_equal(found.view(np.int32), due.view(np.int32))
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(192, 128), (192, 320), (128, 192), (129, 257)])
+def test_fp8_blocks_that_are_cut_off_keep_their_size(
+    outputs: int, inputs: int, tmp_path: Path
+) -> None:
+    """192 outputs are a block of 128 and one of 64; transformers 5.24 makes two of 96."""
+    codes = torch.from_numpy(matrix(outputs, inputs)).to(torch.float8_e4m3fn)
+    down, across = -(-outputs // 128), -(-inputs // 128)
+    scales = torch.arange(1.0, down * across + 1).reshape(down, across) / 8
+    tensors = {"up.weight": codes, "up.weight_scale_inv": scales}
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    method = method_of({"quantization_config": settings})
+    assert method
+    read = original_tensors(stored_tensors([tmp_path / "model.safetensors"]), method)
+    found = read["up.weight"].read()
+    due = torch.empty(outputs, inputs)
+    for row in range(outputs):
+        for column in range(inputs):
+            due[row, column] = codes[row, column].float() * scales[row // 128, column // 128]
+    assert torch.equal(found, due)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_rows_that_do_not_fill_words_are_padded(bits: int, symmetric: bool, tmp_path: Path) -> None:

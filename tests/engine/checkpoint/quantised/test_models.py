@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint.folder import WEIGHTS_INDEX
 from engine.checkpoint.tensors import checkpoint_tensors
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -100,8 +101,12 @@ def test_tensors_of_a_layer_may_be_in_two_files(llama: Reference, tmp_path: Path
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
+    where = {}
     for number, part in enumerate((names[::2], names[1::2])):
-        save_file({name: tensors[name] for name in part}, folder / f"{number}.safetensors")
+        file = f"{number}.safetensors"
+        save_file({name: tensors[name] for name in part}, folder / file)
+        where |= dict.fromkeys(part, file)
+    (folder / WEIGHTS_INDEX).write_text(json.dumps({"weight_map": where}))
     assert torch.equal(logits_of(folder), due)
 
 

@@ -112,6 +112,13 @@ def group(**weights: Any) -> dict[str, Any]:
         (PACK | {"config_groups": {"W4A16": ["Linear"]}}, "config_groups.W4A16 = ['Linear']"),
         (PACK | {"config_groups": {"a": {"weights": 4}}}, "config_groups.a = {'weights': 4}"),
         (group(num_bits=3), "num_bits = 3"),
+        (
+            compressed("pack-quantized", num_bits=3, type="int", strategy="channel"),
+            "num_bits = 3 for weights quantised with compressed-tensors in the format "
+            "pack-quantized, which has two layouts of 3 bits under one name; supported: 4, 8",
+        ),
+        (compressed("pack-quantized", num_bits=6, type="int"), "two layouts of 6 bits"),
+        (compressed("pack-quantized", num_bits=2, type="int"), "num_bits = 2 for weights"),
         (group(type="float", num_bits=4), "num_bits = 4"),
         (group(type="complex"), "type = 'complex'"),
         (group(strategy="token"), "strategy = 'token'"),

@@ -1,0 +1,162 @@
+"""The special tokens of a checkpoint, by the rules of transformers 5.24 for its files.
+
+Three files name them: tokenizer.json, tokenizer_config.json and special_tokens_map.json. The last
+one is read, and takes precedence, only if tokenizer_config.json has no `added_tokens_decoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from engine.checkpoint.folder import read_optional
+from engine.errors import ConfigError
+
+SPECIAL_TOKENS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+LISTS = ("extra_special_tokens", "additional_special_tokens")  # the first that has tokens counts
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an AddedToken
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """Return tokenizer_config.json, with the tokens of special_tokens_map.json."""
+    settings = read_optional(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in settings:
+        for name, value in read_optional(folder / "special_tokens_map.json").items():
+            if name in LISTS or name.endswith("_token"):
+                settings[name] = value
+    return settings
+
+
+def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens by name: bos_token, eos_token, …, and those of one model only.
+
+    The latter, such as image_token, are texts in `settings` or in a dict `extra_special_tokens`.
+    """
+    named = {name: _content(settings.get(name)) for name in SPECIAL_TOKENS}
+    extra = settings.get("extra_special_tokens")
+    for source in (settings, extra if isinstance(extra, dict) else {}):
+        for name, value in source.items():
+            if name.endswith("_token") and isinstance(value, str):
+                named[name] = value
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """Return the special tokens of a folder by name, which chat templates read as variables."""
+    return named_tokens(tokenizer_settings(folder))
+
+
+def add_special_tokens(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path
+) -> None:
+    """Mark tokens of `backend` as special where only the settings do.
+
+    A token in `added_tokens_decoder` gets the flags there, but stays special if tokenizer.json says
+    so. Tokens with a name are special. Those in a list are so unless they are added tokens already.
+    Texts that are not in the vocabulary are left out, except for those of `added_tokens_decoder`
+    whose id is the next one. Raises ConfigError if `added_tokens_decoder` is malformed.
+    """
+    for number, token in _added_tokens(settings, folder):
+        is_next = number == backend.get_vocab_size()
+        if backend.token_to_id(token.content) is not None or is_next:
+            was_special = _is_special(backend, token.content)
+            backend.add_tokens([_with_flags(token, special=was_special or token.special)])
+    for text in named_tokens(settings).values():
+        if backend.token_to_id(text) is not None and not _is_special(backend, text):
+            token = _added(backend).get(text, AddedToken(text, normalized=False))
+            backend.add_special_tokens([_with_flags(token, special=True)])
+    for token in _listed_tokens(settings):
+        if backend.token_to_id(token.content) is not None and token.content not in _added(backend):
+            backend.add_tokens([token])
+
+
+def _added(backend: tokenizers.Tokenizer) -> dict[str, AddedToken]:
+    return {token.content: token for token in backend.get_added_tokens_decoder().values()}
+
+
+def _is_special(backend: tokenizers.Tokenizer, text: str) -> bool:
+    token = _added(backend).get(text)
+    return token is not None and token.special
+
+
+def _with_flags(token: AddedToken, **flags: bool) -> AddedToken:
+    """Return a copy of `token` with some flags changed."""
+    return AddedToken(token.content, **{name: getattr(token, name) for name in FLAGS} | flags)
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a token, which is a text itself or an object with flags."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _added_tokens(settings: Mapping[str, Any], folder: Path) -> list[tuple[int, AddedToken]]:
+    """Return the tokens of `added_tokens_decoder` by id. Raises ConfigError."""
+    given = settings.get("added_tokens_decoder", {})
+    try:
+        found = [(int(number), _token(entry)) for number, entry in given.items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must map token ids to "
+            f"objects with content and flags ({error})."
+        ) from error
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def _token(entry: Mapping[str, Any], *, special: bool = False) -> AddedToken:
+    flags = {name: bool(entry[name]) for name in FLAGS if name in entry}
+    content = entry.get("content")
+    if not isinstance(content, str):
+        raise TypeError(f"content is {content!r:.40}")
+    return AddedToken(content, **{"special": special} | flags)
+
+
+def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
+    """Yield the tokens of the lists. A text is a special token."""
+    given = [settings[name] for name in LISTS if isinstance(settings.get(name), list)]
+    for entry in next(filter(None, given), []):
+        if isinstance(entry, str):
+            yield AddedToken(entry, special=True)
+        elif isinstance(entry, dict) and isinstance(entry.get("content"), str):
+            yield _token(entry, special=True)
+
+
+def add_bos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Begin texts with BOS if the settings say so, and tokenizer.json adds no token to a text.
+
+    Yields notes on `add_bos_token` and `add_eos_token`: EOS is never added by a setting, because it
+    would end the prompt that the model continues. transformers drops both settings if there is a
+    tokenizer.json; older fast tokenizers had the first in place of a post-processor. Raises
+    ConfigError if the vocabulary lacks BOS.
+    """
+    named = named_tokens(settings)
+    bos, eos = named.get("bos_token"), named.get("eos_token")
+    added = backend.encode("").tokens
+    if settings.get("add_eos_token") is True and eos is not None and eos not in added[-1:]:
+        yield f"add_eos_token in tokenizer_config.json is not followed: no text ends with {eos}"
+    begins = bos is not None and added[:1] == [bos]
+    if settings.get("add_bos_token") is not True or bos is None or begins:
+        return
+    if added:
+        yield (
+            "add_bos_token in tokenizer_config.json is not followed: tokenizer.json adds "
+            f"{', '.join(dict.fromkeys(added))}"
+        )
+        return
+    number = backend.token_to_id(bos)
+    if number is None:
+        raise ConfigError(
+            f"tokenizer_config.json adds bos_token {bos!r}, which tokenizer.json lacks."
+        )
+    begin = processors.TemplateProcessing(
+        single=[bos, "$A"], pair=None, special_tokens=[(bos, number)]
+    )
+    own = backend.post_processor
+    backend.post_processor = begin if own is None else processors.Sequence([own, begin])
+    yield f"texts begin with {bos}: tokenizer.json adds no token, and add_bos_token is true"
