@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.device.ranks import Ranks, Share
-from engine.layers.weights.pack import Weight, pack, pack_codes
+from engine.layers.weights.pack import pack, pack_codes
+from engine.layers.weights.weight import Weight
 from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels

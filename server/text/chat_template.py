@@ -7,7 +7,6 @@ Templates are untrusted code. Processes with limits on memory and time compile a
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
+from server.text import exact_json
 from server.text.confined import ConfinedError
 from server.text.render_pool import RenderPool
 from server.text.tokenizer import read_optional, special_tokens
@@ -174,7 +174,7 @@ def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
     for call in message["tool_calls"]:
         function = call["function"]
         if isinstance(function["arguments"], dict):
-            function = {**function, "arguments": json.dumps(function["arguments"])}
+            function = {**function, "arguments": exact_json.text(function["arguments"])}
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
 

@@ -9,8 +9,10 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any, Literal
 
+from server.text import exact_json
 from server.text.parsers.deltas import CallOutcome, ToolCallDelta
 from server.text.parsers.formats import IdStyle
 from server.text.parsers.tools import Tool
@@ -136,8 +138,8 @@ class Calls:
 
 def _json(value: Any) -> str:
     """Return JSON text that can be encoded: a lone surrogate stays an escape."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if is_encodable(text) else json.dumps(value)
+    text = exact_json.text(value, ensure_ascii=False)
+    return text if is_encodable(text) else exact_json.text(value)
 
 
 def is_encodable(text: str) -> bool:
@@ -167,11 +169,10 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
+def _finite(text: str) -> float | Decimal:
+    if math.isinf(float(text)):
         raise ValueError("number too large")
-    return value
+    return exact_json.number(text)
 
 
 def kind_of_schema(schema: Mapping[str, Any]) -> ValueKind:
