@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.device.ranks import Ranks, Share
-from engine.layers.weights.pack import Weight, pack, pack_codes
+from engine.layers.weights.pack import pack, pack_codes
+from engine.layers.weights.weight import Weight
 from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
@@ -98,8 +99,7 @@ class Sinusoids(nn.Module):
 class LMHead(nn.Module):
     """Logits [L, vocabulary] in fp32.
 
-    In bf16, steps of 1/8 lie between large logits, which would make the best two tokens equal. With
-    a packed weight, our own kernels return fp32; oneDNN alone rounds to the weight's dtype.
+    In bf16, steps of 1/8 lie between large logits, which would make the best two tokens equal.
 
     If tied to a token embedding, the head has no parameter of its own. Ranks share its rows.
     """

@@ -10,7 +10,8 @@ from torch import nn
 
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED
-from engine.layers.weights.pack import Weight, experts_kernel, pack, pack_codes
+from engine.layers.weights.pack import experts_kernel, pack, pack_codes
+from engine.layers.weights.weight import Weight
 from engine.ops.codes import Quantization
 from engine.ops.experts import (
     ExpertRows,

@@ -13,7 +13,8 @@ from torch import nn
 from engine.device.ranks import UNEVEN, Ranks, Share
 from engine.errors import ConfigError
 from engine.layers.lora import LinearAdapters
-from engine.layers.weights.pack import Weight, pack, pack_codes
+from engine.layers.weights.pack import pack, pack_codes
+from engine.layers.weights.weight import Weight
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear

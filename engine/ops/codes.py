@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from engine.kernels.numba.call import GROUP
 from engine.ops.kernels import Kernels
+from engine.ops.linear import linear
 
 Quantization = Literal["int8", "int4", "fp8"]
 # Inputs that share a scale.
@@ -69,5 +69,4 @@ def codes_linear(
             kind=weight.kind,
             group=GROUPS[weight.kind],
         )
-    y = F.linear(x, weight.numbers().to(x.dtype), bias)
-    return y if dtype is None else y.to(dtype)
+    return linear(x, weight.numbers().to(x.dtype), bias, dtype, kernels=kernels)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from engine.ops.kernels import Kernels
 
 FEW_ROWS = 16  # up to this count, reading the weight takes all the time, and our kernel is faster
+WIDENED = 2048  # outputs of a 16-bit weight that are widened at a time, on a CPU
 
 
 def linear(
@@ -20,14 +21,30 @@ def linear(
 ) -> torch.Tensor:
     """Return x W^T + b [T, out], for x [T, in] and a weight [out, in]. `dtype` defaults to x's.
 
-    On CUDA, sums of 16-bit products are rounded once, to `dtype`.
+    Sums of 16-bit products are rounded once, to `dtype`. On a CPU, where torch has no such product,
+    the weight is widened to fp32 first.
     """
     halves = weight.dtype.itemsize == 2
     if kernels == "triton" and len(x) <= FEW_ROWS and halves:
         from engine.kernels.triton.linear import few_rows_linear
 
         return few_rows_linear(x, weight, bias, dtype or x.dtype)
-    if dtype == torch.float32 and halves and bias is None and x.is_cuda:
-        return torch.mm(x, weight.t(), out_dtype=dtype)
+    if dtype == torch.float32 and halves and bias is None:
+        if x.is_cuda:
+            return torch.mm(x, weight.t(), out_dtype=dtype)
+        return _widened(x, weight)
     y = F.linear(x, weight, bias)
     return y if dtype is None else y.to(dtype)
+
+
+def _widened(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x W^T in fp32 for 16-bit numbers."""
+    rows = x.float()
+    return torch.cat([_fp32_linear(rows, part.float()) for part in weight.split(WIDENED)], dim=1)
+
+
+def _fp32_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x W^T, by oneDNN if torch has it: MKL takes several times longer for these shapes."""
+    if torch.backends.mkldnn.is_available():
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return F.linear(x, weight)

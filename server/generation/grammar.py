@@ -12,6 +12,7 @@ from engine.protocol import Grammar
 from server.generation.structural_tag import StructuralTagError, StructuralTagGrammar
 from server.http.errors import invalid, unsupported
 from server.state import AppState
+from server.text import exact_json
 from server.text.guided_schema import guided
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag", "lark"]
@@ -87,9 +88,9 @@ def _check_gbnf(text: str) -> None:
 
 def _within(source: str, around: str) -> str:
     """Return the grammar `around`, in which the one of `source` is `@answer`."""
-    answer, *others = orjson.loads(source)["grammars"]
+    answer, *others = exact_json.loads(source)["grammars"]
     grammars = [{"lark_grammar": around}, {**answer, "name": "answer"}, *others]
-    return orjson.dumps({"grammars": grammars}).decode()
+    return exact_json.dumps({"grammars": grammars}).decode()
 
 
 def _structural_source(wanted: WantedGrammar, tokens: Mapping[str, int]) -> str:
@@ -110,7 +111,7 @@ def _json_source(wanted: WantedGrammar) -> str:
     if not isinstance(wanted.value, dict):
         raise ValueError("a JSON schema is an object")
     schema = guided(wanted.value, _json_options(wanted))
-    return orjson.dumps({"grammars": [{"json_schema": schema}]}).decode()
+    return exact_json.dumps({"grammars": [{"json_schema": schema}]}).decode()
 
 
 def _json_options(wanted: WantedGrammar) -> dict[str, Any]:

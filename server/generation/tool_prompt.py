@@ -6,10 +6,10 @@ have seen in training.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from server.text import exact_json
 from server.text.content_parts import joined
 from server.text.parsers.tools import Tool
 
@@ -29,7 +29,7 @@ Message = dict[str, Any]
 def with_tools_in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """Return messages that need no support for tools from the template."""
     shown = [_in_text(message) for message in messages]
-    definitions = [json.dumps(tool.for_template, ensure_ascii=False) for tool in tools]
+    definitions = [exact_json.text(tool.for_template, ensure_ascii=False) for tool in tools]
     instructions = INSTRUCTIONS.format(tools="\n".join(definitions))
     if shown and shown[0]["role"] in ("system", "developer"):
         first, *rest = shown
@@ -47,7 +47,7 @@ def _in_text(message: Message) -> Message:
         return message
     parts = [joined(message["content"])] if message["content"] else []
     for call in calls:
-        written = json.dumps(call["function"], ensure_ascii=False)
+        written = exact_json.text(call["function"], ensure_ascii=False)
         parts.append(f"<tool_call>\n{written}\n</tool_call>")
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**kept, "content": "\n".join(parts)}

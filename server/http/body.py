@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
 
 from server.http.errors import ApiError, ClientGone, invalid, unsupported
+from server.text import exact_json
 
 BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
 JSON = "application/json"
@@ -188,7 +190,7 @@ def _validated(raw: bytes, kind: type[BodyType]) -> BodyType:
     """Parse and validate a body. Raises ApiError or pydantic.ValidationError."""
     try:
         data = _parsed(raw)
-    except orjson.JSONDecodeError as error:
+    except json.JSONDecodeError as error:
         raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
     if not isinstance(data, dict):
         raise invalid(None, "The body must be a JSON object.", "invalid_json")
@@ -211,7 +213,7 @@ def _parsed(raw: bytes) -> Any:
     looked = gc.isenabled()
     gc.disable()
     try:
-        return orjson.loads(raw)
+        return exact_json.loads(raw)
     finally:
         if looked:
             gc.enable()

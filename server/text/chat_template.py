@@ -7,7 +7,6 @@ Templates are untrusted code. Processes with limits on memory and time compile a
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 from engine.checkpoint.folder import read_optional
 from engine.errors import ConfigError
+from server.text import exact_json
 from server.text.confined import ConfinedError
 from server.text.content_parts import joined, reads_parts, text_parts, texts_of
 from server.text.render_pool import RenderPool
@@ -200,7 +200,7 @@ def _with_json_arguments(message: dict[str, Any]) -> dict[str, Any]:
     for call in message["tool_calls"]:
         function = call["function"]
         if isinstance(function["arguments"], dict):
-            function = {**function, "arguments": json.dumps(function["arguments"])}
+            function = {**function, "arguments": exact_json.text(function["arguments"])}
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
 

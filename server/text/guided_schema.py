@@ -7,30 +7,36 @@ that have fewer members are still valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
+from server.text import exact_json
+from server.text.schema_annotations import drop_annotations
+from server.text.schema_bounds import bound_members
+from server.text.schema_nodes import Node, nodes_of
+from server.text.schema_numbers import check_numbers
 
 MAX_NAME_PATTERNS = 128  # of one schema; the library compares them with each other
 # An object is described in one place, unless its schema has one of these.
 COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef", "patternProperties")
 # With one of these anywhere, two schemas may describe the same object.
 OVERLAPPING = ("allOf", "not", "if", "dependentSchemas", "dependencies", "unevaluatedProperties")
-# Members of a schema that contain schemas: by name; and one or a list of them.
-NAMED = {"properties", "patternProperties", "$defs", "definitions"}
-NESTED = {"items", "additionalItems", "contains", "additionalProperties", "unevaluatedItems"}
-CONTAINERS = NAMED | NESTED | {"prefixItems", "anyOf", "oneOf"}
 
 
-def guided(schema: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def guided(
+    schema: dict[str, Any], options: Mapping[str, Any], *, is_bounded: bool = False
+) -> dict[str, Any]:
     """Return a schema for llguidance. Its own `x-guidance` options win over `options`.
 
-    Raises ValueError if it has too many patterns in `patternProperties`.
+    With `is_bounded`, an object that the schema leaves open has few members more.
+
+    Raises ValueError if it has too many patterns in `patternProperties`, or a number that the
+    library would change.
     """
     check_name_patterns(schema)
     own = schema.get("x-guidance")
-    return {**closed(schema), "x-guidance": own if isinstance(own, dict) else options}
+    adapted = _adapted(schema, is_bounded=is_bounded)
+    return {**adapted, "x-guidance": own if isinstance(own, dict) else options}
 
 
 def check_name_patterns(schema: dict[str, Any]) -> None:
@@ -51,24 +57,35 @@ def check_name_patterns(schema: dict[str, Any]) -> None:
         raise ValueError(f"{found} patternProperties, and the limit is {MAX_NAME_PATTERNS}")
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without free members, or the same one if that could forbid every answer."""
+def _adapted(schema: dict[str, Any], *, is_bounded: bool) -> dict[str, Any]:
+    """Return a copy that llguidance can follow, if it has only assertions that the library has."""
     try:
-        copy: dict[str, Any] = orjson.loads(orjson.dumps(schema))
-    except (orjson.JSONEncodeError, orjson.JSONDecodeError):
+        copy: dict[str, Any] = exact_json.loads(exact_json.dumps(schema))
+    except (TypeError, ValueError, RecursionError):
         return schema  # too deep for the library, too
-    open_nodes = []
-    for node in _schemas_in(copy):
-        is_combined = "properties" in node and not node.keys().isdisjoint(COMBINING)
-        if is_combined or not node.keys().isdisjoint(OVERLAPPING):
-            return schema
-        if _is_open(node):
-            open_nodes.append(node)
-    if not open_nodes:
-        return schema
-    for node in open_nodes:
-        node["additionalProperties"] = False
+    nodes = list(nodes_of(copy))
+    for node in nodes:
+        drop_annotations(node.schema)
+        check_numbers(node)
+    if _describe_objects_once(nodes):
+        for node in nodes:
+            if _is_open(node.schema):
+                node.schema["additionalProperties"] = False
+        if is_bounded:
+            bound_members(nodes)
     return copy
+
+
+def _describe_objects_once(nodes: Sequence[Node]) -> bool:
+    """Return whether no object with properties is also described by another schema.
+
+    Otherwise a schema without free members could forbid every answer.
+    """
+    for _, schema in nodes:
+        is_combined = "properties" in schema and not schema.keys().isdisjoint(COMBINING)
+        if is_combined or not schema.keys().isdisjoint(OVERLAPPING):
+            return False
+    return True
 
 
 def _is_open(node: dict[str, Any]) -> bool:
@@ -81,18 +98,3 @@ def _is_open(node: dict[str, Any]) -> bool:
     if not isinstance(required, list) or not isinstance(least, int):
         return False  # the library refuses it
     return all(name in properties for name in required) and least <= len(properties)
-
-
-def _schemas_in(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a schema and all schemas within it."""
-    unread: list[Any] = [schema]
-    while unread:
-        node = unread.pop()
-        if not isinstance(node, dict):
-            continue
-        yield node
-        for name in node.keys() & CONTAINERS:
-            members = node[name]
-            if name in NAMED:
-                members = list(members.values()) if isinstance(members, dict) else []
-            unread += members if isinstance(members, list) else [members]

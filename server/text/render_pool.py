@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from engine.client.subprocess import python_module
+from server.text import exact_json
 from server.text.confined import ConfinedError, ConfinedProcess, Limits
 
 # Most published templates take milliseconds.
@@ -41,7 +42,7 @@ class RenderProcess:
     def render(self, context: dict[str, Any]) -> dict[str, str]:
         """Return the text, or the error of the template. Raises ConfinedError."""
         self.compiled()
-        answer: dict[str, str] = json.loads(self._process.call(json.dumps(context).encode()))
+        answer: dict[str, str] = json.loads(self._process.call(exact_json.text(context).encode()))
         return answer
 
     def close(self) -> None:

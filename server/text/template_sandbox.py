@@ -26,6 +26,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from server.text import exact_json
 from server.text.confined import serve
 
 # A rendering has at most this many characters, plus some for each byte of its context.
@@ -78,7 +79,7 @@ def _tojson(
 ) -> str:
     """Return `value` as JSON. Unlike Jinja's own filter this does not escape HTML: models were
     trained on plain JSON."""
-    return json.dumps(
+    return exact_json.text(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
@@ -151,7 +152,7 @@ class Renderer:
         limit = MIN_OUTPUT + OUTPUT_PER_BYTE * len(message)
         try:
             # A client's argument must not replace a builtin.
-            context = {**json.loads(message), **self._environment.globals}
+            context = {**exact_json.parsed(message), **self._environment.globals}
             text = _joined(self._template.generate(context), limit)
             text.encode()
         except RefusalError as error:

@@ -26,6 +26,7 @@ MOST_ROWS_AMX = 4
 ANY_ROWS = 2**31
 WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
 PANEL = 16  # outputs per panel of weights that we pack
+HEAD_PANEL, HEAD_SPLIT = 64, 256  # of a head: the panel that is fastest, and oneDNN's usual split
 SPLITS = (256, 512, 2**30)  # pairs of inputs per partial sum that oneDNN is known to use
 SHARES = 4  # a thread takes its panels in about this number of parts
 PROBES = 128  # rows whose results are compared with oneDNN's
@@ -63,7 +64,7 @@ class LinearShape(NamedTuple):
 class PackedMultiply:
     """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs.
 
-    y is bf16, or fp32 if `wide`.
+    y is bf16, or fp32 if `wide`. oneDNN has no such fp32 products, so that `wide` takes any rows.
     """
 
     def __init__(self, layer: PackedLinear, split: int, *, wide: bool = False) -> None:
@@ -86,7 +87,11 @@ class PackedMultiply:
             out_bytes=self._dtype.itemsize * outputs,
         )
         amx = uses_amx(layer.packed.device, layer.packed.dtype)
-        self.most = MOST_ROWS_AMX if amx else ANY_ROWS
+        self.most = MOST_ROWS_AMX if amx and not wide else ANY_ROWS
+
+    @property
+    def nbytes(self) -> int:
+        return self._packed.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [rows, outputs] for x [rows, inputs]."""
@@ -120,15 +125,31 @@ def narrow(weight: torch.Tensor) -> PackedMultiply:
     return PackedMultiply(PackedLinear(weight, packed, None, PANEL), max(SPLITS))
 
 
+def head_multiply(weight: torch.Tensor) -> PackedMultiply:
+    """Return our kernel with fp32 products for a head [out, in], which is packed here.
+
+    Rows of zeros fill the last panel, and their products come last. See `can_multiply_head`.
+    """
+    missing = -len(weight) % HEAD_PANEL
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+    packed = aligned(_in_panels(padded, HEAD_PANEL))
+    return PackedMultiply(PackedLinear(padded, packed, None, HEAD_PANEL), HEAD_SPLIT, wide=True)
+
+
+def can_multiply_head(inputs: int, dtype: torch.dtype) -> bool:
+    """Return whether `head_multiply` can run here for a head with this number of inputs."""
+    return inputs % 2 == 0 and has_kernel(dtype)
+
+
 # ---- recognizing oneDNN's format and order ---------------------------------------------------
 
 
 def multiply_for(
-    weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, *, wide: bool = False
+    weight: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
 ) -> PackedMultiply | None:
     """Return our kernel for `packed`, which is `weight` [out, in] packed by oneDNN.
 
-    With `wide` it returns fp32. It takes any number of rows, unless the CPU has AMX.
+    It takes any number of rows, unless the CPU has AMX.
 
     Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
     close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
@@ -140,7 +161,7 @@ def multiply_for(
         return None
     layer = PackedLinear(weight, packed, bias, width)
     split = known_splits().find(layer)
-    return None if split is None else PackedMultiply(layer, split, wide=wide)
+    return None if split is None else PackedMultiply(layer, split)
 
 
 def has_kernel(dtype: torch.dtype) -> bool:

@@ -22,7 +22,7 @@ class PackedWeight:
     """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
 
     With `kernels` "numba", our own kernel multiplies if it supports this weight, with AMX only few
-    rows (see `multiply_for`). With `wide` it returns fp32.
+    rows (see `multiply_for`).
     """
 
     def __init__(
@@ -31,7 +31,6 @@ class PackedWeight:
         bias: torch.Tensor | None = None,
         *,
         kernels: Kernels = "torch",
-        wide: bool = False,
     ) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
@@ -41,7 +40,7 @@ class PackedWeight:
         if kernels == "numba":
             from engine.kernels.numba.linear import ANY_ROWS, multiply_for
 
-            if kernel := multiply_for(weight, self._packed, bias, wide=wide):
+            if kernel := multiply_for(weight, self._packed, bias):
                 self._own, self._most = kernel, kernel.most
                 self.any_rows = kernel if kernel.most == ANY_ROWS else None
 

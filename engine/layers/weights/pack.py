@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.kernels.numba.call import LANES
 from engine.layers.weights.code_rows import CodeRowsWeight
+from engine.layers.weights.head import HeadWeight, head_nbytes
 from engine.layers.weights.onednn import PackedWeight
+from engine.layers.weights.weight import Weight
 from engine.ops.codes import GROUPS, Quantization
 from engine.ops.kernels import Kernels
 from engine.ops.quantise import (
@@ -25,16 +27,6 @@ if TYPE_CHECKING:
     from engine.kernels.numba.experts import ExpertsMultiply, LayerKernel
 
 
-class Weight(Protocol):
-    """A weight [out, in] with its bias, in a form of its own."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, in] -> [T, out]."""
-
-
 def pack(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -43,7 +35,7 @@ def pack(
     is_head: bool = False,
     quantization: Quantization | None = None,
 ) -> Weight | None:
-    """Return the weight [out, in] packed, or None if it stays plain. A head may return fp32.
+    """Return the weight [out, in] packed, or None if it stays plain. A head returns fp32.
 
     Without a kernel for the device or dtype, a quantised weight is rounded and keeps its dtype.
     """
@@ -61,7 +53,9 @@ def pack(
             assert isinstance(codes, Codes)
             return pack_codes(codes, bias, wide=is_head)
         weight = codes.numbers().to(weight.dtype)
-    return PackedWeight(weight, bias, kernels=kernels, wide=is_head)
+    if is_head and weight.dtype != torch.float32:
+        return HeadWeight(weight, kernels=kernels)
+    return PackedWeight(weight, bias, kernels=kernels)
 
 
 def pack_codes(codes: Codes, bias: torch.Tensor | None, *, wide: bool = False) -> Weight:
@@ -134,6 +128,9 @@ def nbytes_of(
         return stored_form.nbytes(-(-outputs // LANES) * LANES, inputs)
     kind = kind_of(inputs, is_head, quantization)
     if quantization is None or kind is None or not has_kernel(quantization, dtype, kernels):
+        is_narrow_head = is_head and dtype != torch.float32
+        if is_narrow_head:
+            return head_nbytes(outputs, inputs, dtype, kernels)
         return outputs * inputs * dtype.itemsize
     panel = LANES if kernels == "numba" else 1
     rows = -(-outputs // panel) * panel

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import orjson
 from pydantic_core import from_json
 
 from server.generation.events import (
@@ -20,6 +19,7 @@ from server.generation.events import (
     TextDelta,
     ToolCallDelta,
 )
+from server.text import exact_json
 
 # Clients verify no signature, but some drop thinking blocks without one.
 SIGNATURE = "unsigned"
@@ -116,8 +116,8 @@ def parsed_input(arguments: str) -> Json:
     """
     found: Any = None
     try:
-        found = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        found = exact_json.loads(arguments)
+    except json.JSONDecodeError:
         found = _members_of_cut(arguments)
     return found if isinstance(found, dict) else {}
 
@@ -125,7 +125,6 @@ def parsed_input(arguments: str) -> Json:
 def _members_of_cut(arguments: str) -> Any:
     try:
         members = from_json(arguments, allow_partial=True)
-        # Integers of more than 64 bits become floats, as in complete arguments.
-        return orjson.loads(json.dumps(members))
+        return exact_json.loads(json.dumps(members))
     except ValueError:
         return None

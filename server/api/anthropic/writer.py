@@ -13,6 +13,7 @@ from server.generation.events import ChoiceEvents, Finish, FinishReason, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
 from server.http.errors import ApiError
+from server.text import exact_json
 
 PATH = "/v1/messages"
 STOP_REASONS: dict[FinishReason, str] = {
@@ -52,7 +53,7 @@ class MessagesWriter:
     def whole(self, answers: Sequence[ChoiceEvents], usage: Usage) -> bytes:
         [answer] = answers
         blocks = joined_blocks(self._stream_events(answer))
-        return orjson.dumps(self._message(blocks, usage))
+        return exact_json.dumps(self._message(blocks, usage))
 
     def _stream_events(self, update: ChoiceEvents) -> Iterator[Json]:
         for event in update.events:

@@ -25,6 +25,7 @@ from server.http.body import JSON
 from server.http.errors import ApiError, invalid, unsupported
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
+from server.text import exact_json
 from server.text.chat_template import TemplateError
 
 router = APIRouter()
@@ -103,7 +104,7 @@ async def response_input_items(request: Request, response_id: str) -> Response:
     size = sum(stored.size for stored in conversation)
 
     def listed() -> bytes:
-        return orjson.dumps(page.of(input_items(conversation)))
+        return exact_json.dumps(page.of(input_items(conversation)))
 
     return _json(await off_loop(size, listed))
 
@@ -137,7 +138,7 @@ def _keeper(
         return None
 
     def keep(response: bytes) -> None:
-        items = orjson.dumps(turn.items)
+        items = exact_json.dumps(turn.items)
         previous = body.previous_response_id
         store.add(tenant, StoredResponse(response_id, previous, response, items))
 

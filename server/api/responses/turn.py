@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import orjson
-
 from server.api.responses.conversation import messages_of
 from server.api.responses.ids import input_item_id, response_of
 from server.api.responses.items import Input, ItemReference, Json, MessageItem
 from server.api.responses.schemas import ResponsesBody
 from server.api.responses.store import ResponseStore, StoredResponse
 from server.http.errors import ApiError, invalid
+from server.text import exact_json
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class StoredItems:
 def input_items(conversation: Sequence[StoredResponse]) -> list[Json]:
     """Return the whole input of the last response: all items but those of its own output."""
     *earlier, last = conversation
-    own: list[Json] = orjson.loads(last.input_items)
+    own: list[Json] = exact_json.loads(last.input_items)
     return all_items(earlier) + own
 
 
@@ -54,8 +53,8 @@ def all_items(conversation: Sequence[StoredResponse]) -> list[Json]:
     """Return the items of responses, inputs and outputs in the order of the conversation."""
     items: list[Json] = []
     for response in conversation:
-        items += orjson.loads(response.input_items)
-        items += orjson.loads(response.body)["output"]
+        items += exact_json.loads(response.input_items)
+        items += exact_json.loads(response.body)["output"]
     return items
 
 

@@ -15,6 +15,7 @@ from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
 from server.http.errors import ApiError
+from server.text import exact_json
 from server.text.tokenizer import Tokenizer
 
 FAILED_CODES = {429: "rate_limit_exceeded", 500: "server_error", 503: "server_error"}
@@ -76,16 +77,16 @@ class ResponsesWriter:
                 pass  # the events that a stream would have
         response = self._finished(usage)
         self._store(response)
-        return orjson.dumps(response)
+        return exact_json.dumps(response)
 
     def _event(self, event: Json) -> bytes:
         number = self._num_events
         self._num_events += 1
-        return sse_event(orjson.dumps({**event, "sequence_number": number}), event["type"])
+        return sse_event(exact_json.dumps({**event, "sequence_number": number}), event["type"])
 
     def _store(self, response: Json) -> None:
         if self._keep is not None:
-            self._keep(orjson.dumps(response))
+            self._keep(exact_json.dumps(response))
 
     def _finished(self, usage: Usage) -> Json:
         status = "incomplete" if self._output.finish == "length" else "completed"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any
+
+from server.text import exact_json
 
 # A type, and its values where `enum` or `const` lists them; None: any value of the type. Of
 # numbers, "number" has those with a fraction or an exponent, and "integer" the others.
@@ -28,7 +30,7 @@ def type_of(value: Any) -> str:
             return "boolean"
         case int():
             return "integer"
-        case float():
+        case float() | Decimal():
             return "number"
         case str():
             return "string"
@@ -185,5 +187,5 @@ def _both(first: Allowed, second: Allowed) -> Allowed:
 def _common(first: tuple[Any, ...] | None, second: tuple[Any, ...] | None) -> Any:
     if first is None or second is None:
         return second if first is None else first
-    written = {json.dumps(value, sort_keys=True) for value in second}
-    return tuple(value for value in first if json.dumps(value, sort_keys=True) in written)
+    written = {exact_json.text(value, sort_keys=True) for value in second}
+    return tuple(value for value in first if exact_json.text(value, sort_keys=True) in written)

@@ -56,7 +56,7 @@ def call_grammar(
 
     `answers.calls` must be known. `other` is the rule of an answer without calls; "": any text.
     """
-    rules = GrammarRules(answers.syntax.marks, json_options)
+    rules = GrammarRules(answers.syntax.marks, json_options, is_bounded=True)
     tools = [tool for tool in use.tools if use.name in (None, tool.name)]
     prefix = _reasoning(rules, answers, start)
     most = use.most_calls

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from server.text import exact_json
 from server.text.guided_schema import guided
 from server.text.parsers.marks import Marks
 
@@ -19,9 +20,12 @@ ANY_TEXT = "/(?s:.*)/"
 class GrammarRules:
     """Collects the rules of a grammar. Names of rules are small, those of terminals capital."""
 
-    def __init__(self, marks: Marks, json_options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, marks: Marks, json_options: Mapping[str, Any], *, is_bounded: bool = False
+    ) -> None:
         self._marks = marks
         self._json_options = json_options
+        self._is_bounded = is_bounded  # objects that a schema leaves open have few members
         self._rules: dict[str, str] = {}
 
     def add(self, prefix: str, definition: str, attributes: str = "") -> str:
@@ -74,8 +78,8 @@ class GrammarRules:
     def json(self, schema: Any) -> str:
         """Return JSON that fits a schema. Raises ValueError as `guided` does."""
         if isinstance(schema, dict):
-            schema = guided(schema, self._json_options)
-        return self.add("json", f"%json {json.dumps(schema)}")
+            schema = guided(schema, self._json_options, is_bounded=self._is_bounded)
+        return self.add("json", f"%json {exact_json.text(schema)}")
 
     def text(self, start: str) -> str:
         lines = [f"start: {start}", *(f"{name}: {rule}" for name, rule in self._rules.items())]

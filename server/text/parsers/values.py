@@ -10,8 +10,10 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
+from server.text import exact_json
 from server.text.parsers.allowed import ANY, Allowed, allows
 from server.text.parsers.json_scanner import JsonScanner
 
@@ -128,11 +130,10 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
+def _finite(text: str) -> float | Decimal:
+    if math.isinf(float(text)):
         raise ValueError("number too large")
-    return value
+    return exact_json.number(text)
 
 
 def read_python(text: str) -> Any:
@@ -152,8 +153,8 @@ def read_python(text: str) -> Any:
 
 def dumps(value: Any) -> str:
     """Return JSON text that can be encoded: a lone surrogate stays an escape."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if is_encodable(text) else json.dumps(value)
+    text = exact_json.text(value, ensure_ascii=False)
+    return text if is_encodable(text) else exact_json.text(value)
 
 
 def is_encodable(text: str) -> bool:

@@ -14,6 +14,7 @@ from engine.kernels.numba.codes import CodesLinear, has_instructions
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.code_rows import CodeRowsWeight, code_rows
+from engine.layers.weights.head import HeadWeight
 from engine.layers.weights.onednn import PackedWeight
 from engine.layers.weights.pack import nbytes_of, pack
 from engine.ops.codes import Quantization
@@ -279,7 +280,7 @@ def test_fp8_on_a_cpu_is_rounded_only_and_so_is_its_head() -> None:
     weight, x = random(64, 96).bfloat16(), random(5, 96, seed=1).bfloat16()
     for is_head, kind in ((False, "fp8"), (True, "int8")):
         packed = pack(weight, None, kernels="numba", is_head=is_head, quantization="fp8")
-        assert isinstance(packed, PackedWeight)
+        assert isinstance(packed, HeadWeight if is_head else PackedWeight)
         due = x.float() @ quantise(weight, kind).numbers().bfloat16().float().t()
         torch.testing.assert_close(packed(x).float(), due, rtol=1e-2, atol=1e-2)
         assert packed.nbytes == nbytes_of(64, 96, is_head, torch.bfloat16, "numba", "fp8")

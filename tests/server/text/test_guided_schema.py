@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.text.guided_schema import closed
+from server.text.guided_schema import guided
 
+OPTIONS = {"x-guidance": {}}
 NAME = {"name": {"type": "string"}}
 OPEN = {"type": "object", "properties": NAME}
 CLOSED = {**OPEN, "additionalProperties": False}
@@ -34,7 +35,7 @@ CLOSED = {**OPEN, "additionalProperties": False}
 )
 def test_closed_objects_have_only_their_own_members(schema: Any, expected: Any) -> None:
     before = repr(schema)
-    assert closed(schema) == expected
+    assert guided(schema, {}) == expected | OPTIONS
     assert repr(schema) == before, "the request's own schema is not changed"
 
 
@@ -56,4 +57,4 @@ def test_closed_objects_have_only_their_own_members(schema: Any, expected: Any) 
     ],
 )
 def test_schema_that_could_forbid_every_answer_is_not_changed(schema: Any) -> None:
-    assert closed(schema) is schema
+    assert guided(schema, {}) == schema | OPTIONS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-import orjson
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -45,6 +45,7 @@ from server.api.openai.schemas.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
 from server.http.body import Part, failure, few
+from server.text import exact_json
 from server.text.content_parts import joined, text_parts
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
@@ -109,8 +110,8 @@ class ToolCall(Part):
         arguments = self.function.arguments
         if isinstance(arguments, str):
             # If the model wrote invalid JSON, the template shows it as it was.
-            with contextlib.suppress(orjson.JSONDecodeError):
-                call["function"]["arguments"] = orjson.loads(arguments or "{}")
+            with contextlib.suppress(json.JSONDecodeError):
+                call["function"]["arguments"] = exact_json.loads(arguments or "{}")
         return call
 
 
@@ -219,7 +220,7 @@ def _arguments(given: dict[str, Any]) -> dict[str, Any]:
             raise failure("unsupported", "is set by other fields of the request", name)
         if not NAME.fullmatch(name):
             raise failure("invalid", "has a member whose name is not that of a variable")
-    if len(orjson.dumps(given)) > MAX_ARGUMENT_BYTES:
+    if len(exact_json.dumps(given)) > MAX_ARGUMENT_BYTES:
         raise failure("invalid", f"may have at most {MAX_ARGUMENT_BYTES} bytes of JSON")
     return {name: value for name, value in given.items() if value is not None}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.schemas.fields import by_type, having
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.http.body import Part, failure
+from server.text import exact_json
 
 MAX_CHOICES = 4096
 Source = Annotated[str, StringConstraints(min_length=1)]
@@ -131,8 +132,8 @@ def parsed(kind: GrammarKind, value: Any, param: str) -> Any:
     if kind not in PARSED_KINDS or not isinstance(value, str):
         return value
     try:
-        found = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
+        found = exact_json.loads(value)
+    except json.JSONDecodeError as error:
         raise failure("invalid", f"is not valid JSON: {error}", *param.split(".")) from None
     if kind == "structural_tag" and not isinstance(found, dict):
         raise failure("invalid", "must be a JSON object", *param.split("."))

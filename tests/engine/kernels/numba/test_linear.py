@@ -13,9 +13,10 @@ import torch
 from engine.device.facts import uses_amx
 from engine.kernels.numba import linear
 from engine.kernels.numba.cpu import has_avx512_bf16
-from engine.kernels.numba.linear import ANY_ROWS, KnownSplits, multiply_for
+from engine.kernels.numba.linear import ANY_ROWS, KnownSplits, PackedMultiply, multiply_for
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.layers.weights.head import HeadWeight
 from engine.layers.weights.onednn import PACKING_ROWS, PackedWeight
 from engine.ops.kernels import use_kernels
 from tests.engine.ops.test_invariance import cancelling
@@ -107,8 +108,11 @@ def test_linear_and_lm_head_prepacked_use_the_kernel() -> None:
         use_kernels(module, "numba")
         module.prepack()
         assert module._packed
-        assert module._packed._own
         torch.testing.assert_close(module(x), expected, rtol=2**-6, atol=2**-6)
+    assert isinstance(layer._packed, PackedWeight)
+    assert isinstance(layer._packed._own, PackedMultiply)
+    assert isinstance(head._packed, HeadWeight)
+    assert isinstance(head._packed._product, PackedMultiply)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 100])
