@@ -14,18 +14,20 @@ WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
 
 
 async def encode_texts(
-    state: AppState, texts: Texts, truncate: int | None, param: str
+    state: AppState, texts: Texts, truncate: int | None, param: str, *, keep_end: bool = False
 ) -> list[list[int]]:
     """Return the token ids of each text, with special tokens. Given ids are returned as they are.
 
     `truncate` is the request's truncate_prompt_tokens, and `param` names the field of the texts.
+    With `keep_end` a text that is too long loses its beginning.
     Raises a 400 ApiError if a text is too long and must not be truncated.
     """
     limit = _truncation(state, truncate)
     names = [param] if len(texts) == 1 else [f"{param}.{index}" for index in range(len(texts))]
     named = list(zip(texts, names, strict=True))
     token_lists = await off_loop(
-        sum(map(len, texts)), lambda: [_encode(state, text, limit, name) for text, name in named]
+        sum(map(len, texts)),
+        lambda: [_encode(state, text, limit, name, keep_end) for text, name in named],
     )
     for ids, name in zip(token_lists, names, strict=True):
         check_token_ids(state, ids, name)
@@ -48,13 +50,15 @@ def _truncation(state: AppState, given: int | None) -> int | None:
     return given
 
 
-def _encode(state: AppState, text: str | list[int], limit: int | None, param: str) -> list[int]:
+def _encode(
+    state: AppState, text: str | list[int], limit: int | None, param: str, keep_end: bool
+) -> list[int]:
     if not isinstance(text, str):
-        return text[:limit]
+        return text[-limit:] if keep_end and limit else text[:limit]
     if state.pooling.lowercase:
         text = text.lower()
     if limit is not None:
-        return state.tokenizer.encode_start(text, limit)
+        return state.tokenizer.encode_part(text, limit, keep_end=keep_end)
     count = state.tokenizer.far_over(text, state.max_length())
     if count:
         raise _too_long(state, count, param)

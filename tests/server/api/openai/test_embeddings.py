@@ -175,7 +175,7 @@ async def test_embeddings_truncate_only_with_truncate_prompt_tokens(encoder: Ser
         ({"input": ["a"] * 2049}, "input", "invalid_value"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ({"input": "a", "dimensions": 5}, "dimensions", "invalid_value"),
-        ({"input": "a", "encoding_format": "bytes"}, "encoding_format", "invalid_value"),
+        ({"input": "a", "encoding_format": "binary"}, "encoding_format", "invalid_value"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
