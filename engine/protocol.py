@@ -83,6 +83,7 @@ class SamplingParams(Record, frozen=True):
     grammar: Grammar | None = None  # the answer follows it
     # Token sequences that the answer does not contain, unless no other token could follow.
     banned_sequences: tuple[tuple[int, ...], ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()  # `logprobs` tokens, in place of the most likely ones
 
 
 class Explain(Record, frozen=True):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from server.generation.limits import check_token_ids, context_exceeded
 from server.generation.off_loop import off_loop
 from server.http.errors import ApiError, invalid
 from server.state import AppState
 
-Texts = Sequence[str | list[int]]  # texts or their token ids
+Texts = Sequence[str | list[int] | list[int | str]]  # texts, their token ids, or both
 WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
 
 
@@ -51,10 +52,15 @@ def _truncation(state: AppState, given: int | None) -> int | None:
 
 
 def _encode(
-    state: AppState, text: str | list[int], limit: int | None, param: str, keep_end: bool
+    state: AppState,
+    text: str | list[int] | list[int | str],
+    limit: int | None,
+    param: str,
+    keep_end: bool,
 ) -> list[int]:
     if not isinstance(text, str):
-        return text[-limit:] if keep_end and limit else text[:limit]
+        ids = _joined(state, text, param)
+        return ids[-limit:] if keep_end and limit else ids[:limit]
     if state.pooling.lowercase:
         text = text.lower()
     if limit is not None:
@@ -63,6 +69,24 @@ def _encode(
     if count:
         raise _too_long(state, count, param)
     return state.tokenizer.encode(text)
+
+
+def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) -> list[int]:
+    """Return token ids among which texts may be; those get no special tokens."""
+    if set(map(type, pieces)) == {int}:  # perhaps a million
+        return cast("list[int]", pieces)
+    ids: list[int] = []
+    for piece in pieces:
+        if isinstance(piece, int):
+            ids.append(piece)
+            continue
+        if state.pooling.lowercase:
+            piece = piece.lower()
+        count = state.tokenizer.far_over(piece, state.max_length())
+        if count:
+            raise _too_long(state, count, param)
+        ids += state.tokenizer.encode(piece, add_special_tokens=False)
+    return ids
 
 
 def _too_long(state: AppState, count: str, param: str) -> ApiError:

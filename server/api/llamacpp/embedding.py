@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.llamacpp.schemas import EmbeddingBody
-from server.api.openai.schemas.fields import in_list
+from server.api.openai.schemas.prompts import plain_list
 from server.api.openai.vectors import embed_texts, json_response, number_list
 from server.api.receive import admit_and_read
 from server.generation.embedding import normalised
@@ -26,7 +26,7 @@ async def embedding(request: Request) -> Response:
     body = await admit_and_read(request, EmbeddingBody, "embed")
     name, given = ("content", body.content) if body.input is None else ("input", body.input)
     assert given is not None
-    vectors, _ = await embed_texts(request, body, in_list(given), name)
+    vectors, _ = await embed_texts(request, body, plain_list(given), name)
     if body.embd_normalize != AS_COMPUTED:
         vectors = normalised(vectors)
 

@@ -6,69 +6,26 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     ConfigDict,
-    Discriminator,
     Field,
     PlainValidator,
     PrivateAttr,
-    Tag,
     WithJsonSchema,
     model_validator,
 )
 
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
-from server.api.openai.schemas.embedding import EncoderBody, Inputs
-from server.api.openai.schemas.fields import INT32, Between, TokenId, having, never
+from server.api.openai.schemas.embedding import EncoderBody
+from server.api.openai.schemas.fields import INT32, Between, having, never
 from server.api.openai.schemas.generate import MAX_BIASES
+from server.api.openai.schemas.prompts import Inputs, Plain, Prompts, plain_list
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import Schema, parsed
 from server.generation.grammar import GrammarKind, WantedGrammar
-from server.generation.limits import MAX_CHOICES
 from server.generation.options import GenerationOptions
-from server.http.body import Part, failure
+from server.http.body import failure
 
 KINDS: dict[str, GrammarKind] = {"json_schema": "json_schema", "grammar": "grammar"}
 WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
-
-
-class PromptObject(Part):
-    """A prompt as an object, which also holds images for models that see."""
-
-    prompt_string: str
-    """The text."""
-    multimodal_data: list[str] | None = None
-    """Images; only an empty list is accepted."""
-
-    @model_validator(mode="after")
-    def _has_no_images(self) -> Self:
-        if self.multimodal_data:
-            raise failure(
-                "unsupported", "is not supported: the model reads text", "multimodal_data"
-            )
-        return self
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, str):
-        return "<one>"
-    if isinstance(value, list):
-        numbers = any(isinstance(item, int | float) for item in value)
-        return "<mixed>" if numbers else "<list>"
-    return "<object>"
-
-
-Kind = Discriminator(_kind_of)
-Piece = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[TokenId, Tag("<id>")],
-    Discriminator(lambda value: "<one>" if isinstance(value, str) else "<id>"),
-]
-Mixed = Annotated[list[Piece], Field(fail_fast=True, min_length=1), Tag("<mixed>")]
-Text = Annotated[str, Tag("<one>")]
-Object = Annotated[PromptObject, Tag("<object>")]
-OnePrompt = Annotated[Text | Mixed | Object, Kind]
-ManyPrompts = Annotated[
-    list[OnePrompt], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES), Tag("<list>")
-]
-Prompts = Annotated[Text | Mixed | Object | ManyPrompts, Kind]
 
 
 class CompletionBody(SamplingBody):
@@ -160,12 +117,9 @@ class CompletionBody(SamplingBody):
         return self
 
     @property
-    def prompts(self) -> list[str | list[int | str]]:
+    def prompts(self) -> list[Plain]:
         """The prompts as texts, or lists of token ids and texts."""
-        given = self.prompt
-        if isinstance(given, list) and _kind_of(given) == "<list>":
-            return [_plain(prompt) for prompt in given]
-        return [_plain(given)]
+        return plain_list(self.prompt)
 
     def options(self, logit_bias: dict[str, float], cache_salt: str) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
@@ -183,10 +137,6 @@ class CompletionBody(SamplingBody):
             grammar=self._grammar,
             num_logprobs=self.n_probs or -1,
         )
-
-
-def _plain(prompt: Any) -> Any:
-    return prompt.prompt_string if isinstance(prompt, PromptObject) else prompt
 
 
 class InfillBody(CompletionBody):

@@ -17,6 +17,7 @@ import orjson
 from server.api.openai.logprobs import (
     completion_logprobs,
     echoed_tokens,
+    id_name,
     prompt_logprobs_by_id,
 )
 from server.api.openai.schemas.generate import GenerateBody
@@ -99,6 +100,7 @@ class OpenAIWriter:
         self._created = int(time.time())
         self._prompt_tokens = sum(map(len, prepared.prompts))
         self._num_tokens = 0  # generated and written so far, in all choices
+        self._token_name = id_name if body.return_tokens_as_token_ids else None
         self._text_chunks: dict[int, tuple[bytes, bytes]] = {}  # by index: before and after a text
         plain = prepared.options.num_logprobs < 0 and not body.return_token_ids
         self._has_plain_texts = plain and not body.continuous_usage
@@ -319,7 +321,7 @@ class CompletionWriter(OpenAIWriter):
         return {"text": ""}
 
     def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
-        return completion_logprobs(self._tokenizer, tokens)
+        return completion_logprobs(self._tokenizer, tokens, self._token_name)
 
 
 def usage_fields(usage: Usage) -> Json:

@@ -20,26 +20,15 @@ from server.api.openai.schemas.fields import (
     Count,
     OneOrMore,
     Priority,
-    Shape,
-    TokenIds,
     having,
-    in_list,
     never,
 )
+from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_list
 from server.http.body import Body, Part, failure
 
-MAX_TEXTS = 2048
+MAX_TEXTS = MAX_PROMPTS
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
-Inputs = Annotated[
-    Annotated[Text, Tag("<one>")]
-    | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[Texts, Tag("<list>")]
-    | Annotated[
-        list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS), Tag("<id lists>")
-    ],
-    Shape,
-]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
 
 
@@ -70,7 +59,7 @@ class EmbeddingBody(EncoderBody):
     }
 
     input: Inputs
-    """Texts or their token ids."""
+    """Texts or their token ids. Texts among ids get no special tokens."""
     encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
     """bytes: all vectors as one body; the header `metadata` says where each one is."""
     embed_dtype: NumberFormat | None = None
@@ -85,8 +74,8 @@ class EmbeddingBody(EncoderBody):
     """Return only this many first numbers of a vector; default: all."""
 
     @property
-    def inputs(self) -> list[str] | list[list[int]]:
-        return in_list(self.input)
+    def inputs(self) -> list[Plain]:
+        return plain_list(self.input)
 
 
 class Document(Part):

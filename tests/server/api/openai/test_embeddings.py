@@ -171,7 +171,7 @@ async def test_embeddings_truncate_only_with_truncate_prompt_tokens(encoder: Ser
         ({"input": [[1], []]}, "input.1", "invalid_value"),
         ({"input": [[1], [258]]}, "input.1", "invalid_value"),
         ({"input": [1, -1]}, "input.1", "invalid_value"),
-        ({"input": ["a", 3]}, "input.1", "invalid_value"),
+        ({"input": ["a", True]}, "input.1", "invalid_value"),
         ({"input": ["a"] * 2049}, "input", "invalid_value"),
         ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
         ({"input": "a", "dimensions": 5}, "dimensions", "invalid_value"),
