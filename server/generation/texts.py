@@ -47,7 +47,9 @@ def _truncation(state: AppState, given: int | None) -> int | None:
     added = state.tokenizer.added_tokens
     if not added < given <= longest:
         message = f"must be -1, or above {added} and at most {longest} here, not {given}"
-        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
+        advice = "Please request a smaller truncation size." if given > longest else ""
+        text = f"truncate_prompt_tokens {message}. {advice}".rstrip()
+        raise invalid("truncate_prompt_tokens", text)
     return given
 
 
@@ -90,5 +92,9 @@ def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) ->
 
 
 def _too_long(state: AppState, count: str, param: str) -> ApiError:
-    advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
-    return context_exceeded(state.max_length(), f"this text has {count}: {advice}", param)
+    # The second sentence is vLLM's.
+    advice = (
+        "Please reduce the length of the input prompt, or have its end cut off with "
+        "truncate_prompt_tokens"
+    )
+    return context_exceeded(state.max_length(), f"this text has {count}. {advice}", param)
