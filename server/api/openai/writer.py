@@ -21,7 +21,7 @@ from server.api.openai.logprobs import (
     prompt_logprobs_by_id,
 )
 from server.api.openai.schemas.generate import GenerateBody
-from server.api.openai.timings import timing_fields
+from server.api.openai.timings import metrics_field, timing_fields
 from server.generation.events import (
     ChoiceEvents,
     Event,
@@ -138,7 +138,7 @@ class OpenAIWriter:
     def closing(self, usage: Usage) -> bytes:
         if not self._body.include_usage:
             return DONE
-        return self._chunk([], usage=usage_fields(usage)) + DONE
+        return self._chunk([], usage=usage_fields(usage), **metrics_field(usage)) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         return sse_event(error.body(self._prepared.request_id))
@@ -149,6 +149,7 @@ class OpenAIWriter:
         body["usage"] = usage_fields(usage)
         if answers[0].timings is not None:
             body["timings"] = timing_fields(answers[0].timings)
+        body |= metrics_field(usage)
         return orjson.dumps(body | self._whole_fields(answers))
 
     def _chunk(self, choices: Sequence[Json], **more: Any) -> bytes:

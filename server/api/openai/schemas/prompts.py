@@ -13,7 +13,7 @@ MAX_PROMPTS = 2048
 Plain = str | list[int] | list[int | str]  # a prompt without objects
 
 
-class TextPart(Part):
+class PromptPart(Part):
     type: Literal["text"]
     """Only texts."""
     text: str
@@ -24,7 +24,7 @@ class PromptObject(Part):
 
     prompt_string: str | None = None
     """The text."""
-    content: Annotated[list[TextPart], Field(fail_fast=True, max_length=64)] | None = None
+    content: Annotated[list[PromptPart], Field(fail_fast=True, max_length=64)] | None = None
     """The text in parts, which are joined."""
     multimodal_data: list[str] | None = None
     """Images; only an empty list is accepted."""
