@@ -33,7 +33,7 @@ ROUTES: tuple[tuple[tuple[str, ...], Route], ...] = (
 
 
 class InvocationBody(Body):
-    """The fields by which a body is told from others. Its route validates all of it."""
+    """The fields that show which route a body belongs to. Its route validates all of it."""
 
     messages: Any = None
     """A body of /v1/chat/completions."""
