@@ -23,6 +23,7 @@ from typing import Literal
 
 from msgspec import field
 
+from engine.batch_variance import BatchVariance
 from engine.message import Message, Record, TokenIds
 
 # Not a message but a signal: the engine process writes the stacks of its threads to stderr.
@@ -30,22 +31,6 @@ DUMP_STACKS = signal.SIGUSR1
 FinishReason = Literal["stop", "length", "error"]
 Pooling = Literal["cls", "mean", "last"]
 ModelKind = Literal["decoder", "encoder", "encoder-decoder"]
-# Why the last bits of a sequence's logits depend on the other sequences in its step: the CPU's
-# matrix unit (AMX), an old oneDNN, or weights that are not prepacked. None: no known reason.
-BatchVariance = Literal["amx", "onednn", "unpacked", "gpu"] | None
-# Why the bits of logits depend on the batch, and what prevents it.
-BATCH_VARIANCE: dict[BatchVariance, tuple[str, str]] = {
-    "amx": ("this CPU computes bf16 with AMX", "use --batch-invariant on (slower)"),
-    "onednn": (
-        "oneDNN in this version of torch splits a sum across threads",
-        "use torch 2.11 or newer, or --threads 1",
-    ),
-    "unpacked": (
-        "linear weights are not stored in oneDNN's layout",
-        "use --prepack and a torch build with oneDNN",
-    ),
-    "gpu": ("a GPU chooses the order of a sum by the tokens in a step", "use --device cpu"),
-}
 
 
 class Grammar(Record, frozen=True):
@@ -83,6 +68,7 @@ class SamplingParams(Record, frozen=True):
     grammar: Grammar | None = None  # the answer follows it
     # Token sequences that the answer does not contain, unless no other token could follow.
     banned_sequences: tuple[tuple[int, ...], ...] = ()
+    logprob_token_ids: tuple[int, ...] = ()  # `logprobs` tokens, in place of the most likely ones
 
 
 class Explain(Record, frozen=True):

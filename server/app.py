@@ -24,6 +24,8 @@ from engine.errors import ConfigError
 from server.adapters import AdapterRegistry
 from server.api import capabilities, docs, ops
 from server.api.anthropic import messages
+from server.api.cohere import embed as cohere
+from server.api.llamacpp import routes as llamacpp
 from server.api.openai import (
     batches,
     chat,
@@ -42,6 +44,7 @@ from server.api.ui import explain, hello, lens, pages, prompt
 from server.api.ui import model as ui_model
 from server.api.ui import requests as ui_requests
 from server.api.ui import watch as ui_watch
+from server.api.vllm import routes as vllm
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
 from server.cli.config import ServerConfig, served_names
@@ -77,6 +80,9 @@ ROUTE_FILES = (
     models,
     lora,
     tokenize,
+    cohere,
+    *vllm.ROUTE_FILES,
+    *llamacpp.ROUTE_FILES,
     capabilities,
     ops,
     hello,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, repeat
 
 import torch
@@ -14,7 +14,7 @@ PROMPT_ROWS = 64  # prompt tokens per chunk of logits, which are as wide as the 
 
 
 class PendingLogprobs:
-    """For some rows: the logprob of the row's token, and the most likely tokens with theirs."""
+    """For some rows: the logprob of the row's token, and other tokens with theirs."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class PendingLogprobs:
     ) -> None:
         """Copy the logprobs to the host.
 
-        `counts` maps a row to its number of most likely tokens, in the order of the tensors.
+        `counts` maps a row to its number of other tokens, in the order of the tensors.
         `values` fp32 holds 1 + count numbers per row, `ids` int64 holds count, and `ranks` int64
         holds one if they are known.
         """
@@ -48,17 +48,27 @@ class PendingLogprobs:
 
 
 def gather_logprobs(
-    tokens: torch.Tensor, raw: Mapping[int, torch.Tensor], counts: Mapping[int, int]
+    tokens: torch.Tensor,
+    raw: Mapping[int, torch.Tensor],
+    counts: Mapping[int, int],
+    named: Mapping[int, Sequence[int]],
 ) -> PendingLogprobs:
-    """Gather from the logprobs `raw` [V] of some rows, for sampled `tokens` [R]; -1 is no token."""
+    """Gather from the logprobs `raw` [V] of some rows, for sampled `tokens` [R]; -1 is no token.
+
+    A row in `named` gets the logprobs of these tokens in place of its most likely ones.
+    """
     values = [tokens.new_empty(0, dtype=torch.float32)]
     ids = [tokens.new_empty(0)]
     counts = {row: min(counts[row], len(logprobs)) for row, logprobs in raw.items()}
     for row, logprobs in raw.items():
-        top = logprobs.topk(counts[row])
         own = logprobs.gather(0, tokens[row : row + 1].clamp(min=0))
-        values += [own, top.values]
-        ids.append(top.indices)
+        if row in named:
+            chosen = torch.tensor(named[row], device=logprobs.device)
+            found = logprobs[chosen]
+        else:
+            found, chosen = logprobs.topk(counts[row])
+        values += [own, found]
+        ids.append(chosen)
     return PendingLogprobs(counts, torch.cat(values), torch.cat(ids))
 
 

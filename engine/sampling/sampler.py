@@ -83,7 +83,11 @@ def sample(
     if masks is not None:
         mask(logits, *masks)
     drawn = draw(logits)
-    return drawn, gather_logprobs(drawn, raw, counts) if counts else None
+    if not counts:
+        return drawn, None
+    named = {row: special[row].logprob_token_ids for row in counts}
+    named = {row: tokens for row, tokens in named.items() if tokens}
+    return drawn, gather_logprobs(drawn, raw, counts, named)
 
 
 def is_special(params: SamplingParams) -> bool:

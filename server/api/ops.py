@@ -27,6 +27,8 @@ def _condition(state: AppState) -> dict[str, Any]:
 
 
 @router.get("/health", openapi_extra=PROBE)
+@router.get("/ping", include_in_schema=False)
+@router.post("/ping", include_in_schema=False)
 async def health(request: Request) -> Response:
     """Return 200 unless the engine is dead. A hung engine is killed, so it also counts as dead."""
     body = _condition(state_of(request))
@@ -45,6 +47,13 @@ async def ready(request: Request) -> Response:
         except EngineError:
             body["status"] = "overloaded"
     return JSONResponse(body, 200 if body["status"] == "ok" else 503)
+
+
+@router.get("/load")
+async def load(request: Request) -> dict[str, int]:
+    """Return the number of requests that run or wait, as in vLLM."""
+    stats = state_of(request).client.stats
+    return {"server_load": stats.running + stats.waiting}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.filesize import decimal
 
+from engine.batch_variance import BATCH_VARIANCE
 from engine.config import EngineConfig
-from engine.protocol import BATCH_VARIANCE, Progress, Ready
+from engine.protocol import Progress, Ready
 from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.http.listener import address_of, is_loopback

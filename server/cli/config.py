@@ -244,6 +244,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         MetricsCompat,
         setting(METRICS, "vllm: also export the series of /metrics under vLLM's names."),
     ] = "none"
+    enable_per_request_metrics: Annotated[
+        bool,
+        setting(
+            METRICS,
+            "Return the times of each request in `metrics`, as vLLM does: with the whole answer, "
+            "or with the usage of a stream.",
+        ),
+    ] = False
     tracing: Annotated[
         bool,
         setting(

@@ -93,3 +93,4 @@ class Usage:
     completion_tokens: int
     cached_tokens: int  # prompt tokens that the prefix cache held
     reasoning_tokens: int = 0  # completion tokens before the answer
+    timings: Timings | None = None  # with --enable-per-request-metrics

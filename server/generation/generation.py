@@ -34,6 +34,7 @@ class Generation(Submission[TokenOutput]):
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self._tracing = state.tracing
+        self._reports_timings = state.config.enable_per_request_metrics
         self._recorder = state.recorder
         self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
         self._recorded: OpenRequest | None = None  # None: not recorded
@@ -166,6 +167,13 @@ class Generation(Submission[TokenOutput]):
             cached_tokens=self._cached_tokens(),
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
+
+    def final_usage(self) -> Usage:
+        """Return the numbers of tokens, with the timings if the server reports them."""
+        usage = self.usage()
+        if self._reports_timings:
+            usage = replace(usage, timings=self.timings())
+        return usage
 
     def timings(self) -> Timings:
         """Return where the time went so far."""

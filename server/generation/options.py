@@ -62,6 +62,7 @@ class GenerationOptions:
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int = -1
+    logprob_token_ids: Sequence[int] = ()  # `num_logprobs` tokens, in place of the likeliest
     num_prompt_logprobs: int = -1
 
     @property

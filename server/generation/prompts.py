@@ -53,24 +53,27 @@ def encode_prompt(
     return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def infill_prompts(state: AppState, prompts: Prompts, suffix: str) -> tuple[str, ...]:
+def infill_prompts(
+    state: AppState, prompts: Prompts, suffix: str, *, param: str = "suffix"
+) -> tuple[str, ...]:
     """Return prompts that are answered with the text between each of `prompts` and `suffix`.
 
+    `param` names the field of the suffix in errors.
     Raises a 400 ApiError if the model knows no fill-in-the-middle, if a prompt is no text, or if
     all texts together are longer than a body may be.
     """
     tokens = state.tokenizer.infill
     if tokens is None:
-        message = "suffix is not supported: this model has no fill-in-the-middle tokens."
-        raise unsupported("suffix", message)
+        message = f"{param} is not supported: this model has no fill-in-the-middle tokens."
+        raise unsupported(param, message)
     most = state.config.max_body_bytes
     if sum(map(len, prompts)) + len(prompts) * len(suffix) > most:
         message = f"The prompts, each with the suffix, have more than {most} characters."
-        raise invalid("suffix", message)
+        raise invalid(param, message)
     infilled = []
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise unsupported("suffix", "suffix needs a prompt that is a text, not token ids.")
+            raise unsupported(param, f"{param} needs a prompt that is a text, not token ids.")
         infilled.append(f"{tokens.before}{prompt}{tokens.suffix}{suffix}{tokens.middle}")
     return tuple(infilled)
 

@@ -44,7 +44,7 @@ class WholeResponse(Response):
         with self._generation as generation:
             candidates = await cancel_on_disconnect(receive, generation.collect())
             answers = best_answers(prepared, candidates, generation.scores())
-            usage = generation.usage()
+            usage = generation.final_usage()
             timings = generation.timings()
             self.body = await format_events(
                 prepared.options, answers, lambda: self._writer.whole(answers, usage)

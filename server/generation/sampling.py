@@ -22,6 +22,7 @@ def check_option_tokens(state: AppState, options: GenerationOptions) -> None:
     """Raise a 400 ApiError if an option names a token that is not in the vocabulary."""
     check_token_ids(state, options.stop_token_ids, "stop_token_ids")
     check_token_ids(state, options.allowed_token_ids, "allowed_token_ids")
+    check_token_ids(state, options.logprob_token_ids, "logprob_token_ids")
     _check_logit_bias(state, options.logit_bias)
 
 
@@ -65,6 +66,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         prompt_logprobs=options.num_prompt_logprobs,
         grammar=grammar_of(state, options.grammar),
         banned_sequences=_banned_sequences(state, options.bad_words),
+        logprob_token_ids=tuple(options.logprob_token_ids),
     )
 
 

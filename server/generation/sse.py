@@ -98,7 +98,7 @@ class StreamedResponse(EventSourceResponse):
                 chunks = await self._formatted(updates)
                 if chunks:
                     yield chunks
-            yield self._writer.closing(self._generation.usage())
+            yield self._writer.closing(self._generation.final_usage())
         except Exception as error:
             raise StreamBroken(error) from error
 

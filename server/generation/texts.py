@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from server.generation.limits import check_token_ids, context_exceeded
 from server.generation.off_loop import off_loop
 from server.http.errors import ApiError, invalid
 from server.state import AppState
 
-Texts = Sequence[str | list[int]]  # texts or their token ids
+Texts = Sequence[str | list[int] | list[int | str]]  # texts, their token ids, or both
 WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
 
 
 async def encode_texts(
-    state: AppState, texts: Texts, truncate: int | None, param: str
+    state: AppState, texts: Texts, truncate: int | None, param: str, *, keep_end: bool = False
 ) -> list[list[int]]:
     """Return the token ids of each text, with special tokens. Given ids are returned as they are.
 
     `truncate` is the request's truncate_prompt_tokens, and `param` names the field of the texts.
+    With `keep_end` a text that is too long loses its beginning.
     Raises a 400 ApiError if a text is too long and must not be truncated.
     """
     limit = _truncation(state, truncate)
     names = [param] if len(texts) == 1 else [f"{param}.{index}" for index in range(len(texts))]
     named = list(zip(texts, names, strict=True))
     token_lists = await off_loop(
-        sum(map(len, texts)), lambda: [_encode(state, text, limit, name) for text, name in named]
+        sum(map(len, texts)),
+        lambda: [_encode(state, text, limit, name, keep_end) for text, name in named],
     )
     for ids, name in zip(token_lists, names, strict=True):
         check_token_ids(state, ids, name)
@@ -44,23 +47,54 @@ def _truncation(state: AppState, given: int | None) -> int | None:
     added = state.tokenizer.added_tokens
     if not added < given <= longest:
         message = f"must be -1, or above {added} and at most {longest} here, not {given}"
-        raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens {message}.")
+        advice = "Please request a smaller truncation size." if given > longest else ""
+        text = f"truncate_prompt_tokens {message}. {advice}".rstrip()
+        raise invalid("truncate_prompt_tokens", text)
     return given
 
 
-def _encode(state: AppState, text: str | list[int], limit: int | None, param: str) -> list[int]:
+def _encode(
+    state: AppState,
+    text: str | list[int] | list[int | str],
+    limit: int | None,
+    param: str,
+    keep_end: bool,
+) -> list[int]:
     if not isinstance(text, str):
-        return text[:limit]
+        ids = _joined(state, text, param)
+        return ids[-limit:] if keep_end and limit else ids[:limit]
     if state.pooling.lowercase:
         text = text.lower()
     if limit is not None:
-        return state.tokenizer.encode_start(text, limit)
+        return state.tokenizer.encode_part(text, limit, keep_end=keep_end)
     count = state.tokenizer.far_over(text, state.max_length())
     if count:
         raise _too_long(state, count, param)
     return state.tokenizer.encode(text)
 
 
+def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) -> list[int]:
+    """Return token ids among which texts may be; those get no special tokens."""
+    if set(map(type, pieces)) == {int}:  # perhaps a million
+        return cast("list[int]", pieces)
+    ids: list[int] = []
+    for piece in pieces:
+        if isinstance(piece, int):
+            ids.append(piece)
+            continue
+        if state.pooling.lowercase:
+            piece = piece.lower()
+        count = state.tokenizer.far_over(piece, state.max_length())
+        if count:
+            raise _too_long(state, count, param)
+        ids += state.tokenizer.encode(piece, add_special_tokens=False)
+    return ids
+
+
 def _too_long(state: AppState, count: str, param: str) -> ApiError:
-    advice = "shorten it, or have its end cut off with truncate_prompt_tokens"
-    return context_exceeded(state.max_length(), f"this text has {count}: {advice}", param)
+    # The second sentence is vLLM's.
+    advice = (
+        "Please reduce the length of the input prompt, or have its end cut off with "
+        "truncate_prompt_tokens"
+    )
+    return context_exceeded(state.max_length(), f"this text has {count}. {advice}", param)

@@ -143,7 +143,7 @@ def _key_in(line: str, where: str) -> ApiKey:
 # The built-in pages send it. A page of another origin cannot do so without a preflight, which is
 # refused.
 UI_HEADER = "x-penstock-ui"
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 UI, UI_DATA = "/ui", "/ui/api/"  # the pages, which hold no data; and what they ask for
 UPLOAD_PATH = "/v1/files"  # its bodies are written to the disk as they arrive
 FORM_BYTES = 64 << 10  # of an upload, in addition to its file

@@ -227,8 +227,10 @@ class Tokenizer:
         return self._backend.num_special_tokens_to_add(is_pair=False)
 
     @as_tokenizer_error
-    def encode_start(self, text: str, most: int) -> list[int]:
+    def encode_part(self, text: str, most: int, *, keep_end: bool = False) -> list[int]:
         """Return the token ids of `text`, truncated to `most` ids including its special tokens.
+
+        With `keep_end` its beginning is cut off, otherwise its end.
 
         Raises ValueError if `text` is not valid Unicode.
         """
@@ -236,7 +238,8 @@ class Tokenizer:
         if len(ids) <= most:
             return ids
         encoding = self._encoding(text, False)
-        encoding.truncate(most - self.added_tokens)
+        side = "left" if keep_end else "right"
+        encoding.truncate(most - self.added_tokens, direction=side)
         return list(self._backend.post_process(encoding).ids)
 
     @as_tokenizer_error

@@ -62,8 +62,8 @@ def test_api_page_has_every_route_and_parameter() -> None:
     page = PAGE.read_text(encoding="utf-8")
     document = api_document()
     names = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
-    for path in PATHS - {"/score", "/rerank"}:
-        assert f"{path.replace(':path', '')}`" in page
+    for path in {p.replace(":path", "") for p in PATHS} & document["paths"].keys():
+        assert f"{path}`" in page
     for operation in operations(document):
         assert operation.parameters.keys() <= set(names)
 

@@ -97,7 +97,11 @@ async def check_error(response: httpx2.Response) -> None:
         return
     assert response.request.method == "HEAD" or response.headers["content-type"]
     path = response.request.url.path
-    if response.is_success or path in ("/health", "/ready") or response.request.method == "HEAD":
+    if (
+        response.is_success
+        or path in ("/health", "/ping", "/ready")
+        or response.request.method == "HEAD"
+    ):
         return
     await response.aread()
     if ANTHROPIC_PATH.fullmatch(path):

@@ -18,6 +18,7 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody, streams=True))
+@router.post("/chat/completions", include_in_schema=False)
 async def chat_completions(request: Request) -> Response:
     """The next message of a chat."""
     state = state_of(request)

@@ -107,7 +107,8 @@ class ChatWriter(OpenAIWriter):
         return "function_call" if self._calls_functions else reason
 
     def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
-        return chat_logprobs(self._tokenizer, tokens)
+        named = bool(self._prepared.options.logprob_token_ids)
+        return chat_logprobs(self._tokenizer, tokens, self._token_name, lists_sampled=named)
 
 
 def whole_calls(deltas: Sequence[Json]) -> list[Json]:

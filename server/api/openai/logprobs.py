@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.protocol import TokenLogprobs
@@ -16,12 +16,30 @@ def finite(logprob: float) -> float:
     return max(MIN_LOGPROB, logprob)
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenWithLogprobs]) -> dict[str, Any]:
-    """Return `logprobs` of a chat completion's choice."""
+Naming = Callable[[int], str]
+
+
+def id_name(token: int) -> str:
+    """Return a token's name in vLLM, with return_tokens_as_token_ids."""
+    return f"token_id:{token}"
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer,
+    tokens: Sequence[TokenWithLogprobs],
+    name: Naming | None = None,
+    *,
+    lists_sampled: bool = False,
+) -> dict[str, Any]:
+    """Return `logprobs` of a chat completion's choice. By default a token's name is its text.
+
+    With `lists_sampled` the sampled token is always among the alternatives.
+    """
+    name = name or tokenizer.token_text
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {
-            "token": tokenizer.token_text(token),
+            "token": name(token),
             "logprob": finite(logprob),
             "bytes": list(tokenizer.token_bytes(token)),
         }
@@ -31,15 +49,19 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenWithLogprobs]) -> 
         if item.logprobs is None:
             continue
         own = entry(item.token, item.logprobs.logprob)
-        own["top_logprobs"] = [entry(token, logprob) for token, logprob in item.logprobs.top]
+        top = dict(item.logprobs.top)
+        if lists_sampled:
+            top.setdefault(item.token, item.logprobs.logprob)
+        own["top_logprobs"] = [entry(token, logprob) for token, logprob in top.items()]
         content.append(own)
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[TokenWithLogprobs]
+    tokenizer: Tokenizer, tokens: Sequence[TokenWithLogprobs], name: Naming | None = None
 ) -> dict[str, Any]:
-    """Return `logprobs` of a text completion's choice."""
+    """Return `logprobs` of a text completion's choice, with names as in `chat_logprobs`."""
+    name = name or tokenizer.token_text
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float] | None] = []
     for item in tokens:
@@ -48,23 +70,23 @@ def completion_logprobs(
             top_logprobs.append(None)
         else:
             token_logprobs.append(finite(item.logprobs.logprob))
-            top_logprobs.append(_by_text(tokenizer, item.token, item.logprobs))
+            top_logprobs.append(_by_name(name, item.token, item.logprobs))
     return {
-        "tokens": [tokenizer.token_text(item.token) for item in tokens],
+        "tokens": [name(item.token) for item in tokens],
         "token_logprobs": token_logprobs,
         "top_logprobs": top_logprobs,
         "text_offset": [item.offset for item in tokens],
     }
 
 
-def _by_text(tokenizer: Tokenizer, sampled: int, logprobs: TokenLogprobs) -> dict[str, float]:
-    """Return the logprobs of the likeliest tokens and of the sampled one, by text.
+def _by_name(name: Naming, sampled: int, logprobs: TokenLogprobs) -> dict[str, float]:
+    """Return the logprobs of the likeliest tokens and of the sampled one, by name.
 
     Of tokens with equal text, which share one key, the likelier one is kept.
     """
     found: dict[str, float] = {}
     for token, logprob in (*logprobs.top, (sampled, logprobs.logprob)):
-        found.setdefault(tokenizer.token_text(token), finite(logprob))
+        found.setdefault(name(token), finite(logprob))
     return found
 
 

@@ -77,6 +77,7 @@ def adapter_facts(state: AppState, adapter: ServedAdapter) -> dict[str, Any]:
 
 
 @router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
 async def models(request: Request) -> dict[str, Any]:
     """List the served model under each of its names, and its LoRA adapters."""
     state = state_of(request)

@@ -10,9 +10,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.openai.embeddings import json_response
 from server.api.openai.schemas.embedding import RerankBody
 from server.api.openai.score import similarities
+from server.api.openai.vectors import json_response
 from server.api.receive import admit_and_read
 from server.http.openapi import body_schema
 from server.state import state_of
@@ -26,14 +26,19 @@ async def rerank(request: Request) -> Response:
     """Sort documents by the cosine of their vectors with the query's, the most similar first."""
     state = state_of(request)
     body = await admit_and_read(request, RerankBody, "embed")
-    sides = ("query", [body.query]), ("documents", body.texts)
+    name = "documents" if body.texts is None else "texts"
+    sides = ("query", [body.query]), (name, body.candidates)
     scores, usage = await similarities(request, body, *sides)
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()
+
+    if body.texts is not None:
+        listed = [_scored_text(body, index, float(scores[index])) for index in order]
+        return json_response(orjson.dumps(listed), body.ignored)
 
     def entry(index: int) -> dict[str, Any]:
         found: dict[str, Any] = {"index": index, "relevance_score": float(scores[index])}
         if body.return_documents is not False:
-            found["document"] = {"text": body.texts[index]}
+            found["document"] = {"text": body.candidates[index]}
         return found
 
     answer = {
@@ -43,3 +48,11 @@ async def rerank(request: Request) -> Response:
         "usage": usage,
     }
     return json_response(orjson.dumps(answer), body.ignored)
+
+
+def _scored_text(body: RerankBody, index: int, score: float) -> dict[str, Any]:
+    """Return an entry of the answer of text-embeddings-inference."""
+    entry: dict[str, Any] = {"index": index, "score": score}
+    if body.return_documents:
+        entry["text"] = body.candidates[index]
+    return entry

@@ -11,12 +11,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.openai.embeddings import encoder_usage, json_response
 from server.api.openai.schemas.embedding import EncoderBody, ScoreBody
+from server.api.openai.vectors import embed_tokens, json_response
 from server.api.receive import admit_and_read
-from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.embedding import Vectors, normalised
 from server.generation.texts import encode_texts
-from server.http.disconnect import cancel_on_disconnect
 from server.http.openapi import body_schema
 from server.state import state_of
 
@@ -53,12 +52,7 @@ async def similarities(
             await encode_texts(state, texts, body.truncate_prompt_tokens, name)
             for name, texts in (one, other)
         ]
-    token_lists = first + second
-    given = request.state
-    with Embedding(
-        state, token_lists, given.arrival, body.priority or 0, given.limiter
-    ) as embedding:
-        vectors = await cancel_on_disconnect(request.receive, embedding.collect())
+    vectors, usage = await embed_tokens(request, body, first + second)
     units = normalised(vectors)
     cosines: Vectors = (units[: len(first)] * units[len(first) :]).sum(1)
-    return cosines, encoder_usage(token_lists)
+    return cosines, usage

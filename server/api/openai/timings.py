@@ -1,10 +1,10 @@
-"""`timings` of a response, with the names of llama.cpp's server."""
+"""`timings` of a response, with llama.cpp's names, and `metrics`, with vLLM's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from server.generation.events import Timings
+from server.generation.events import Timings, Usage
 
 
 def timing_fields(timings: Timings) -> dict[str, Any]:
@@ -14,6 +14,28 @@ def timing_fields(timings: Timings) -> dict[str, Any]:
         **_rate_fields("prompt", timings.prompt_tokens, timings.prompt_ms),
         **_rate_fields("predicted", timings.generated_tokens, timings.generation_ms),
     }
+
+
+def metrics_field(usage: Usage) -> dict[str, Any]:
+    """Return `metrics` as vLLM has it, or nothing if the server does not report it.
+
+    The rate of tokens includes the time of the prompt.
+    """
+    timings = usage.timings
+    if timings is None:
+        return {}
+    metrics = {
+        "queue_time_ms": round(timings.queue_ms, 3),
+        "time_to_first_token_ms": round(timings.prompt_ms, 3),
+        "generation_time_ms": round(timings.generation_ms, 3),
+    }
+    if timings.generated_tokens > 1:
+        gaps = timings.generated_tokens - 1
+        metrics["mean_itl_ms"] = round(timings.generation_ms / gaps, 3)
+    elapsed = timings.prompt_ms + timings.generation_ms
+    if elapsed:
+        metrics["tokens_per_second"] = round(1000 * timings.generated_tokens / elapsed, 3)
+    return {"metrics": metrics}
 
 
 def _rate_fields(name: str, tokens: int, milliseconds: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prompts without the model: /tokenize and /detokenize as in vLLM, and the rendering of a chat."""
+"""Prompts without the model: /tokenize, /detokenize, and the rendering of a chat."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
 from server.text.detokenizer import Detokenizer, token_texts
+from server.text.tokenizer import Tokenizer
 
 router = APIRouter()
 
@@ -43,9 +44,11 @@ async def tokenize(request: Request) -> Response:
         "tokens": ids,
         "token_strs": None,
     }
-    if body.return_token_strs:
-        async with thread_turn(state, len(ids)):
+    async with thread_turn(state, len(ids)):
+        if body.return_token_strs:
             answer["token_strs"] = await _vocabulary_entries(state, ids)
+        if body.with_pieces:
+            answer["tokens"] = await off_loop(len(ids), lambda: _pieces(state.tokenizer, ids))
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
@@ -56,8 +59,8 @@ async def prompt_text(state: AppState, body: TokenizeBody, size: int) -> tuple[C
     """
     chat = await off_loop(size, body.chat)
     check_tool_choice(chat)
-    if body.prompt is not None:
-        return chat, body.prompt, body.add_special_tokens is not False
+    if body.text is not None:
+        return chat, body.text, body.adds_special_tokens
     return chat, await chat_text(state, chat), adds_special_tokens(state, chat)
 
 
@@ -71,7 +74,8 @@ async def detokenize(request: Request) -> Response:
         skip = bool(body.skip_special_tokens)
         detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=skip)
         texts = await off_loop(len(body.tokens), lambda: token_texts(detokenizer, body.tokens))
-    answer: dict[str, Any] = {"prompt": "".join(texts)}
+    text = "".join(texts)
+    answer: dict[str, Any] = {"prompt": text, "content": text}  # vLLM's name, and llama.cpp's
     if body.return_texts:
         answer["texts"] = texts
     return _json(answer, body.ignored)
@@ -146,6 +150,20 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
         "special_tokens": {token: tokenizer.vocabulary_entry(token) for token in special_ids},
         "chat_template": state.template.source if state.template else None,
     }
+
+
+def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Return each token with its text, or with its bytes if they are no whole characters."""
+    found = []
+    for token in ids:
+        data = tokenizer.token_bytes(token)
+        piece: str | list[int]
+        try:
+            piece = data.decode()
+        except UnicodeDecodeError:
+            piece = list(data)
+        found.append({"id": token, "piece": piece})
+    return found
 
 
 async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str | None]:

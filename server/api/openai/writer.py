@@ -17,10 +17,11 @@ import orjson
 from server.api.openai.logprobs import (
     completion_logprobs,
     echoed_tokens,
+    id_name,
     prompt_logprobs_by_id,
 )
 from server.api.openai.schemas.generate import GenerateBody
-from server.api.openai.timings import timing_fields
+from server.api.openai.timings import metrics_field, timing_fields
 from server.generation.events import (
     ChoiceEvents,
     Event,
@@ -99,6 +100,7 @@ class OpenAIWriter:
         self._created = int(time.time())
         self._prompt_tokens = sum(map(len, prepared.prompts))
         self._num_tokens = 0  # generated and written so far, in all choices
+        self._token_name = id_name if body.return_tokens_as_token_ids else None
         self._text_chunks: dict[int, tuple[bytes, bytes]] = {}  # by index: before and after a text
         plain = prepared.options.num_logprobs < 0 and not body.return_token_ids
         self._has_plain_texts = plain and not body.continuous_usage
@@ -140,7 +142,7 @@ class OpenAIWriter:
     def closing(self, usage: Usage) -> bytes:
         if not self._body.include_usage:
             return DONE
-        return self._chunk([], usage=usage_fields(usage)) + DONE
+        return self._chunk([], usage=usage_fields(usage), **metrics_field(usage)) + DONE
 
     def failure(self, error: ApiError) -> bytes:
         return sse_event(error.body(self._prepared.request_id))
@@ -151,6 +153,7 @@ class OpenAIWriter:
         body["usage"] = usage_fields(usage)
         if answers[0].timings is not None:
             body["timings"] = timing_fields(answers[0].timings)
+        body |= metrics_field(usage)
         return orjson.dumps(body | self._whole_fields(answers))
 
     def _chunk(self, choices: Sequence[Json], **more: Any) -> bytes:
@@ -327,7 +330,7 @@ class CompletionWriter(OpenAIWriter):
         return {"text": ""}
 
     def _logprobs(self, tokens: Sequence[TokenWithLogprobs]) -> Json:
-        return completion_logprobs(self._tokenizer, tokens)
+        return completion_logprobs(self._tokenizer, tokens, self._token_name)
 
 
 def usage_fields(usage: Usage) -> Json:

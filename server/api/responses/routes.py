@@ -38,6 +38,7 @@ def store_of(request: Request) -> ResponseStore:
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesBody, streams=True))
+@router.post("/responses", include_in_schema=False)
 async def create_response(request: Request) -> Response:
     """A response to an input. With `store`, later requests can continue it by its id."""
     state = state_of(request)

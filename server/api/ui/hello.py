@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from engine.protocol import BATCH_VARIANCE
+from engine.batch_variance import BATCH_VARIANCE
 from server.api.openai.models import model_facts
 from server.api.ui.access import is_admin, state_for_ui
 from server.state import VERSION

@@ -8,8 +8,9 @@ import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from engine.batch_variance import BATCH_VARIANCE
 from engine.model_structure import AttentionFacts, ModelBox
-from engine.protocol import BATCH_VARIANCE, MemoryEntry
+from engine.protocol import MemoryEntry
 from server.api.ui.access import is_admin, state_for_ui
 from server.http.errors import ApiError
 from server.observe.structure import StructureError

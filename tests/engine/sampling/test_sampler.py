@@ -227,6 +227,25 @@ def test_sample_logprobs_are_those_of_the_model() -> None:
         assert [value for _, value in entry.top] == pytest.approx(best.tolist(), abs=1e-5)
 
 
+def test_sample_logprobs_of_named_tokens_keep_their_order() -> None:
+    logits = logits_of(40)
+    due = torch.log_softmax(logits.double(), dim=-1)
+    named = (3, 39, 0)
+    tokens, logprobs = sampled(
+        logits.repeat(2, 1),
+        [row(logprobs=3, logprob_token_ids=named, logit_bias=((8, 50.0),)), row(logprobs=3)],
+    )
+    first, second = logprobs
+    assert first is not None
+    assert second is not None
+    assert int(tokens[0]) == 8
+    assert first.logprob == pytest.approx(float(due[8]), abs=1e-5)
+    assert [token for token, _ in first.top] == list(named)
+    expected = [float(due[token]) for token in named]
+    assert [value for _, value in first.top] == pytest.approx(expected, abs=1e-5)
+    assert [token for token, _ in second.top] == due.topk(3).indices.tolist()
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf], ids=str)
 def test_sample_nonfinite_row_leaves_other_rows_unchanged(broken: float) -> None:
     logits = torch.stack([logits_of(500, 1.0, seed) for seed in range(27)])

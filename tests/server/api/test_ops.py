@@ -121,7 +121,7 @@ async def test_tokenize_and_detokenize_return_tokens_and_text(served, encode):
     await served.chat(messages=messages)
     assert body["tokens"] == served.engine.requests[0].prompt
     body = (await http.post("/detokenize", json={"tokens": ids})).json()
-    assert body == {"prompt": "<s>Hé"}
+    assert body == {"prompt": "<s>Hé", "content": "<s>Hé"}
     skip = {"tokens": ids, "skip_special_tokens": True}
     assert (await http.post("/detokenize", json=skip)).json() == {"prompt": "Hé"}
     for path, bad in (

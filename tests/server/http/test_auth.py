@@ -47,7 +47,7 @@ async def test_every_route_and_method_without_key_returns_401(locked):
         "/ready;/metrics",
     }
     odd |= {"/health%2f..%2fmetrics", "//health", "/unknown", "/HEALTH", "/health/metrics"}
-    for path in sorted((paths | odd) - {"/health", "/ready"}):
+    for path in sorted((paths | odd) - {"/health", "/ping", "/ready"}):
         is_page = path in ("/", "/ui") or (path.startswith("/ui/") and "/ui/api/" not in path)
         for method in METHODS:
             status = await raw_status(locked, method, path)
@@ -60,7 +60,7 @@ async def test_forged_host_header_does_not_bypass_key(locked, host):
 
 
 async def test_probes_without_key_return_200(locked):
-    for path in ("/health", "/ready"):
+    for path in ("/health", "/ping", "/ready"):
         assert (await locked.http.get(path)).status_code == 200
         assert (await locked.http.head(path)).status_code == 200
 

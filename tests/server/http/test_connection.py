@@ -78,13 +78,13 @@ async def test_http2_upgrade_request_is_served_without_warning(served, caplog):
 
 async def test_unknown_path_returns_404_with_suggestion(served):
     for path, hint in (
-        ("/chat/completions", "did you mean /v1/chat/completions?"),
-        ("/models", "did you mean /v1/models?"),
+        ("/files", "did you mean /v1/files?"),
+        ("/batches", "did you mean /v1/batches?"),
         ("/v1/v1/models", "did you mean /v1/models? The client's base URL must end in /v1."),
         ("/v1//models", "did you mean /v1/models?"),
         ("/v1/completions/", "did you mean /v1/completions?"),
         ("/v1/health", "did you mean /health?"),
-        ("/responses", "did you mean /v1/responses?"),
+        ("/responses/compact", "did you mean /v1/responses/compact?"),
         ("/v1/images/generations", "Not Found. GET /openapi.json"),
     ):
         response = await served.http.post(path, json={})

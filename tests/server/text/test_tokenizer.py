@@ -158,14 +158,14 @@ def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text
 
 
 @pytest.mark.parametrize("most", [3, 4, 7, 13, 500])
-def test_encode_start_equals_truncation_in_transformers(assets: Path, most: int) -> None:
+def test_encode_part_equals_truncation_in_transformers(assets: Path, most: int) -> None:
     folder = assets / "tokenizers" / "bert-uncased"
     reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.added_tokens == 2
     for text in vector_texts(assets):
         expected = reference(text, truncation=True, max_length=most).input_ids
-        assert tokenizer.encode_start(text, most) == expected
+        assert tokenizer.encode_part(text, most) == expected
 
 
 def test_bos_token_id_without_any_source_is_none(stories: Path) -> None:

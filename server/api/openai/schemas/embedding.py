@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
+from server.api.openai.number_formats import Endianness, NumberFormat
 from server.api.openai.schemas.fields import (
+    LIST,
     Count,
     OneOrMore,
     Priority,
-    Shape,
-    TokenIds,
-    in_list,
+    having,
+    never,
 )
+from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_list
 from server.http.body import Body, Part, failure
 
-MAX_TEXTS = 2048
+MAX_TEXTS = MAX_PROMPTS
 Text = Annotated[str, StringConstraints(min_length=1)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
-Inputs = Annotated[
-    Annotated[Text, Tag("<one>")]
-    | Annotated[TokenIds, Tag("<ids>")]
-    | Annotated[Texts, Tag("<list>")]
-    | Annotated[
-        list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS), Tag("<id lists>")
-    ],
-    Shape,
-]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
 
 
@@ -46,18 +47,35 @@ class EncoderBody(Body):
 
 
 class EmbeddingBody(EncoderBody):
-    DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {"encoding_format": "float"}
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "add_special_tokens": (True,),
+        "padding": ("do_not_pad",),
+    }
+    DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {
+        "embed_dtype": "float32",
+        "encoding_format": "float",
+        "endianness": "native",
+        "use_activation": None,  # as the checkpoint says
+    }
 
     input: Inputs
-    """Texts or their token ids."""
-    encoding_format: Literal["float", "base64"] | None = None
-    """base64: little-endian float32."""
+    """Texts or their token ids. Texts among ids get no special tokens."""
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    """bytes: all vectors as one body; the header `metadata` says where each one is."""
+    embed_dtype: NumberFormat | None = None
+    """The numbers of base64 and bytes."""
+    endianness: Endianness | None = None
+    """The order of the bytes of such a number; `native` is little."""
+    use_activation: bool | None = Field(
+        None, validation_alias=AliasChoices("use_activation", "normalize")
+    )
+    """Return vectors of length 1; default: if the checkpoint does so."""
     dimensions: Count | None = None
     """Return only this many first numbers of a vector; default: all."""
 
     @property
-    def inputs(self) -> list[str] | list[list[int]]:
-        return in_list(self.input)
+    def inputs(self) -> list[Plain]:
+        return plain_list(self.input)
 
 
 class Document(Part):
@@ -76,28 +94,59 @@ Documents = Annotated[
 
 
 class RerankBody(EncoderBody):
-    """`top_n` documents are returned, all of them by default, with their texts if wanted."""
+    """`top_n` documents are returned, all of them by default, with their texts if wanted.
+
+    With `texts` the body and the answer are those of text-embeddings-inference.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {"anyOf": [having(documents=LIST), having(texts=LIST)]},
+                never(documents=LIST, texts=LIST),
+            ]
+        }
+    )
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = EncoderBody.UNSUPPORTED | {
+        "raw_scores": (False,),
+        "truncate": (False,),
+    }
 
     query: Text
     """The text that documents are compared with."""
-    documents: Documents
+    documents: Documents | None = None
     """The texts to order."""
+    texts: Texts | None = None
+    """The same in text-embeddings-inference, whose answer is a list."""
     top_n: Count | None = None
     """Return only this many documents; default: all."""
-    return_documents: bool | None = None
+    return_documents: bool | None = Field(
+        None, validation_alias=AliasChoices("return_documents", "return_text")
+    )
     """Return the texts of the documents, too."""
 
+    @model_validator(mode="after")
+    def _one_list(self) -> RerankBody:
+        if (self.documents is None) == (self.texts is None):
+            raise failure("invalid", "exactly one of documents and texts is required", "documents")
+        return self
+
     @property
-    def texts(self) -> list[str]:
-        return [d if isinstance(d, str) else d.text for d in self.documents]
+    def candidates(self) -> list[str]:
+        """The texts to order, under either name."""
+        if self.texts is not None:
+            return self.texts
+        return [d if isinstance(d, str) else d.text for d in self.documents or ()]
 
 
 class ScoreBody(EncoderBody):
     """The pairs to score: one text with one or more, or two lists of equal length."""
 
-    text_1: Side
+    # vLLM's newer names, and its internal ones.
+    text_1: Side = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
     """One text, or as many as in `text_2`."""
-    text_2: Side
+    text_2: Side = Field(validation_alias=AliasChoices("text_2", "documents", "items", "data_2"))
     """The texts to compare."""
 
     @property

@@ -48,6 +48,7 @@ MAX_TOKENS_NAMES = Field(
 )
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
+MAX_NAMED = 128  # tokens whose logprobs a request names
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -172,6 +173,12 @@ class GenerateBody(SamplingBody):
     """Leave special tokens out of the text."""
     return_token_ids: bool | None = None
     """Also return the token ids of prompt and answer."""
+    return_tokens_as_token_ids: bool | None = None
+    """Name tokens in `logprobs` by their ids, as `token_id:7`."""
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_NAMED)] | None
+    ) = None
+    """Return the logprobs of these tokens in place of the likeliest; needs `logprobs`."""
     timings: bool | None = None
     """Return numbers and times of tokens in `timings`, with llama.cpp's names."""
     timings_per_token: bool | None = None
@@ -202,6 +209,12 @@ class GenerateBody(SamplingBody):
     def _prompt_logprobs_need_whole_answer(self) -> Self:
         if self.stream and self.asks_prompt_logprobs:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _named_logprobs_need_logprobs(self) -> Self:
+        if self.logprob_token_ids and self.num_logprobs < 0:
+            raise failure("invalid", "needs logprobs", "logprob_token_ids")
         return self
 
     @model_validator(mode="after")
@@ -255,6 +268,7 @@ class GenerateBody(SamplingBody):
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
+        named = list(dict.fromkeys(self.logprob_token_ids or ()))
         return GenerationOptions(
             **self.sampling_options(),
             operation=self.OPERATION,
@@ -274,6 +288,7 @@ class GenerateBody(SamplingBody):
             allowed_token_ids=self.allowed_token_ids or (),
             bad_words=self.bad_words or (),
             grammar=self._grammar,
-            num_logprobs=self.num_logprobs,
+            num_logprobs=len(named) if named else self.num_logprobs,
+            logprob_token_ids=named,
             num_prompt_logprobs=self.num_prompt_logprobs,
         )

@@ -1,10 +1,10 @@
-"""Bodies of /tokenize and /detokenize, as in vLLM."""
+"""Bodies of /tokenize and /detokenize, as in vLLM and in llama.cpp."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, PrivateAttr, model_validator
 
 from server.api.openai.schemas.chat import ONE_ENDING, Messages, TemplateArguments, check_ending
 from server.api.openai.schemas.fields import LIST, TEXT, TRUE, TokenId, having, never
@@ -18,14 +18,20 @@ class TokenizeBody(Body):
     """A prompt or messages to tokenise.
 
     `add_special_tokens` defaults to true for a prompt. For messages it defaults to false, because
-    the chat template writes special tokens itself.
+    the chat template writes special tokens itself, and for llama.cpp's `content` as there.
     """
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"parse_special": (True,)}
 
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
-                {"anyOf": [having(prompt=TEXT), having(messages=LIST)]},
+                {"anyOf": [having(prompt=TEXT), having(messages=LIST), having(content=TEXT)]},
                 never(prompt=TEXT, messages=LIST),
+                never(prompt=TEXT, content=TEXT),
+                never(content=TEXT, messages=LIST),
+                never(content=TEXT, continue_final_message=TRUE),
+                never(content=TEXT, tools={"type": "array", "minItems": 1}),
                 never(prompt=TEXT, continue_final_message=TRUE),
                 never(prompt=TEXT, tools={"type": "array", "minItems": 1}),
                 ONE_ENDING,
@@ -40,12 +46,18 @@ class TokenizeBody(Body):
 
     prompt: str | None = None
     """A text; either this or `messages`."""
+    content: str | None = None
+    """llama.cpp's name of `prompt`, without special tokens by default."""
     messages: Messages | None = None
     """A conversation for the chat template."""
-    add_special_tokens: bool | None = None
-    """Add special tokens; default: true for a prompt, false for messages."""
+    add_special_tokens: bool | None = Field(
+        None, validation_alias=AliasChoices("add_special_tokens", "add_special")
+    )
+    """Add special tokens; default: true for a prompt, false for messages and content."""
     return_token_strs: bool | None = None
     """Return the tokens as the vocabulary has them, too."""
+    with_pieces: bool | None = None
+    """Return each token with its text, or its bytes if they are no whole characters."""
     tools: Tools | None = None
     """Functions that the model may call; needs `messages`."""
     tool_choice: ToolChoice | None = None
@@ -61,15 +73,29 @@ class TokenizeBody(Body):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise failure("invalid", "exactly one of prompt and messages is required", "prompt")
-        if self.prompt is not None and self.continue_final_message:
+        given = [self.prompt, self.content, self.messages]
+        if given.count(None) != len(given) - 1:
+            names = "prompt, content and messages"
+            raise failure("invalid", f"exactly one of {names} is required", "prompt")
+        if self.text is not None and self.continue_final_message:
             raise failure("invalid", "needs messages, not a prompt", "continue_final_message")
-        if self.prompt is not None and self.tools:
+        if self.text is not None and self.tools:
             raise failure("invalid", "needs messages, not a prompt", "tools")
         check_ending(self)
         self._tool_use = tool_use(self.tools, self.tool_choice, parallel=True)
         return self
+
+    @property
+    def text(self) -> str | None:
+        """The text to tokenise; None if there are messages."""
+        return self.content if self.prompt is None else self.prompt
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether special tokens are added to the text."""
+        if self.add_special_tokens is None:
+            return self.content is None
+        return self.add_special_tokens
 
     def chat(self) -> Chat:
         """Return the conversation for the model's template. Takes long for a long body."""

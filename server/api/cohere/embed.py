@@ -1,0 +1,103 @@
+"""POST /v2/embed."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.api.cohere.schemas import EmbedBody
+from server.api.openai.number_formats import vector_bytes
+from server.api.openai.vectors import (
+    check_dimensions,
+    embed_tokens,
+    json_response,
+    number_list,
+)
+from server.api.receive import admit_and_read
+from server.generation.embedding import Vectors, normalised
+from server.generation.off_loop import off_loop
+from server.generation.texts import WHOLE_CONTEXT, encode_texts
+from server.http.errors import invalid
+from server.http.openapi import body_schema
+from server.state import AppState, state_of
+
+router = APIRouter()
+EIGHT = 8  # signs in a number
+
+
+@router.post("/v2/embed", openapi_extra=body_schema(EmbedBody, task="embed"))
+async def embed(request: Request) -> Response:
+    """Compute a vector for each text, in one or more forms, as in Cohere's API."""
+    state = state_of(request)
+    body = await admit_and_read(request, EmbedBody, "embed")
+    check_dimensions(state, body.output_dimension, "output_dimension")
+    forms = list(dict.fromkeys(body.embedding_types or ["float"]))
+    _check_signs(state, body, forms)
+    with state.client.reserve():
+        token_lists = await _token_lists(state, body)
+    vectors, usage = await embed_tokens(request, body, token_lists)
+    vectors = vectors[:, : body.output_dimension]
+    if state.pooling.normalised:
+        vectors = normalised(vectors)
+    ignored = list(body.ignored)
+    if body.input_type is not None:
+        ignored.append("input_type")
+    billed = {"input_tokens": usage["prompt_tokens"], "image_tokens": 0}
+    answer: dict[str, Any] = {
+        "id": secrets.token_hex(16),
+        "texts": body.all_texts,
+        "meta": {"api_version": {"version": "2"}, "billed_units": billed},
+        "response_type": "embeddings_by_type",
+    }
+
+    def write() -> bytes:
+        embeddings = {form: [_shown(vector, form) for vector in vectors] for form in forms}
+        return orjson.dumps(answer | {"embeddings": embeddings})
+
+    return json_response(await off_loop(vectors.size * len(forms), write), ignored)
+
+
+def _check_signs(state: AppState, body: EmbedBody, forms: list[str]) -> None:
+    """Raise a 400 ApiError if the numbers of a vector do not fill bytes with their signs."""
+    size = body.output_dimension or state.loaded().embedding_size
+    if size % EIGHT and {"binary", "ubinary"}.intersection(forms):
+        message = f"binary and ubinary need vectors of a multiple of 8 numbers, not {size}."
+        raise invalid("embedding_types", message)
+
+
+async def _token_lists(state: AppState, body: EmbedBody) -> list[list[int]]:
+    """Return the token ids of each text. Raises a 400 ApiError if one is too long."""
+    name = "inputs" if body.texts is None else "texts"
+    longest = state.max_length()
+    if body.max_tokens is not None:
+        longest = min(longest, body.max_tokens)
+    if longest <= state.tokenizer.added_tokens:
+        message = f"max_tokens must be above {state.tokenizer.added_tokens}, not {longest}."
+        raise invalid("max_tokens", message)
+    if body.truncate == "NONE":
+        token_lists = await encode_texts(state, body.all_texts, None, name)
+        if (most := max(map(len, token_lists))) > longest:
+            raise invalid(name, f"A text has {most} tokens, above max_tokens = {longest}.")
+        return token_lists
+    limit = WHOLE_CONTEXT if longest == state.max_length() else longest
+    keep_end = body.truncate == "START"
+    return await encode_texts(state, body.all_texts, limit, name, keep_end=keep_end)
+
+
+def _shown(vector: Vectors, form: str) -> Any:
+    """Return a vector in one form."""
+    if form == "float":
+        return number_list(vector)
+    if form == "base64":
+        return base64.b64encode(vector_bytes(vector, "float32", "little")).decode()
+    signs = np.packbits(vector > 0).astype("<i2")
+    if form == "binary":
+        signs = signs - 128
+    return signs.tolist()

@@ -1,0 +1,1 @@
+"""The HTTP API of llama.cpp's server, where OpenAI's API has no counterpart."""

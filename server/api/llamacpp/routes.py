@@ -1,0 +1,7 @@
+"""The routes of llama.cpp's own API, for `server.app`."""
+
+from __future__ import annotations
+
+from server.api.llamacpp import completion, embedding, properties
+
+ROUTE_FILES = (completion, embedding, properties)

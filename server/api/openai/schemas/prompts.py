@@ -1,0 +1,89 @@
+"""Prompts of every shape that clients send: texts, token ids, both in one list, and objects."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from server.api.openai.schemas.fields import TokenId, TokenIds
+from server.http.body import Part, failure
+
+MAX_PROMPTS = 2048
+Plain = str | list[int] | list[int | str]  # a prompt without objects
+
+
+class PromptPart(Part):
+    type: Literal["text"]
+    """Only texts."""
+    text: str
+
+
+class PromptObject(Part):
+    """A prompt as an object of llama.cpp, which also holds images for models that see."""
+
+    prompt_string: str | None = None
+    """The text."""
+    content: Annotated[list[PromptPart], Field(fail_fast=True, max_length=64)] | None = None
+    """The text in parts, which are joined."""
+    multimodal_data: list[str] | None = None
+    """Images; only an empty list is accepted."""
+
+    @model_validator(mode="after")
+    def _is_one_text(self) -> Self:
+        if (self.prompt_string is None) == (self.content is None):
+            raise failure("invalid", "needs either prompt_string or content")
+        if self.multimodal_data:
+            message = "is not supported: the model reads text"
+            raise failure("unsupported", message, "multimodal_data")
+        return self
+
+    @property
+    def value(self) -> str:
+        if self.prompt_string is not None:
+            return self.prompt_string
+        return "".join([part.text for part in self.content or ()])
+
+
+def _kind_of(value: Any) -> str:
+    """Return the union branch that fits the shape of `value`."""
+    if isinstance(value, str):
+        return "<one>"
+    if not isinstance(value, list):
+        return "<object>" if isinstance(value, dict | PromptObject) else "<one>"
+    kinds = set(map(type, value))  # fast for a million token ids
+    if kinds and kinds <= {int, float}:
+        return "<ids>"
+    return "<mixed>" if int in kinds else "<list>"
+
+
+Kind = Discriminator(_kind_of)
+Piece = Annotated[
+    Annotated[str, Tag("<one>")] | Annotated[TokenId, Tag("<id>")],
+    Discriminator(lambda value: "<one>" if isinstance(value, str) else "<id>"),
+]
+Ids = Annotated[TokenIds, Tag("<ids>")]
+Mixed = Annotated[list[Piece], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<mixed>")]
+Object = Annotated[PromptObject, Tag("<object>")]
+AnyText = Annotated[str, Tag("<one>")]
+SomeText = Annotated[str, StringConstraints(min_length=1), Tag("<one>")]
+Many = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
+OnePrompt = Annotated[AnyText | Ids | Mixed | Object, Kind]
+Prompts = Annotated[
+    AnyText | Ids | Mixed | Object | Annotated[list[OnePrompt], Many, Tag("<list>")], Kind
+]
+OneInput = Annotated[SomeText | Ids | Mixed | Object, Kind]
+Inputs = Annotated[
+    SomeText | Ids | Mixed | Object | Annotated[list[OneInput], Many, Tag("<list>")], Kind
+]
+
+
+def plain_list(given: Any) -> list[Plain]:
+    """Return a value of `Prompts` or `Inputs` as the list of its prompts, without objects."""
+    if _kind_of(given) == "<list>":
+        return [_plain(item) for item in given]
+    return [_plain(given)]
+
+
+def _plain(prompt: Any) -> Any:
+    return prompt.value if isinstance(prompt, PromptObject) else prompt

@@ -1,0 +1,1 @@
+"""Endpoints of vLLM that OpenAI's API does not have."""
