@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -204,7 +203,7 @@ async def test_cancelled_batch_keeps_its_results_and_names_the_other_lines(store
     await eventually(lambda: len(engine.requests) > 20, "some lines are sent")
     cancelled = await store.openai.batches.cancel(batch.id)
     assert cancelled.status in ("cancelling", "cancelled")  # if the disk is slow, already the end
-    assert cancelled.cancelling_at
+    assert cancelled.cancelling_at is not None
     done = await ended(store, batch.id)
     assert done.status == "cancelled"
     output = await results(store, done.output_file_id)
@@ -256,11 +255,16 @@ async def test_restart_resumes_batches_with_each_line_once(
     model: Path, tmp_path: Path, says: Any
 ) -> None:
     engine = FakeEngine(says("Hello!"))
+
+    def stop_amid(_: Any) -> None:
+        if len(engine.requests) > 20:
+            engine.drain()
+            engine.gate.clear()
+
+    engine.step_listeners = [stop_amid]
     async with serving(engine, model, batch_dir=str(tmp_path)) as served:
         batch = await create(served, jsonl(*(line(str(place)) for place in range(60))))
-        await eventually(lambda: len(engine.requests) >= 20, "20 lines are sent")
-        engine.drain()
-        engine.gate.clear()
+        await eventually(lambda: len(engine.requests) > 20, "some lines are sent")
     assert 0 < len(engine.requests) < 60
     paths = (tmp_path / "files").glob("*.jsonl")
     [output_path] = [path for path in paths if path.read_bytes().startswith(b'{"id"')]
@@ -278,22 +282,22 @@ async def test_restart_amid_the_write_of_a_record_completes_the_batch(
 ) -> None:
     """The disk is slow: the server stops before the record of the stop is in place."""
     engine = FakeEngine(says("Hello!"))
+    engine.step_listeners = [lambda _: engine.drain() if len(engine.requests) > 20 else None]
     first, second = threading.Event(), threading.Event()
+    rename = Path.rename
 
-    def fsync(descriptor: int) -> None:
-        if not first.is_set():
+    def renamed(path: Path, target: Path) -> Path:
+        if engine.state == "draining" and not first.is_set():
             first.set()
             second.wait(1)  # until the next server writes the same record, if it can
-        elif not second.is_set():
+        elif first.is_set() and not second.is_set():
             second.set()
             time.sleep(0.2)
+        return rename(path, target)
 
+    monkeypatch.setattr(Path, "rename", renamed)
     async with serving(engine, model, batch_dir=str(tmp_path)) as served:
         batch = await create(served, jsonl(*(line(str(place)) for place in range(60))))
-        await eventually(lambda: len(engine.requests) >= 20, "20 lines are sent")
-        monkeypatch.setattr(os, "fsync", fsync)
-        engine.drain()
-        engine.gate.clear()
         await eventually(first.is_set, "the stop is being recorded")
     async with serving(FakeEngine(says("Hello!")), model, batch_dir=str(tmp_path)) as served:
         done = await ended(served, batch.id)
@@ -305,18 +309,19 @@ async def test_restart_while_results_are_opened_completes_the_batch(
 ) -> None:
     """The server stops while a thread reads the results so far, which locks their files."""
     first, opened = threading.Event(), threading.Event()
+    begin = Results.__init__
 
-    def slowly_opened(*files: Any) -> Results:
-        if first.is_set():
-            opened.wait(1)
-            return Results(*files)
+    def slowly(results: Results, *files: Any) -> None:
+        is_first = not first.is_set()
         first.set()
-        time.sleep(0.3)
-        found = Results(*files)
+        if is_first:
+            time.sleep(0.3)
+        else:
+            opened.wait(1)
+        begin(results, *files)
         opened.set()
-        return found
 
-    monkeypatch.setattr("server.batch.runner.Results", slowly_opened)
+    monkeypatch.setattr(Results, "__init__", slowly)
     async with serving(FakeEngine(says("Hello!")), model, batch_dir=str(tmp_path)) as served:
         batch = await create(served, jsonl(line("a")))
         await eventually(first.is_set, "the results are being opened")
