@@ -12,6 +12,7 @@ import msgspec
 from server.batch.files import new_file_id
 from server.batch.folder import BatchFolder, read_records, write_record
 from server.batch.lines import LineProblem
+from server.batch.threads import in_thread
 
 Status = Literal[
     "validating",
@@ -146,4 +147,4 @@ class BatchStore:
             batch = self._batches.get(batch_id)
             if batch is not None:
                 folder = self._folder.batches
-                await asyncio.to_thread(write_record, folder, batch_id, batch)
+                await in_thread(lambda: write_record(folder, batch_id, batch))

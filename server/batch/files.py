@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from server.batch.folder import BatchFolder, StoreFull, read_records, sync_folder, write_record
+from server.batch.threads import in_thread
 
 
 class FileTooLarge(Exception):
@@ -79,13 +79,13 @@ class FileStore:
 
     async def add(self, file: StoredFile) -> None:
         """Make a file visible whose contents are in place. Raises OSError."""
-        await asyncio.to_thread(write_record, self._folder.files, file.id, file)
+        await in_thread(lambda: write_record(self._folder.files, file.id, file))
         self._files[file.id] = file
 
     async def delete(self, file: StoredFile) -> None:
         """Delete a file. Its record goes first, so that no crash leaves one without contents."""
         if self._files.pop(file.id, None) is not None:
-            await asyncio.to_thread(self._remove, file)
+            await in_thread(lambda: self._remove(file))
 
     def _remove(self, file: StoredFile) -> None:
         (self._folder.files / f"{file.id}.json").unlink(missing_ok=True)

@@ -6,7 +6,6 @@ written in part, so that each line of the input has exactly one result in the en
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import secrets
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from server.batch.threads import in_thread
 
 PREFIX = b'{"id":"batch_req_'
 SYNC_S = 1.0  # results reach the disk at most this much later
@@ -81,7 +82,7 @@ class Results:
         self.done.add(custom_id)
         if time.monotonic() - self._synced_at > SYNC_S:
             self._synced_at = time.monotonic()
-            await asyncio.to_thread(self.sync)
+            await in_thread(self.sync)
 
     def sync(self) -> None:
         """Wait until all results are on the disk."""

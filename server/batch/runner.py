@@ -22,6 +22,7 @@ from server.batch.lines import BatchLine, LineProblem, check_input, read_lines, 
 from server.batch.results import Results, ResultsError
 from server.batch.sender import Sender, ServerAway
 from server.batch.storage import BatchStorage
+from server.batch.threads import in_thread
 
 INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
 MOST_RUNNING = 8  # batches at a time; they share the slots in turn
@@ -148,7 +149,9 @@ class BatchRunner:
         folder = self.storage.folder
         output, errors = folder.contents(batch.output_id), folder.contents(batch.error_id)
         try:
-            results = await asyncio.to_thread(Results, output, errors, folder.reserve)
+            results = await in_thread(
+                lambda: Results(output, errors, folder.reserve), undo=Results.close
+            )
         except ResultsError as error:
             await self._fail(batch_id, "results_unreadable", str(error))
             return
@@ -242,7 +245,7 @@ class BatchRunner:
             lines = read_lines(path, results.done, self._max_line_bytes)
             with contextlib.suppress(StoreFull):
                 await refuse_lines(lines, results, f"batch_{outcome}", UNSENT[outcome])
-        await asyncio.to_thread(results.sync)
+        await in_thread(results.sync)
         await self._batches.update(
             batch_id,
             status=outcome,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.driver import EAGER, EXTREMES, MODES, Driver, each
+from tests.support.reference_data import CHECKPOINTS, GPT2, LLAMA, located, reference
 from tests.support.stories import Case, cases_of
 
 modes = pytest.mark.parametrize("mode", each(EXTREMES))
@@ -28,13 +29,13 @@ def load(folder: Path) -> Golden:
 
 
 @pytest.fixture
-def llama(assets: Path) -> Golden:
-    return load(assets / "checkpoints" / "stories260K-llama")
+def llama() -> Golden:
+    return load(located(LLAMA))
 
 
-@pytest.fixture(params=["stories260K-llama", "stories280K-gpt2"])
-def golden(assets: Path, request: pytest.FixtureRequest) -> Golden:
-    return load(assets / "checkpoints" / request.param)
+@pytest.fixture(params=CHECKPOINTS)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return load(located(request.param))
 
 
 def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> None:
@@ -95,10 +96,11 @@ def test_greedy_any_engine_setting_matches_reference(
 @pytest.mark.parametrize(
     ("golden", "budget", "prefix_caching"),
     [
-        ("stories260K-llama", 8, True),
-        pytest.param("stories280K-gpt2", 64, False, marks=pytest.mark.slow),
-        pytest.param("stories260K-llama", 64, False, marks=pytest.mark.slow),
-        pytest.param("stories280K-gpt2", 8, True, marks=pytest.mark.slow),
+        (LLAMA, 8, True),
+        pytest.param(GPT2, 64, False, marks=pytest.mark.slow),
+        pytest.param(LLAMA, 64, False, marks=pytest.mark.slow),
+        pytest.param(GPT2, 8, True, marks=pytest.mark.slow),
+        reference("checkpoints/stories260K-llama", 8, True),
     ],
     indirect=["golden"],
 )

@@ -19,16 +19,28 @@ from engine.errors import ConfigError
 from server.generation.off_loop import off_loop
 from server.text.generation_config import SAMPLING_DEFAULTS
 from server.text.tokenizer import Tokenizer
+from tests.support.reference_data import (
+    BYTE_LEVEL,
+    CHECKPOINTS,
+    LLAMA,
+    UNIGRAM,
+    WORDPIECE,
+    hard_texts,
+    located,
+    reference,
+)
 from tests.support.thorough import examples
 
-FAMILIES = [f"tokenizers/{name}" for name in ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")]
-CHECKPOINTS = ["checkpoints/stories260K-llama", "checkpoints/stories280K-gpt2"]
-VECTORS = {"gpt-2": "gpt2", "llama-spm": "llama2", "bert-bge": "bert-uncased"}
+NAMES = ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")
+PUBLISHED = [reference(f"tokenizers/{name}") for name in NAMES]
+FAMILIES = [BYTE_LEVEL, WORDPIECE, UNIGRAM, *CHECKPOINTS, *PUBLISHED]
+NORMALISING = ("wordpiece", "unigram", "bert-uncased", "t5")  # tokens differ from the text
+VECTORS = "tokenizer-vectors/ggml-vocab-"
 
 
-@pytest.fixture(scope="module", params=FAMILIES + CHECKPOINTS)
-def folder(request: pytest.FixtureRequest, assets: Path) -> Path:
-    return assets / request.param
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return located(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +49,9 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 
 @pytest.fixture
-def stories(assets: Path, tmp_path: Path) -> Path:
+def stories(tmp_path: Path) -> Path:
     """A copy of a checkpoint's tokenizer files that the test may change."""
-    for file in (assets / CHECKPOINTS[0]).glob("*.json"):
+    for file in located(LLAMA).glob("*.json"):
         shutil.copyfile(file, tmp_path / file.name)
     return tmp_path
 
@@ -50,48 +62,57 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
-def vector_texts(assets: Path, name: str = "gpt-2") -> list[str]:
-    file = assets / f"tokenizer-vectors/ggml-vocab-{name}.gguf.inp"
-    return file.read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")[:-1]
+@pytest.mark.parametrize("name", [BYTE_LEVEL, LLAMA])
+def test_encode_hard_texts_gives_the_ids_of_llama_cpp(name: str) -> None:
+    tokenizer = Tokenizer.from_folder(located(name))
+    found = [tokenizer.encode(text, add_special_tokens=False) for text in hard_texts()]
+    assert found == json.loads((located(name) / "ids.json").read_text())
 
 
-@pytest.mark.parametrize("name", VECTORS)
-def test_encode_llama_cpp_vectors_gives_their_ids(assets: Path, name: str) -> None:
-    tokenizer = Tokenizer.from_folder(assets / "tokenizers" / VECTORS[name])
-    lines = (assets / f"tokenizer-vectors/ggml-vocab-{name}.gguf.out").read_text().splitlines()
-    texts = vector_texts(assets, name)
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        reference("tokenizers/gpt2", "gpt-2"),
+        reference("tokenizers/llama2", "llama-spm"),
+        reference("tokenizers/bert-uncased", "bert-bge"),
+    ],
+)
+def test_encode_llama_cpp_vectors_gives_their_ids(name: str, family: str) -> None:
+    tokenizer = Tokenizer.from_folder(located(name))
+    lines = located(f"{VECTORS}{family}.gguf.out").read_text().splitlines()
+    texts = hard_texts(f"{VECTORS}{family}.gguf.inp")
     assert len(texts) == 46
     for text, line in zip(texts, lines, strict=True):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert ids == [int(token) for token in line.split()], text
 
 
-def test_encode_and_decode_vector_texts_equal_transformers(
-    folder: Path, tokenizer: Tokenizer, assets: Path
+def test_encode_and_decode_hard_texts_equal_transformers(
+    folder: Path, tokenizer: Tokenizer
 ) -> None:
     path = str(folder / "tokenizer.json")
-    reference = PreTrainedTokenizerFast(tokenizer_file=path, clean_up_tokenization_spaces=False)
-    reference.backend_tokenizer.no_truncation()
-    reference.backend_tokenizer.no_padding()
-    for text in [*vector_texts(assets), "", "</s> [SEP] <|im_end|>x"]:
+    transformers = PreTrainedTokenizerFast(tokenizer_file=path, clean_up_tokenization_spaces=False)
+    transformers.backend_tokenizer.no_truncation()
+    transformers.backend_tokenizer.no_padding()
+    for text in [*hard_texts(), "", "</s> [SEP] <|im_end|>x"]:
         ids = tokenizer.encode(text)
-        assert ids == reference.encode(text)
+        assert ids == transformers.encode(text)
         for skip in (True, False):
-            assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == transformers.decode(
                 ids, skip_special_tokens=skip
             )
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_encode_and_decode_golden_checkpoints_give_expected_values(assets: Path, name: str) -> None:
-    tokenizer = Tokenizer.from_folder(assets / name)
-    for case in json.loads((assets / name / "expected.json").read_text())["cases"]:
+def test_encode_and_decode_golden_checkpoints_give_expected_values(name: str) -> None:
+    tokenizer = Tokenizer.from_folder(located(name))
+    for case in json.loads((located(name) / "expected.json").read_text())["cases"]:
         assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
         assert tokenizer.decode(case["ids"]) == case["text"]
 
 
-def test_encode_text_that_begins_with_bos_has_one_bos(assets: Path) -> None:
-    tokenizer = Tokenizer.from_folder(assets / CHECKPOINTS[0])
+def test_encode_text_that_begins_with_bos_has_one_bos() -> None:
+    tokenizer = Tokenizer.from_folder(located(LLAMA))
     assert tokenizer.encode("<s>Once") == tokenizer.encode("<s>Once", add_special_tokens=False)
     assert tokenizer.encode("<s>") == [1]
 
@@ -101,12 +122,9 @@ def test_encode_long_and_short_texts_never_truncates_or_pads(tokenizer: Tokenize
     assert len(tokenizer.encode("a")) < 5
 
 
-def test_encode_ignores_truncation_and_padding_of_tokenizer_json(
-    assets: Path, tmp_path: Path
-) -> None:
+def test_encode_ignores_truncation_and_padding_of_tokenizer_json(tmp_path: Path) -> None:
     """The tokenizer.json of a sentence encoder often sets both."""
-    for file in (assets / "tokenizers" / "bert-uncased").glob("*.json"):
-        shutil.copyfile(file, tmp_path / file.name)
+    shutil.copyfile(located(WORDPIECE) / "tokenizer.json", tmp_path / "tokenizer.json")
     change(
         tmp_path / "tokenizer.json",
         truncation={
@@ -125,8 +143,8 @@ def test_encode_ignores_truncation_and_padding_of_tokenizer_json(
         },
     )
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert len(tokenizer.encode("word " * 20)) == 22
-    assert len(tokenizer.encode("word")) == 3
+    assert len(tokenizer.encode("tree " * 20)) == 22
+    assert len(tokenizer.encode("tree")) == 3
 
 
 @pytest.mark.parametrize(
@@ -145,8 +163,8 @@ def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text
     assert len(offsets) == len(ids)
     assert offsets == sorted(offsets)
     assert set(offsets) <= set(range(len(text) + 1))
-    if folder.name in ("bert-uncased", "t5"):
-        return  # these normalise the text, so tokens differ from its characters
+    if folder.name in NORMALISING:
+        return
     seen = ""
     for token, start, end in zip(ids, offsets, [*offsets, len(text)][1:], strict=True):
         seen += text[start:end]
@@ -158,13 +176,14 @@ def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text
 
 
 @pytest.mark.parametrize("most", [3, 4, 7, 13, 500])
-def test_encode_part_equals_truncation_in_transformers(assets: Path, most: int) -> None:
-    folder = assets / "tokenizers" / "bert-uncased"
-    reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+@pytest.mark.parametrize("name", [WORDPIECE, reference("tokenizers/bert-uncased")])
+def test_encode_part_equals_truncation_in_transformers(name: str, most: int) -> None:
+    folder = located(name)
+    transformers = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.added_tokens == 2
-    for text in vector_texts(assets):
-        expected = reference(text, truncation=True, max_length=most).input_ids
+    for text in hard_texts():
+        expected = transformers(text, truncation=True, max_length=most).input_ids
         assert tokenizer.encode_part(text, most) == expected
 
 
@@ -194,9 +213,11 @@ def test_defaults_contain_set_values_and_refuse_bad_ones(stories: Path) -> None:
             Tokenizer.from_folder(stories)
 
 
-def test_vocab_size_covers_added_tokens(assets: Path) -> None:
-    assert Tokenizer.from_folder(assets / "tokenizers/qwen2.5").vocab_size == 151665
-    assert Tokenizer.from_folder(assets / CHECKPOINTS[0]).vocab_size == 512
+@pytest.mark.parametrize(
+    ("name", "size"), [(BYTE_LEVEL, 645), (LLAMA, 512), reference("tokenizers/qwen2.5", 151665)]
+)
+def test_vocab_size_covers_added_tokens(name: str, size: int) -> None:
+    assert Tokenizer.from_folder(located(name)).vocab_size == size
 
 
 def test_decode_ids_outside_vocabulary_gives_empty_text(tokenizer: Tokenizer) -> None:
@@ -204,47 +225,72 @@ def test_decode_ids_outside_vocabulary_gives_empty_text(tokenizer: Tokenizer) ->
     assert tokenizer.token_bytes(10**6) == b""
 
 
-def test_token_bytes_in_every_family_match_the_text(assets: Path) -> None:
-    def pieces(family: str, text: str) -> list[bytes]:
-        tokenizer = Tokenizer.from_folder(assets / family)
-        return [tokenizer.token_bytes(i) for i in tokenizer.encode(text, add_special_tokens=False)]
-
-    wave = "👋".encode()
-    assert pieces("tokenizers/gpt2", "Hi 👋 é") == [b"Hi", b" \xf0\x9f\x91", b"\x8b", b" \xc3\xa9"]
-    assert pieces("tokenizers/qwen2.5", "a<|im_end|>") == [b"a", b"<|im_end|>"]
-    assert pieces(CHECKPOINTS[0], "👋") == [b" ", *(bytes([byte]) for byte in wave)]
-    assert pieces("tokenizers/llama2", "the end</s>") == [b" the", b" end", b"</s>"]
-    assert pieces("tokenizers/bert-uncased", "unaffable.") == [b" una", b"ffa", b"ble", b"."]
-    assert pieces("tokenizers/t5", "the end") == [b" the", b" end"]
+WAVE = [bytes([byte]) for byte in "👋".encode()]
 
 
-def test_token_bytes_of_byte_tokens_cover_every_byte(assets: Path) -> None:
-    every = [bytes([byte]) for byte in range(256)]
-    gpt2 = Tokenizer.from_folder(assets / "tokenizers/gpt2")
-    assert sorted(gpt2.token_bytes(i) for i in range(256)) == every
-    llama = Tokenizer.from_folder(assets / "tokenizers/llama2")
-    assert [llama.token_bytes(i) for i in range(3, 259)] == every
+@pytest.mark.parametrize(
+    ("family", "text", "pieces"),
+    [
+        (BYTE_LEVEL, " 👋 é", [b" \xf0\x9f\x91", b"\x8b", b" \xc3", b"\xa9"]),
+        (BYTE_LEVEL, "a<|im_end|><tool_call>", [b"a", b"<|im_end|>", b"<tool_call>"]),
+        (LLAMA, "👋", [b" ", *WAVE]),
+        (LLAMA, "the tree</s>", [b" the", b" tre", b"e", b"</s>"]),
+        (WORDPIECE, "unaffable.", [b" un", b"aff", b"able", b"."]),
+        (UNIGRAM, "the day", [b" the", b" day"]),
+        reference("tokenizers/gpt2", "Hi 👋 é", [b"Hi", b" \xf0\x9f\x91", b"\x8b", b" \xc3\xa9"]),
+        reference("tokenizers/qwen2.5", "a<|im_end|>", [b"a", b"<|im_end|>"]),
+        reference("tokenizers/llama2", "the end</s>", [b" the", b" end", b"</s>"]),
+        reference("tokenizers/bert-uncased", "unaffable.", [b" una", b"ffa", b"ble", b"."]),
+        reference("tokenizers/t5", "the end", [b" the", b" end"]),
+    ],
+)
+def test_token_bytes_in_every_family_match_the_text(
+    family: str, text: str, pieces: list[bytes]
+) -> None:
+    tokenizer = Tokenizer.from_folder(located(family))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert [tokenizer.token_bytes(i) for i in ids] == pieces
 
 
-def test_token_text_of_partial_character_is_replacement_character(assets: Path) -> None:
-    tokenizer = Tokenizer.from_folder(assets / "tokenizers/gpt2")
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        (BYTE_LEVEL, 0),
+        (LLAMA, 3),
+        reference("tokenizers/gpt2", 0),
+        reference("tokenizers/llama2", 3),
+    ],
+)
+def test_token_bytes_of_byte_tokens_cover_every_byte(name: str, first: int) -> None:
+    tokenizer = Tokenizer.from_folder(located(name))
+    found = [tokenizer.token_bytes(i) for i in range(first, first + 256)]
+    assert sorted(found) == [bytes([byte]) for byte in range(256)]
+    assert first == 0 or found == sorted(found)
+
+
+@pytest.mark.parametrize("name", [BYTE_LEVEL, reference("tokenizers/gpt2")])
+def test_token_text_of_partial_character_is_replacement_character(name: str) -> None:
+    tokenizer = Tokenizer.from_folder(located(name))
     texts = [tokenizer.token_text(i) for i in tokenizer.encode(" 👋")]
     assert texts == [" \ufffd", "\ufffd"]
-    llama = Tokenizer.from_folder(assets / CHECKPOINTS[0])
+
+
+def test_token_text_of_byte_token_is_its_character_or_replacement_character() -> None:
+    llama = Tokenizer.from_folder(located(LLAMA))
     assert llama.token_text(3 + 0xE5) == "\ufffd"
     assert llama.token_text(3 + 0x0A) == "\n"
 
 
 def test_token_bytes_of_added_token_outside_byte_alphabet_are_utf8(
-    assets: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    shutil.copyfile(assets / "tokenizers/gpt2/tokenizer.json", tmp_path / "tokenizer.json")
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    added = {**content["added_tokens"][0], "id": 50257, "content": "<｜tool▁call 1｜>"}
-    change(tmp_path / "tokenizer.json", added_tokens=[*content["added_tokens"], added])
+    content = json.loads((located(BYTE_LEVEL) / "tokenizer.json").read_text())
+    added = {**content["added_tokens"][0], "id": 645, "content": "<｜tool▁call 1｜>"}
+    content["added_tokens"].append(added)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert tokenizer.token_bytes(50257) == added["content"].encode()
-    assert tokenizer.decode([50257], skip_special_tokens=False) == added["content"]
+    assert tokenizer.token_bytes(645) == added["content"].encode()
+    assert tokenizer.decode([645], skip_special_tokens=False) == added["content"]
 
 
 def test_encode_lone_surrogate_raises_value_error(tokenizer: Tokenizer) -> None:
@@ -278,8 +324,8 @@ def test_far_over_long_text_counts_only_its_start(tokenizer: Tokenizer) -> None:
     assert tokenizer.far_over(text, 1000).endswith(" in its first 262144 characters")
 
 
-def test_encode_from_several_threads_gives_equal_ids(tokenizer: Tokenizer, assets: Path) -> None:
-    texts = vector_texts(assets) * 4
+def test_encode_from_several_threads_gives_equal_ids(tokenizer: Tokenizer) -> None:
+    texts = hard_texts() * 4
     expected = [tokenizer.encode(text) for text in texts]
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(tokenizer.encode, texts)) == expected
@@ -346,12 +392,12 @@ def test_from_folder_decoder_that_cannot_stream_raises(stories: Path) -> None:
         Tokenizer.from_folder(stories)
 
 
-def test_from_folder_vocabulary_larger_than_model_raises(stories: Path, assets: Path) -> None:
+def test_from_folder_vocabulary_larger_than_model_raises(stories: Path) -> None:
     change(stories / "config.json", vocab_size=500)
     with pytest.raises(ConfigError, match=r"12 tokens beyond vocab_size = 500 .* id 511"):
         Tokenizer.from_folder(stories)
-    shutil.copyfile(assets / "tokenizers/llama2/tokenizer.json", stories / "tokenizer.json")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json has 31500 tokens beyond .* = 500"):
+    shutil.copyfile(located(BYTE_LEVEL) / "tokenizer.json", stories / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json has \d+ tokens beyond .* = 500"):
         Tokenizer.from_folder(stories)
 
 
