@@ -2,7 +2,7 @@
 
 The Mooncake conversation trace is routed by prefix, at random and to the least loaded replica.
 A block of 512 tokens in the trace becomes one KV block of 16 tokens, and other lengths shrink by
-the same factor. Prompts that do not fit the demo model's context are left out. A closed loop of
+the same factor. Prompts of more than LONGEST tokens are left out. A closed loop of
 CLIENTS sends the requests in the trace's order. `usage` reports the cached tokens of each prompt.
 
 Run with an interpreter that has the extra [ray]: python -m loadtest.ray_affinity TRACE.jsonl
@@ -33,7 +33,7 @@ from loadtest.workload import Scale, workload
 BLOCK = 16  # tokens of one KV block, and of one block of the trace
 REPLICAS = 2
 CLIENTS = 16
-LONGEST = 1023  # tokens of the demo model's context after the first token
+LONGEST = 1023  # tokens of a prompt
 STOP_S = 120
 
 

@@ -3,8 +3,9 @@
     python -m engine.demo.training.evaluate --base-url http://127.0.0.1:8000/v1
 
 Sends every probe to a running server at temperature 0, with its tools, its `reasoning_effort` and
-its JSON schema as fields of the request. Prints the wrong answers and the share of right ones by
-topic; the exit code is 1 below 85 %. It needs the openai client but no torch.
+its JSON schema as fields of the request. A probe with `behind` comes after a long text. Prints the
+wrong answers and the share of right ones by topic; the exit code is 1 below 85 %. It needs the
+openai client but no torch.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import typer
+from tokenizers import Tokenizer
 
-from engine.demo.training.chat import END, THOUGHT_END
+from engine.demo.training.chat import END, FOLDER, THOUGHT_END
 
 Probe = dict[str, Any]
 
@@ -38,6 +41,7 @@ def judge(probe: Probe, text: str) -> bool:
     exact: the text is one of the expected ones; case, spacing and a final mark do not matter.
     json: the text parses to the expected value.
     tool_call: the text contains exactly the expected calls.
+    report: as contains, and the text has no call.
 
     With an `effort`, the text begins with a thought that contains every phrase of `thought`.
     """
@@ -58,6 +62,8 @@ def judge(probe: Probe, text: str) -> bool:
         case "tool_call":
             calls = re.findall(r"<tool_call>\s*(.*?)\s*</tool_call>", text, re.DOTALL)
             return parsed(calls) == expect
+        case "report" if "<tool_call>" in text:
+            return False
         case "exact":
             options = [normalized(option).rstrip(".!") for option in expect]
             return normalized(text).rstrip(".!") in options
@@ -83,8 +89,47 @@ def contains(text: str, phrase: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(phrase)}(?!\w)", text) is not None
 
 
+def lengthened(probe: Probe) -> Probe:
+    """Return the probe behind `tokens` tokens of other text, at the place that it names.
+
+    system: in a system message; document: before the question, in the same message; tools: in the
+    definitions of many tools, and a system message of the remaining tokens.
+    """
+    if "behind" not in probe:
+        return probe
+    place, tokens = probe["behind"]["place"], probe["behind"]["tokens"]
+    *earlier, last = probe["messages"]
+    if place == "document":
+        text = f"{long_text(tokens)}\n\n{last['content']}"
+        return probe | {"messages": [*earlier, {**last, "content": text}]}
+    longer = dict(probe)
+    if place == "tools":
+        others = json.loads((FOLDER.parent / "many_tools.json").read_text(encoding="utf-8"))
+        written_tools = [json.dumps(tool) for tool in others]
+        longer["tools"] = [*others, *probe["tools"]]
+        tokens -= len(tokenizer().encode("\n".join(written_tools)).ids)
+    if tokens > 0:
+        system = {"role": "system", "content": long_text(tokens)}
+        longer["messages"] = [system, *probe["messages"]]
+    return longer
+
+
+def long_text(tokens: int) -> str:
+    """Return the first tokens of an agent's system prompt and the licence of Penstock, twice."""
+    prompt = (FOLDER.parent / "long_prompt.md").read_text(encoding="utf-8")
+    licence = (FOLDER.parents[2] / "LICENSE").read_text(encoding="utf-8")
+    ids = tokenizer().encode(2 * (prompt + licence)).ids[:tokens]
+    return tokenizer().decode(ids)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+
+
 def request_fields(probe: Probe) -> dict[str, Any]:
     """Return the fields of the probe's request, as the Chat Completions API has them."""
+    probe = lengthened(probe)
     fields: dict[str, Any] = {"messages": probe["messages"]}
     if "tools" in probe:
         fields["tools"] = probe["tools"]

@@ -14,7 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from engine.layers.rotary import rope_frequencies
 from engine.models.llama import LlamaConfig
+
+# Up to this length, plain products train faster on a CPU than the fused kernel. Their scores take
+# memory that grows with the square of the length.
+PLAIN_LENGTH = 1024
 
 
 class Example(NamedTuple):
@@ -27,9 +32,9 @@ Batch = list[Example]
 
 def rotary_table(config: LlamaConfig) -> Tensor:
     """Return cosines and sines [2, positions, head_dim], with halves repeated ("rotate half")."""
-    dimensions = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
-    exponents = dimensions / config.head_dim
-    frequencies = config.rope_theta**-exponents
+    frequencies, _ = rope_frequencies(
+        config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions
+    )
     positions = torch.arange(config.max_positions, dtype=torch.float32)
     angles = torch.outer(positions, frequencies).repeat(1, 2)
     cosines = angles.cos()
@@ -50,6 +55,15 @@ def future_mask(scores_BHTT: Tensor) -> Tensor:
     size = scores_BHTT.shape[-2:]
     ones_TT = torch.ones(size, dtype=torch.bool, device=scores_BHTT.device)
     return ones_TT.triu(1)
+
+
+def attend_plainly(query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor) -> Tensor:
+    """Return causal attention from plain products. The queries are scaled already."""
+    scores_BHTT = query_BHTD @ key_BHTD.transpose(-1, -2)
+    hidden_TT = future_mask(scores_BHTT)
+    scores_BHTT = scores_BHTT.masked_fill(hidden_TT, float("-inf"))
+    weights_BHTT = scores_BHTT.softmax(-1)
+    return weights_BHTT @ value_BHTD
 
 
 def linears(**sizes: tuple[int, int]) -> nn.ModuleDict:
@@ -108,13 +122,13 @@ class DecoderLayer(nn.Module):
         query_BHTD = rotate(query_BHTD, turns_2TD) * scale
         key_BGTD = rotate(key_BGTD, turns_2TD)
         key_BHTD = key_BGTD.repeat_interleave(self.group, dim=1)
-        # At these short lengths plain products train faster on a CPU than the fused kernel.
-        scores_BHTT = query_BHTD @ key_BHTD.transpose(-1, -2)
-        hidden_TT = future_mask(scores_BHTT)
-        scores_BHTT = scores_BHTT.masked_fill(hidden_TT, float("-inf"))
-        weights_BHTT = scores_BHTT.softmax(-1)
         value_BHTD = value_BGTD.repeat_interleave(self.group, dim=1)
-        out_BHTD = weights_BHTT @ value_BHTD
+        if x_BTC.shape[1] <= PLAIN_LENGTH:
+            out_BHTD = attend_plainly(query_BHTD, key_BHTD, value_BHTD)
+        else:
+            out_BHTD = F.scaled_dot_product_attention(
+                query_BHTD, key_BHTD, value_BHTD, is_causal=True, scale=1.0
+            )
         out_BTC = out_BHTD.transpose(1, 2).flatten(2)
         return self.self_attn["o_proj"](out_BTC)
 

@@ -4,9 +4,10 @@ for the translator with `--model translate`.
 It trains a tokenizer and weights on generated text. The settings and the chat template in the
 model folders are written by hand.
 
-The chat model has two stages. The first makes the tokenizer and teaches the plain topics. The
+The chat model has five stages. The first makes the tokenizer and teaches the plain topics. The
 second continues from its weights, and teaches tools of many kinds, thoughts and JSON that a grammar
-holds. `--stage` trains one of them.
+holds. The third continues from those, and teaches to report results of all kinds and to answer
+behind long prompts. The last two repeat what the earlier ones teach. `--stage` trains one of them.
 
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
@@ -30,6 +31,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.processors import TemplateProcessing
 
 from engine.checkpoint.folder import read_json
+from engine.demo.training.agent_text import REVIEW_PARTS, AgentAuthor
 from engine.demo.training.chat import FOLDER, KEY, SPECIAL_TOKENS, SPOKEN, render_text
 from engine.demo.training.evaluate import read_probes
 from engine.demo.training.network import DemoModel, Example
@@ -44,6 +46,8 @@ from engine.models.t5 import T5Config
 SEED = 20260
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
+# The context of the first two stages. The third one extends it as config.json says.
+SHORT_CONTEXT = {"max_position_embeddings": 1024, "rope_scaling": None}
 LETTERS = string.ascii_letters + "åäöÅÄÖéü"
 
 
@@ -125,7 +129,7 @@ class Chat:
     peak = 1.0  # the largest share of the full learning rates
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.config = LlamaConfig.from_hf(config)
+        self.config = LlamaConfig.from_hf(config | SHORT_CONTEXT)
         held_out = held_out_of(read_probes())
         self.author = Author(SEED + 1, held_out)
         self.tokenizer_author = Author(SEED, held_out)
@@ -157,7 +161,8 @@ class Practice:
     peak = 0.7
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.config = LlamaConfig.from_hf(config)
+        self.config = LlamaConfig.from_hf(config | SHORT_CONTEXT)
+        self.author: PracticeAuthor | AgentAuthor
         self.author = PracticeAuthor(SEED + 2, held_out_of(read_probes()))
 
     def tokenizer(self, out: Path) -> Tokenizer:
@@ -172,6 +177,37 @@ class Practice:
     def example(self, tokenizer: Tokenizer, progress: float) -> Example:
         conversation = self.author.compose()
         return encode(tokenizer, conversation, self.config.max_positions)
+
+
+class Agent(Practice):
+    """Training data of the demo model's third stage, with the whole context."""
+
+    steps = 850
+    peak = 0.5
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = LlamaConfig.from_hf(config)
+        self.author = AgentAuthor(SEED + 3, held_out_of(read_probes()))
+
+
+class Review(Agent):
+    """Training data of the demo model's fourth stage, most of it from the first two."""
+
+    steps = 1500
+    peak = 0.4
+    seed = SEED + 4
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.author = AgentAuthor(self.seed, held_out_of(read_probes()), REVIEW_PARTS)
+
+
+class SlowReview(Review):
+    """Training data of the demo model's fifth stage: as in the fourth, with smaller steps."""
+
+    steps = 500
+    peak = 0.25
+    seed = SEED + 5
 
 
 class Translate:
@@ -219,10 +255,10 @@ class Translate:
         return sentence
 
 
-Course = Chat | Practice | Translate
+Course = Chat | Practice | Agent | Review | Translate
 # The stages of each model's training.
 STAGES: dict[str, tuple[type[Course], ...]] = {
-    "demo": (Chat, Practice),
+    "demo": (Chat, Practice, Agent, Review, SlowReview),
     "translate": (Translate,),
 }
 
@@ -264,7 +300,7 @@ def copy_settings(folder: Path, out: Path) -> None:
 
 
 def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, out: Path) -> None:
-    """Train for `steps` steps, and save the weights every 500 steps."""
+    """Train for `steps` steps, and save the weights every 250 steps."""
     trainer = Trainer(network)
     began = time.monotonic()
     mean = 0.0
@@ -276,7 +312,7 @@ def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, ou
             seconds_per_step = (time.monotonic() - began) / (step + 1)
             left = seconds_per_step * (steps - step - 1) / 60
             print(f"step {step}/{steps}  loss {mean:.4f}  {left:.1f} min left", flush=True)
-        if step % 500 == 499 or step == steps - 1:
+        if step % 250 == 249 or step == steps - 1:
             save_weights(network, out / WEIGHTS)
 
 

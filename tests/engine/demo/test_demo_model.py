@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -14,8 +15,9 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from engine.checkpoint.folder import read_json
+from engine.demo.training.agent_text import PARTS, REVIEW_PARTS, AgentAuthor
 from engine.demo.training.chat import END, FOLDER, START, THOUGHT_END, render_text
-from engine.demo.training.evaluate import Probe, judge, read_probes, written
+from engine.demo.training.evaluate import Probe, judge, lengthened, read_probes, written
 from engine.demo.training.material import MaterialDraws
 from engine.demo.training.network import DemoModel
 from engine.demo.training.number_topics import held_out, number_pair
@@ -27,8 +29,12 @@ from engine.protocol import Grammar
 from server.text.chat_template import ChatTemplate
 from tests.support.driver import Driver
 
-# The topics that the second stage of the training adds.
-ABILITIES = ("new_tool", "two_calls", "two_results", "thought", "schema")
+# The topics that the later stages of the training add.
+ABILITIES = (
+    *("new_tool", "two_calls", "two_results", "thought", "schema"),
+    *("result_text", "result_json", "result_list", "result_number", "result_error"),
+    *("behind_1k", "behind_3k", "behind_6k", "behind_8k", "behind_11k"),
+)
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -39,6 +45,11 @@ def conversations(count: int, seed: int = 3, progress: float = 0.5) -> list[Conv
 
 def practice(count: int, seed: int = 3) -> list[Conversation]:
     author = PracticeAuthor(seed, held_out_of(read_probes()))
+    return [author.compose() for _ in range(count)]
+
+
+def agent(count: int, parts: Mapping[str, float] = PARTS) -> list[Conversation]:
+    author = AgentAuthor(3, held_out_of(read_probes()), parts)
     return [author.compose() for _ in range(count)]
 
 
@@ -68,6 +79,7 @@ def end_id() -> int:
 
 
 def prompt_of(probe: dict[str, Any]) -> str:
+    probe = lengthened(probe)
     effort = probe.get("effort", "none")
     return render_text(probe["messages"], probe.get("tools"), prompt=True, effort=effort)
 
@@ -138,6 +150,8 @@ def test_training_text_contains_no_probe() -> None:
         *conversations(20_000),
         *conversations(2_000, progress=1.0),
         *practice(6_000),
+        *agent(3_000),
+        *agent(3_000, REVIEW_PARTS),
     ]
     text = "\n".join(render_text(c.messages, c.tools, effort=c.effort) for c in drawn)
     assert len(probes) >= 120
@@ -163,7 +177,7 @@ def test_author_same_seed_draws_same_conversations() -> None:
 def test_served_chat_template_renders_the_training_text(prompt: bool) -> None:
     served = ChatTemplate.from_folder(FOLDER, None)
     assert served is not None
-    talks = [*conversations(400), *practice(400)]
+    talks = [*conversations(400), *practice(400), *agent(200)]
     for probe in read_probes():
         effort = probe.get("effort", "none")
         talks.append(Conversation(probe["messages"], probe.get("tools", []), effort))
@@ -185,6 +199,8 @@ def test_training_text_digest_matches_shipped_weights() -> None:
     stages = {
         "14633af454a38b3b": [[c.messages, c.tools] for c in drawn],
         "4bca00363e762ddb": practice(1_000),
+        "4d7f7626d7bd8892": agent(500),
+        "0edc2faa7ee6dfed": agent(500, REVIEW_PARTS),
     }
     for expected, stage in stages.items():
         text = json.dumps(stage, ensure_ascii=False)
@@ -193,7 +209,7 @@ def test_training_text_digest_matches_shipped_weights() -> None:
 
 
 def test_encode_marks_only_assistant_tokens_as_learned() -> None:
-    for conversation in [*conversations(300), *practice(300)]:
+    for conversation in [*conversations(300), *practice(300), *agent(150)]:
         if conversation.is_held:
             continue
         ids, learned = encode(tokenizer(), conversation, 9_999)

@@ -1,23 +1,36 @@
-"""The second stage of the training continues from the files of the first."""
+"""Each later stage of the training continues from the files of the one before."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.checkpoint.folder import read_json
 from engine.demo.training.chat import FOLDER
-from engine.demo.training.train import STAGES, TOKENIZER, WEIGHTS, copy_settings, main
+from engine.demo.training.train import (
+    STAGES,
+    TOKENIZER,
+    WEIGHTS,
+    Agent,
+    Chat,
+    Practice,
+    Review,
+    copy_settings,
+    main,
+)
 
 
-def test_second_stage_keeps_the_tokenizer_and_changes_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [2, 3, 4])
+def test_later_stage_keeps_the_tokenizer_and_changes_weights(tmp_path: Path, stage: int) -> None:
     copy_settings(FOLDER, tmp_path)
     for name in (WEIGHTS, TOKENIZER):
         (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
     threads = torch.get_num_threads()
     try:
-        main(steps=1, out=tmp_path, stage=2)
+        main(steps=1, out=tmp_path, stage=stage)
     finally:
         torch.set_num_threads(threads)
     before = load_file(FOLDER / WEIGHTS)
@@ -34,3 +47,11 @@ def test_second_stage_keeps_the_tokenizer_and_changes_weights(tmp_path: Path) ->
 def test_stages_of_a_model_have_one_folder() -> None:
     for stages in STAGES.values():
         assert len({stage.folder for stage in stages}) == 1
+
+
+def test_stages_after_the_second_have_the_whole_context() -> None:
+    config = read_json(FOLDER / "config.json")
+    early = [Chat(config).config, Practice(config).config]
+    assert [(c.max_positions, c.rope_scaling.kind) for c in early] == 2 * [(1024, "default")]
+    late = [Agent(config).config, Review(config).config]
+    assert [(c.max_positions, c.rope_scaling.kind) for c in late] == 2 * [(16384, "llama3")]
