@@ -190,14 +190,15 @@ def test_codex_with_a_long_context_passes_each_cell(
 
 
 def test_open_webui_in_a_browser_passes_each_cell(
-    server: Server, long_server: Server, endless_model: Path, table: dict[str, list[Cell]]
+    keys: Path, long_server: Server, endless_model: Path, table: dict[str, list[Cell]]
 ) -> None:
     browsers = [path for name in BROWSERS if (path := shutil.which(name))]
     if not browsers:
         pytest.skip("needs Chromium")
-    more = {"short_url": server.base_url, "browser": browsers[0]}
     flags = ("--served-model-name", "demo", "--max-num-seqs", 4)
-    with serving(endless_model, *flags) as endless:
+    short_flags = ("--max-model-len", 1024, "--api-key-file", keys)
+    with serving(endless_model, *flags) as endless, serving("demo", *short_flags) as short:
+        more = {"short_url": short.base_url, "browser": browsers[0]}
         cells = run_client(OPEN_WEBUI, long_server, endless, **more)
     table[OPEN_WEBUI] = cells
     check(cells)

@@ -13,7 +13,19 @@ import pytest
 from engine.demo.training.evaluate import Probe, judge, read_probes, request_fields, written
 from tests.support.serve import Server
 
-ABILITIES = ("new_tool", "two_calls", "two_results", "thought", "schema")
+ABILITIES = (
+    *("new_tool", "two_calls", "two_results", "thought", "schema"),
+    *("result_text", "result_json", "result_list", "result_number", "result_error"),
+)
+# Results of a weather tool as agents send them, and what the answer quotes.
+RESULTS = {
+    "Rain, 7 degrees in Oslo": ("7 degrees",),
+    '{"result": "Rain, 7 degrees in Oslo"}': ("7 degrees",),
+    '{"city": "Oslo", "temperature": 7, "condition": "rainy"}': ("7", "rainy"),
+    '["rain", "7 degrees"]': ("rain", "7 degrees"),
+    "7": ("7",),
+    "Error: city not found": ("city not found",),
+}
 
 
 @pytest.fixture
@@ -84,3 +96,52 @@ def test_demo_required_tool_choice_calls_a_tool(sdk: openai.OpenAI) -> None:
     (probe, *_) = [probe for probe in read_probes() if probe["topic"] == "new_tool"]
     message = answer(sdk, probe, tool_choice="required")
     assert judge(probe, written(message))
+
+
+def weather_loop(sdk: openai.OpenAI, system: str, result: str) -> list[Any]:
+    """Run a tool loop as agents do, for at most four rounds. Returns the model's messages."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "Get the weather", "parameters": city}
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    said = []
+    for _ in range(4):
+        reply = sdk.chat.completions.create(
+            model="demo",
+            messages=messages,
+            tools=[{"type": "function", "function": function}],  # type: ignore[typeddict-item]
+            temperature=0,
+        )
+        message = reply.choices[0].message
+        said.append(message)
+        messages.append(message)
+        if not message.tool_calls:
+            break
+        for call in message.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return said
+
+
+@pytest.mark.parametrize("system", ["", "You are a helpful assistant."])
+@pytest.mark.parametrize("result", RESULTS)
+def test_demo_tool_loop_ends_with_an_answer_that_quotes_the_result(
+    sdk: openai.OpenAI, result: str, system: str
+) -> None:
+    called, reported = weather_loop(sdk, system, result)
+    (call,) = called.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    assert not reported.tool_calls
+    for phrase in RESULTS[result]:
+        assert phrase in reported.content
+
+
+def test_demo_answers_behind_a_prompt_of_six_thousand_tokens(sdk: openai.OpenAI) -> None:
+    probes = [probe for probe in read_probes() if probe["topic"] == "behind_6k"]
+    right = [judge(probe, written(answer(sdk, probe))) for probe in probes]
+    assert sum(right) >= 0.4 * len(probes)
+
+
+def test_demo_context_is_16384_tokens(sdk: openai.OpenAI) -> None:
+    (model,) = sdk.models.list().data
+    assert model.model_dump()["max_model_len"] == 16384

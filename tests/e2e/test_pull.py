@@ -448,7 +448,7 @@ def test_serve_with_failing_pull_prints_the_reason(
             "Architecture FalconForCausalLM is not serv",
         ),
         (config(vocab_size=10**9, hidden_size=8192), (), "GiB, but the machine has "),
-        (config(), ("--max-model-len", "4096"), "more than the 1024 positions of this model"),
+        (config(), ("--max-model-len", "65536"), "more than the 16384 positions of this model"),
         ({"files": {WEIGHTS: b"", "config.json": CONFIG}}, (), "has no tokenizer.json"),
     ],
     ids=["architecture", "memory", "flag", "tokenizer"],

@@ -170,7 +170,7 @@ def test_cluster_answers_and_streams_like_a_single_server(cluster: Cluster) -> N
 def test_cluster_errors_equal_those_of_a_single_server(cluster: Cluster) -> None:
     for path, fields, status, code in (
         ("/v1/completions", {"prompt": "hi", "model": "other"}, 404, "model_not_found"),
-        ("/v1/completions", {"prompt": "hi " * 5000}, 400, "context_length_exceeded"),
+        ("/v1/completions", {"prompt": "hi " * 10000}, 400, "context_length_exceeded"),
         ("/v1/completions", {"prompt": "x" * 9_000_000}, 413, "request_too_large"),
         ("/nothing", {}, 404, "not_found"),
     ):

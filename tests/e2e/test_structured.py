@@ -90,7 +90,8 @@ def test_many_requests_with_different_schemas_at_once(demo: Server) -> None:
 
     def ask(number: int) -> bool:
         least = 10**number
-        schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": least}}}
+        integer = {"type": "integer", "minimum": least, "maximum": 10 * least}  # of finite length
+        schema: dict[str, Any] = {"type": "object", "properties": {"n": integer}}
         schema |= {"required": ["n"], "additionalProperties": False}
         body = {"prompt": "Hello", "max_tokens": 60, "temperature": 1, "seed": number}
         if number % 3:

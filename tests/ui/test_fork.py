@@ -239,7 +239,7 @@ def test_fork_without_max_tokens_may_fill_the_context(chat: Any, client: openai.
     bodies = sent_by(chat)
     fork_at(chat, 2)
     [body] = bodies
-    assert body["max_tokens"] == 1024 - len(body["prompt"])
+    assert body["max_tokens"] == 16384 - len(body["prompt"])
     rest = {"seed": 11, "temperature": 0.9, "max_tokens": body["max_tokens"]}
     expected = continued(client, body["prompt"], **rest)
     text = chat.locator(".message").last.locator(".md").inner_text()

@@ -82,6 +82,7 @@ def test_model_page_lines_go_around_attention_and_mlp(page: Any, demo: Server) -
 
 def test_model_page_shows_wavelengths_memory_and_settings(page: Any, demo: Server) -> None:
     show(page, demo)
+    # The scaling multiplies wavelengths above 1,024 by 16, like the context: the same pairs turn.
     expected = sum(6.2831853 * 10000 ** (pair / 16) <= 1024 for pair in range(16))
     caption = page.locator(".md-chart figcaption").first.inner_text()
     assert f"{expected} of 16 pairs" in caption

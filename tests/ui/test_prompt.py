@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from engine.checkpoint.folder import model_folder
-from tests.support.serve import Server
+from tests.support.serve import Server, serving
 from tests.ui.checks.prompt import check_cached, check_tokens, number_of, send, show
 
 pytestmark = pytest.mark.ui
@@ -148,11 +148,12 @@ def test_prompt_page_lints_in_plain_words(page: Any, demo: Server) -> None:
     playwright.expect(page.locator(".pr-lint")).to_have_count(0)
 
 
-def test_prompt_page_warns_of_a_prompt_beyond_the_context(page: Any, demo: Server) -> None:
-    show(page, demo, text="Once")
-    page.get_by_label("Text").fill("word " * 1100)
-    warning = page.locator("[data-code=context_length_exceeded]")
-    playwright.expect(warning).to_contain_text("the context has 1024")
+def test_prompt_page_warns_of_a_prompt_beyond_the_context(page: Any) -> None:
+    with serving("demo", "--max-model-len", 1024) as short:
+        show(page, short, text="Once")
+        page.get_by_label("Text").fill("word " * 1100)
+        warning = page.locator("[data-code=context_length_exceeded]")
+        playwright.expect(warning).to_contain_text("the context has 1024")
 
 
 def test_prompt_page_shows_the_servers_refusal(page: Any, demo: Server) -> None:

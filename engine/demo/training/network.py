@@ -6,6 +6,7 @@ those of Hugging Face's LlamaModel: with the prefix "model.", `state_dict()` is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.layers.rotary import rope_frequencies
 from engine.models.llama import LlamaConfig
 
 # Up to this length, plain products train faster on a CPU than the fused kernel. Their scores take
@@ -30,11 +30,26 @@ class Example(NamedTuple):
 Batch = list[Example]
 
 
+def rotary_frequencies(config: LlamaConfig) -> Tensor:
+    """Return the angles per position [head_dim / 2], with Llama 3.1's scaling if there is one.
+
+    Frequencies that turn at most `low_freq_factor` times in the original context are divided by the
+    factor, and those that turn `high_freq_factor` times stay. Others are blended.
+    """
+    dimensions = torch.arange(0, config.head_dim, 2, dtype=torch.float32)
+    frequencies = config.rope_theta ** -(dimensions / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling.kind == "default":
+        return frequencies
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
 def rotary_table(config: LlamaConfig) -> Tensor:
     """Return cosines and sines [2, positions, head_dim], with halves repeated ("rotate half")."""
-    frequencies, _ = rope_frequencies(
-        config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions
-    )
+    frequencies = rotary_frequencies(config)
     positions = torch.arange(config.max_positions, dtype=torch.float32)
     angles = torch.outer(positions, frequencies).repeat(1, 2)
     cosines = angles.cos()

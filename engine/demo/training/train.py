@@ -4,10 +4,10 @@ for the translator with `--model translate`.
 It trains a tokenizer and weights on generated text. The settings and the chat template in the
 model folders are written by hand.
 
-The chat model has five stages. The first makes the tokenizer and teaches the plain topics. The
+The chat model has four stages. The first makes the tokenizer and teaches the plain topics. The
 second continues from its weights, and teaches tools of many kinds, thoughts and JSON that a grammar
 holds. The third continues from those, and teaches to report results of all kinds and to answer
-behind long prompts. The last two repeat what the earlier ones teach. `--stage` trains one of them.
+behind long prompts. The fourth repeats what the earlier ones teach. `--stage` trains one of them.
 
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
@@ -195,19 +195,10 @@ class Review(Agent):
 
     steps = 1500
     peak = 0.4
-    seed = SEED + 4
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
-        self.author = AgentAuthor(self.seed, held_out_of(read_probes()), REVIEW_PARTS)
-
-
-class SlowReview(Review):
-    """Training data of the demo model's fifth stage: as in the fourth, with smaller steps."""
-
-    steps = 500
-    peak = 0.25
-    seed = SEED + 5
+        self.author = AgentAuthor(SEED + 4, held_out_of(read_probes()), REVIEW_PARTS)
 
 
 class Translate:
@@ -258,7 +249,7 @@ class Translate:
 Course = Chat | Practice | Agent | Review | Translate
 # The stages of each model's training.
 STAGES: dict[str, tuple[type[Course], ...]] = {
-    "demo": (Chat, Practice, Agent, Review, SlowReview),
+    "demo": (Chat, Practice, Agent, Review),
     "translate": (Translate,),
 }
 

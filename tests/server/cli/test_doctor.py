@@ -125,7 +125,7 @@ def test_examine_checks_the_settings() -> None:
     [
         ("API_KEY_FILE", "/nonexistent", "Cannot read the API keys in /nonexistent"),
         ("CHAT_TEMPLATE", "/nonexistent", "Cannot read the chat template /nonexistent"),
-        ("MAX_MODEL_LEN", "5000", "5000 is more than the 1024 positions"),
+        ("MAX_MODEL_LEN", "50000", "50000 is more than the 16384 positions"),
         ("KV_CACHE_MEMORY_BYTES", "100TB", "KV blocks"),
     ],
 )
