@@ -11,6 +11,7 @@ from server.generation.prompts import encode_prompt
 from server.generation.tool_prompt import with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
+from server.text.chat_template import ChatTemplate
 from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
 
 
@@ -104,6 +105,13 @@ async def render(state: AppState, chat: Chat) -> str:
     )
 
 
+def template_of(state: AppState, chat: Chat) -> ChatTemplate | None:
+    """Return the template that renders a chat."""
+    if state.template is None or not _visible_tools(chat) or shows_tools_in_text(state, chat):
+        return state.template
+    return state.template.for_tools
+
+
 def _visible_tools(chat: Chat) -> Sequence[Tool]:
     return () if chat.tool_use.mode == "none" else chat.tool_use.tools
 
@@ -116,7 +124,7 @@ def shows_tools_in_text(state: AppState, chat: Chat) -> bool:
 def has_own_tools(state: AppState) -> bool:
     """Return whether the model's template shows tools and the format of its calls is known."""
     is_known = state.answers is not None and state.answers.calls is not None
-    return is_known and state.template is not None and "tools" in state.template.variables
+    return is_known and state.template is not None and "tools" in state.template.for_tools.variables
 
 
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +136,7 @@ def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
 
 def unread_arguments(state: AppState, chat: Chat) -> list[str]:
     """Return the names of template arguments that the model's template does not read."""
-    if state.template is None:
+    template = template_of(state, chat)
+    if template is None:
         return list(chat.arguments)
-    return [name for name in chat.arguments if name not in state.template.variables]
+    return [name for name in chat.arguments if name not in template.variables]

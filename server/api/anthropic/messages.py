@@ -57,4 +57,4 @@ async def count_tokens(request: Request) -> Response:
 def _template_variables(state: AppState) -> frozenset[str]:
     if state.template is None:
         return frozenset()
-    return state.template.variables
+    return state.template.variables | state.template.for_tools.variables
