@@ -19,6 +19,7 @@ from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.http.listener import address_of, is_loopback
 from server.state import AppState
+from server.text.chat_template import ChatTemplate
 from server.text.parsers.detect import AnswerFormat
 
 # By AnswerFormat.source.
@@ -88,7 +89,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
         *adapters(state, ready),
-        *answers(state.answers),
+        *answers(state.answers, state.template),
         *memory(ready),
         f"  access    API key {access}",
         *recording(config),
@@ -183,7 +184,7 @@ def drafts(ready: Ready) -> list[str]:
     return [f"  drafts    by {ready.speculative_model}"]
 
 
-def answers(found: AnswerFormat | None) -> list[str]:
+def answers(found: AnswerFormat | None, template: ChatTemplate | None = None) -> list[str]:
     """Return how tool calls and reasoning are read, and whether that was confirmed."""
     if found is None:
         return []
@@ -196,6 +197,8 @@ def answers(found: AnswerFormat | None) -> list[str]:
             how += ", reads its own calls back"
         else:
             how += ", not confirmed: the template shows no call that could be read back"
+        if template is not None and template.has_tool_use:
+            how += "; chats with tools have the template tool_use"
     return [f"  tools     {how}{reasoning}"]
 
 

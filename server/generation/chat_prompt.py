@@ -13,6 +13,7 @@ from server.generation.thinking import DEFAULT_THINKING, Thinking
 from server.generation.tool_prompt import with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
+from server.text.chat_template import ChatTemplate
 from server.text.content_parts import joined
 from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
 
@@ -90,11 +91,12 @@ def source_text(chat: Chat) -> str:
 
 async def render(state: AppState, chat: Chat) -> str:
     """Return the text that the model's template makes of a chat."""
-    if state.template is None:
+    template = template_of(state, chat)
+    if template is None:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
     messages = [_with_known_role(message) for message in chat.messages]
-    arguments = chat.thinking.arguments(state.template, chat.arguments)
+    arguments = chat.thinking.arguments(template, chat.arguments)
     if state.answers is not None and state.answers.shows_one_call:
         messages = with_single_calls(messages)
     tools = _visible_tools(chat)
@@ -102,12 +104,19 @@ async def render(state: AppState, chat: Chat) -> str:
         messages = with_tools_in_text(messages, tools)
     elif tools:
         arguments = {**arguments, "tools": [tool.for_template for tool in tools]}
-    return await state.template.render_async(
+    return await template.render_async(
         messages,
         add_generation_prompt=chat.add_generation_prompt,
         continue_final_message=chat.continue_final_message,
         **arguments,
     )
+
+
+def template_of(state: AppState, chat: Chat) -> ChatTemplate | None:
+    """Return the template that renders a chat."""
+    if state.template is None or not _visible_tools(chat) or shows_tools_in_text(state, chat):
+        return state.template
+    return state.template.for_tools
 
 
 def _visible_tools(chat: Chat) -> Sequence[Tool]:
@@ -122,7 +131,7 @@ def shows_tools_in_text(state: AppState, chat: Chat) -> bool:
 def has_own_tools(state: AppState) -> bool:
     """Return whether the model's template shows tools and the format of its calls is known."""
     is_known = state.answers is not None and state.answers.calls is not None
-    return is_known and state.template is not None and "tools" in state.template.variables
+    return is_known and state.template is not None and "tools" in state.template.for_tools.variables
 
 
 def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,7 +169,7 @@ def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
 
 def unread_arguments(state: AppState, chat: Chat) -> list[str]:
     """Return the names of template arguments, and fields for them, that the template ignores."""
-    template = state.template
+    template = template_of(state, chat)
     names = list(chat.arguments)
     if template is not None:
         names = [name for name in names if name not in template.variables]

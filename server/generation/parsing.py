@@ -118,7 +118,7 @@ def answer_formats(
     calls = None if calls_name == "auto" else BY_NAME[calls_name]
     prober = Prober(
         template.render,
-        template.source,
+        template.sources,
         tokenizer.added_ids,
         tokenizer.special_ids,
         translated(tokenizer.response_template),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from server.generation.chat_prompt import Chat, unread_arguments
+from server.generation.chat_prompt import Chat, template_of, unread_arguments
 from server.state import AppState
 from server.text.content_parts import joined, texts_of
 from server.text.tokenizer import Tokenizer
@@ -88,10 +88,11 @@ def _end_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
 
 def _role_warnings(state: AppState, chat: Chat) -> Iterator[PromptWarning]:
     """Yield a warning if a chat lacks the system message that its template can show."""
-    if state.template is None or not chat.messages:
+    template = template_of(state, chat)
+    if template is None or not chat.messages:
         return
     has_system = any(message["role"] in SYSTEM_ROLES for message in chat.messages)
-    if not has_system and SYSTEM_ROLE.search(state.template.source):
+    if not has_system and SYSTEM_ROLE.search(template.source):
         message = "The chat has no system message; the chat template has a place for one."
         yield PromptWarning("no_system_message", message, "messages")
 

@@ -13,14 +13,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import read_optional
 from engine.errors import ConfigError
 from server.text import exact_json
 from server.text.confined import ConfinedError
 from server.text.content_parts import joined, reads_parts, text_parts, texts_of
 from server.text.render_pool import RenderPool
 from server.text.special_tokens import special_tokens
+from server.text.template_files import (
+    DEFAULT,
+    TOOL_USE,
+    TemplateFile,
+    read_template,
+    read_templates,
+)
 
+# In place of a default template that a checkpoint lacks. transformers raises an error too.
+NO_DEFAULT = (
+    "{{ raise_exception('The chat template of this model is for chats with tools only.') }}"
+)
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -52,8 +62,15 @@ class ChatTemplate:
     ignore tools or template arguments that are not among them, so the caller can refuse those.
     """
 
-    def __init__(self, source: str, special: dict[str, str], path: Path) -> None:
+    def __init__(
+        self,
+        source: str,
+        special: dict[str, str],
+        path: Path,
+        tool_use: ChatTemplate | None = None,
+    ) -> None:
         self.source = source
+        self._tool_use = tool_use
         self._special_tokens = special
         self._pool = RenderPool(source.encode("utf-8", "surrogatepass"))
         try:
@@ -72,21 +89,38 @@ class ChatTemplate:
     def from_folder(cls, folder: Path, override: Path | None) -> ChatTemplate | None:
         """Return the checkpoint's template, or None if it has none.
 
-        The first of these is used: `override`, chat_template.jinja, chat_template.json,
-        tokenizer_config.json. Raises ConfigError naming the file if the template is broken.
+        `override` is used in place of all templates of the checkpoint (`read_templates`). Raises
+        ConfigError naming the file if a template is broken, or if all have names for other uses.
         """
-        path = override or folder / "chat_template.jinja"
-        if override or path.is_file():
-            try:
-                source = path.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"Cannot read the chat template {path}: {error}") from error
-            return cls(source, special_tokens(folder), path)
-        for name in ("chat_template.json", "tokenizer_config.json"):
-            path = folder / name
-            if found := read_optional(path).get("chat_template"):
-                return cls(_default_template(found, path), special_tokens(folder), path)
-        return None
+        files = {DEFAULT: read_template(override)} if override else read_templates(folder)
+        if not files:
+            return None
+        default, tool_use = files.get(DEFAULT), files.get(TOOL_USE)
+        if default is None:
+            default = TemplateFile(NO_DEFAULT, next(iter(files.values())).path)
+            if tool_use is None:
+                raise ConfigError(
+                    f"{default.path} has the chat templates {sorted(files)}; one of them must be "
+                    f"named {DEFAULT}."
+                )
+        special = special_tokens(folder)
+        for_tools = None if tool_use is None else cls(tool_use.source, special, tool_use.path)
+        return cls(default.source, special, default.path, for_tools)
+
+    @property
+    def for_tools(self) -> ChatTemplate:
+        """The template of chats with tools: the one named tool_use, else this one."""
+        return self._tool_use or self
+
+    @property
+    def sources(self) -> str:
+        """The texts of all templates that chats may use."""
+        return self.source if self._tool_use is None else self.source + self._tool_use.source
+
+    @property
+    def has_tool_use(self) -> bool:
+        """Whether chats with tools have a template of their own."""
+        return self._tool_use is not None
 
     def render(
         self,
@@ -98,6 +132,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text; wait for it. `render_async` does not block the event loop.
 
+        Messages with `tools` are rendered by the template named tool_use, if there is one.
         With `continue_final_message` the prompt ends where the last message's content ends.
 
         If the template fails on tool calls, other forms of them are tried (`_variants`).
@@ -109,6 +144,13 @@ class ChatTemplate:
         - with `continue_final_message`, if the template does not render the last message's content
           unchanged and exactly once.
         """
+        if self._tool_use is not None and kwargs.get("tools") is not None:
+            return self._tool_use.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
         if continue_final_message:
             marked, mark = _marked(messages)
             text = self.render(marked, add_generation_prompt=False, **kwargs)
@@ -144,13 +186,17 @@ class ChatTemplate:
     def close(self) -> None:
         """End the processes. Idempotent."""
         self._pool.close()
+        if self._tool_use is not None:
+            self._tool_use.close()
 
     async def render_async(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """Return what `render` returns, without blocking the event loop.
 
         A content that is a list of text parts becomes one text if the template reads no lists.
         """
-        return await self._pool.in_thread(partial(self._render_readable, messages, **options))
+        template = self if options.get("tools") is None else self.for_tools
+        render = partial(template._render_readable, messages, **options)
+        return await template._pool.in_thread(render)
 
     def _render_readable(self, messages: list[dict[str, Any]], **options: Any) -> str:
         readable = [self._with_readable_content(message) for message in messages]
@@ -230,20 +276,3 @@ def _before(text: str, mark: str, content: str) -> str:
             "unchanged and exactly once."
         )
     return shown if rest.startswith(" ") else shown.rstrip()
-
-
-def _default_template(found: Any, path: Path) -> str:
-    """Return the template, or the one named "default" if the file has several."""
-    if isinstance(found, str):
-        return found
-    try:
-        named = {entry["name"]: str(entry["template"]) for entry in found}
-    except (TypeError, KeyError) as error:
-        raise ConfigError(
-            f"{path}: chat_template must be a string or a list of objects with name and template."
-        ) from error
-    if "default" not in named:
-        raise ConfigError(
-            f"{path} has the chat templates {sorted(named)}; one of them must be named default."
-        )
-    return named["default"]

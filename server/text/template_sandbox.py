@@ -55,15 +55,28 @@ class PlainNamespace(Namespace):
     Otherwise Jinja itself would call a `__call__` or `__html__` that a template stores here.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        for name, value in dict(*args, **kwargs).items():
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be a name in `kwargs`
+        self, *given = args
+        Namespace.__init__(self)
+        for name, value in dict(*given, **kwargs).items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             raise SecurityError(f"namespace attribute {name!r} is not allowed")
         super().__setitem__(name, value)
+
+
+class TemplateDict:
+    """`dict` in a template. The type itself has methods that change their argument."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
 
 
 def _raise_exception(message: str) -> None:
@@ -111,8 +124,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     created.globals.update(
         raise_exception=_raise_exception,
         strftime_now=lambda form: datetime.now().strftime(form),
-        # A function, because the type `dict` has methods that change their argument.
-        dict=lambda *args, **kwargs: dict(*args, **kwargs),
+        dict=TemplateDict(),
         namespace=PlainNamespace,
     )
     return created

@@ -80,14 +80,26 @@ def tokenizer_settings(settings: Settings, longest: int) -> dict[str, Any]:
     """Return tokenizer_config.json, with the chat template."""
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     special = {key: special_token(settings, name) for key, name in names.items()}
-    template = settings.get("tokenizer.chat_template")
+    templates = _templates(settings)
+    template = templates.get("default") if templates.keys() <= {"default"} else templates
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": longest,
         **{key: token for key, token in special.items() if token is not None},
-        **({"chat_template": template} if isinstance(template, str) else {}),
+        **({"chat_template": template} if template else {}),
     }
+
+
+def _templates(settings: Settings) -> dict[str, str]:
+    """Return the chat templates by name. The one without a name is the default."""
+    key = "tokenizer.chat_template"
+    names = settings.get("tokenizer.chat_templates")
+    keys = {"default": key}
+    for name in names if isinstance(names, list) else []:
+        keys[str(name)] = f"{key}.{name}"
+    found = {name: settings.get(place) for name, place in keys.items()}
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def end_tokens(settings: Settings) -> list[int]:

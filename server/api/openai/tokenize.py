@@ -148,7 +148,7 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "special_tokens": {token: tokenizer.vocabulary_entry(token) for token in special_ids},
-        "chat_template": state.template.source if state.template else None,
+        **_templates(state),
     }
 
 
@@ -164,6 +164,15 @@ def _pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:
             piece = list(data)
         found.append({"id": token, "piece": piece})
     return found
+
+
+def _templates(state: AppState) -> dict[str, str | None]:
+    """Return the chat template, and the one of chats with tools if there is another."""
+    template = state.template
+    if template is None:
+        return {"chat_template": None}
+    more = {"tool_use_template": template.for_tools.source} if template.has_tool_use else {}
+    return {"chat_template": template.source, **more}
 
 
 async def _vocabulary_entries(state: AppState, ids: Sequence[int]) -> list[str | None]:

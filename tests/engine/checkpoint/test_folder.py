@@ -75,7 +75,7 @@ def value_in(folder: Path) -> float:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_weight_files_beside_others_are_those_of_transformers(
+def test_weight_files_among_others_are_those_of_transformers(
     model: Path, tmp_path: Path, name: str
 ) -> None:
     assert value_in(write(model, tmp_path / "model", FOLDERS[name])) == 1.0

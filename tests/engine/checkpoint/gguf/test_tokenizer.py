@@ -94,6 +94,16 @@ def test_ends_are_added_where_the_file_says_so() -> None:
     assert (named["bos_token"], named["eos_token"]) == ("<b>", "<e>")
 
 
+def test_chat_templates_keep_their_names() -> None:
+    key = "tokenizer.chat_template"
+    settings = {"tokenizer.ggml.tokens": ["a"], key: "D"}
+    assert tokenizer_settings(settings, 99)["chat_template"] == "D"
+    more = {"tokenizer.chat_templates": ["tool_use", "rag"], f"{key}.tool_use": "T"}
+    named = tokenizer_settings(settings | more, 99)["chat_template"]
+    assert named == {"default": "D", "tool_use": "T"}
+    assert "chat_template" not in tokenizer_settings({"tokenizer.ggml.tokens": ["a"]}, 99)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -1,0 +1,67 @@
+"""The chat templates in a checkpoint's files, by name, in the order that transformers reads them.
+
+Most checkpoints have one, named "default". One named "tool_use" is for chats with tools.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.checkpoint.folder import read_optional
+from engine.errors import ConfigError
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+MORE = "additional_chat_templates"  # a folder of NAME.jinja
+
+
+class TemplateFile(NamedTuple):
+    """A template, and the file that it is in."""
+
+    source: str
+    path: Path
+
+
+def read_templates(folder: Path) -> dict[str, TemplateFile]:
+    """Return the templates by name; {} if there is none.
+
+    Files of their own come first: chat_template.jinja, which is the default, and those in the
+    folder MORE. chat_template.json and then tokenizer_config.json are read if they have no default.
+    Raises ConfigError naming a file that cannot be used.
+    """
+    file = folder / "chat_template.jinja"
+    own = {DEFAULT: read_template(file)} if file.is_file() else {}
+    for path in sorted((folder / MORE).glob("*.jinja")):
+        own[path.stem] = read_template(path)
+    if DEFAULT in own:
+        return own
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        path = folder / name
+        if found := read_optional(path).get("chat_template"):
+            return {**_named(found, path), **own}
+    return own
+
+
+def read_template(path: Path) -> TemplateFile:
+    """Return the template in a file. Raises ConfigError if it cannot be read."""
+    try:
+        return TemplateFile(path.read_text(encoding="utf-8"), path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read the chat template {path}: {error}") from error
+
+
+def _named(found: Any, path: Path) -> dict[str, TemplateFile]:
+    """Return the templates of a JSON file: a text, an object, or a list of names and templates."""
+    if isinstance(found, str):
+        return {DEFAULT: TemplateFile(found, path)}
+    try:
+        pairs = (
+            found.items()
+            if isinstance(found, dict)
+            else [(entry["name"], entry["template"]) for entry in found]
+        )
+        return {str(name): TemplateFile(str(source), path) for name, source in pairs}
+    except (TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{path}: chat_template must be a string or a list of objects with name and template."
+        ) from error

@@ -1,0 +1,129 @@
+"""The chat templates of a folder, and which of them renders a chat, as in transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from engine.errors import ConfigError
+from server.text.chat_template import ChatTemplate, TemplateError
+from server.text.template_files import read_templates
+from tests.support.tiny_tokenizer import write_tokenizer
+
+USER = {"role": "user", "content": "x"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+DEFAULT, TOOLS, OTHER = "D {{ tools }}", "T {{ tools }}", "O {{ tools }}"
+LIST = [{"name": "default", "template": DEFAULT}, {"name": "tool_use", "template": TOOLS}]
+OTHERS = [{"name": name, "template": OTHER} for name in ("default", "tool_use")]
+MORE = "additional_chat_templates"
+# The key chat_template of tokenizer_config.json, and files of templates.
+FOLDERS: dict[str, tuple[Any, dict[str, str]]] = {
+    "one": (DEFAULT, {}),
+    "a list": (LIST, {}),
+    "a list with another": ([*LIST, {"name": "rag", "template": OTHER}], {}),
+    "an object": ({"default": DEFAULT, "tool_use": TOOLS}, {}),
+    "a list without a default": (LIST[1:], {}),
+    "files": (None, {"chat_template.jinja": DEFAULT, f"{MORE}/tool_use.jinja": TOOLS}),
+    "files before a list": (
+        OTHERS,
+        {"chat_template.jinja": DEFAULT, f"{MORE}/tool_use.jinja": TOOLS},
+    ),
+    "a file before a list": (OTHERS, {"chat_template.jinja": DEFAULT}),
+    "a file for another use": (
+        None,
+        {"chat_template.jinja": DEFAULT, f"{MORE}/rag.jinja": OTHER},
+    ),
+    "a default in the folder": (
+        None,
+        {"chat_template.jinja": OTHER, f"{MORE}/default.jinja": DEFAULT},
+    ),
+}
+
+
+def write(folder: Path, name: str) -> Path:
+    found, files = FOLDERS[name]
+    write_tokenizer(folder, settings={} if found is None else {"chat_template": found})
+    for file, source in files.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(source)
+    return folder
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["no tools", "tools"])
+def test_render_with_and_without_tools_equals_transformers(
+    tmp_path: Path, name: str, tools: list[Any] | None
+) -> None:
+    folder = write(tmp_path, name)
+    template = ChatTemplate.from_folder(folder, None)
+    assert template is not None
+    arguments = {} if tools is None else {"tools": tools}
+    try:
+        expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            [USER], tools=tools, tokenize=False
+        )
+    except ValueError:  # no template for such a chat
+        with pytest.raises(TemplateError, match="for chats with tools only"):
+            template.render([USER], **arguments)
+        return
+    assert template.render([USER], **arguments) == expected
+
+
+def test_render_with_tools_continues_a_message_with_the_same_template(tmp_path: Path) -> None:
+    source = "T{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": {"default": "D", "tool_use": source}})
+    )
+    template = ChatTemplate.from_folder(tmp_path, None)
+    assert template is not None
+    text = template.render([USER], tools=[TOOL], continue_final_message=True)
+    assert text == "T<x"
+
+
+def test_override_is_used_with_tools_too(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", "a list")
+    (tmp_path / "mine.jinja").write_text("mine")
+    template = ChatTemplate.from_folder(folder, tmp_path / "mine.jinja")
+    assert template is not None
+    assert template.render([USER], tools=[TOOL]) == "mine"
+    assert not template.has_tool_use
+
+
+def test_variables_and_sources_are_those_of_each_template(tmp_path: Path) -> None:
+    found = {"default": "{{ thinking }}", "tool_use": "{{ tools }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": found}))
+    template = ChatTemplate.from_folder(tmp_path, None)
+    assert template is not None
+    assert template.variables == {"thinking"}
+    assert template.for_tools.variables == {"tools"}
+    assert template.sources == "{{ thinking }}{{ tools }}"
+
+
+def test_tool_use_file_with_a_default_in_tokenizer_config_has_both(tmp_path: Path) -> None:
+    """transformers then has no default, and raises an error for chats without tools."""
+    (tmp_path / MORE).mkdir()
+    (tmp_path / MORE / "tool_use.jinja").write_text(TOOLS)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": DEFAULT}))
+    found = read_templates(tmp_path)
+    assert {name: file.source for name, file in found.items()} == {
+        "default": DEFAULT,
+        "tool_use": TOOLS,
+    }
+
+
+def test_broken_tool_use_template_raises_and_names_its_file(tmp_path: Path) -> None:
+    folder = write(tmp_path, "files")
+    (folder / MORE / "tool_use.jinja").write_text("{% if %}")
+    with pytest.raises(ConfigError, match=r"additional_chat_templates/tool_use\.jinja is broken"):
+        ChatTemplate.from_folder(folder, None)
+
+
+def test_templates_for_other_uses_only_raise(tmp_path: Path) -> None:
+    (tmp_path / MORE).mkdir()
+    (tmp_path / MORE / "rag.jinja").write_text("x")
+    with pytest.raises(ConfigError, match=r"the chat templates \['rag'\]; one of them must"):
+        ChatTemplate.from_folder(tmp_path, None)
