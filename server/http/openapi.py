@@ -72,12 +72,17 @@ PROBE: dict[str, Any] = {
 
 
 def body_schema(
-    kind: type[Body], *, streams: bool = False, task: Task | None = None
+    kind: type[Body],
+    *,
+    streams: bool = False,
+    binary: bool = False,
+    task: Task | None = None,
 ) -> dict[str, Any]:
     """Return the `openapi_extra` of an operation that reads a body of type `kind`.
 
-    With `streams`, its response may also be a stream of server-sent events. `task` is the one that
-    a model must do; operations that stream generate. None: an operation of every model.
+    With `streams`, its response may also be a stream of server-sent events, and with `binary`
+    bytes. `task` is the one that a model must do; operations that stream generate. None: an
+    operation of every model.
     """
     schema = kind.model_json_schema(ref_template=REFERENCE)
     _complete_properties(kind, schema["properties"])
@@ -94,6 +99,8 @@ def body_schema(
     if streams:
         extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
         task = "generate"
+    if binary:
+        extra["responses"] = {"200": {"content": {"application/octet-stream": {}}}}
     if task is not None:
         extra[TASK] = task
     return extra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from server.api.openai.schemas.embedding import MAX_TEXTS, EncoderBody, Text, Texts
 from server.api.openai.schemas.fields import LIST, Count, having, never
@@ -13,6 +13,8 @@ from server.http.body import Part, failure
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 # Cohere's own models encode a text by its purpose. The checkpoints served here do not.
 PURPOSES = frozenset({"search_document", "search_query", "classification", "clustering"})
+
+PURPOSE_SCHEMA: dict[str, Any] = {"enum": [*sorted(PURPOSES), None]}
 
 
 class ContentPart(Part):
@@ -53,7 +55,7 @@ class EmbedBody(EncoderBody):
     """The texts to encode."""
     inputs: Inputs | None = None
     """The same, in parts."""
-    input_type: str | None = None
+    input_type: Annotated[str | None, WithJsonSchema(PURPOSE_SCHEMA)] = None
     """One of Cohere's purposes of a text; the models served here encode all texts equally."""
     embedding_types: (
         Annotated[list[EmbeddingType], Field(fail_fast=True, min_length=1, max_length=4)] | None

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
-from server.api.openai.schemas.embedding import EncoderBody
+from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
 from server.api.openai.schemas.generate import MAX_BIASES
 from server.api.openai.schemas.prompts import Inputs, Plain, Prompts, plain_list
@@ -26,6 +26,8 @@ from server.http.body import failure
 
 KINDS: dict[str, GrammarKind] = {"json_schema": "json_schema", "grammar": "grammar"}
 WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
+
+GIVEN = {"not": {"type": "null"}}
 
 
 class CompletionBody(SamplingBody):
@@ -154,14 +156,14 @@ class InfillBody(CompletionBody):
     """The text behind it."""
 
 
-class EmbeddingBody(EncoderBody):
+class EmbeddingBody(TextsBody):
     """`content` is llama.cpp's name of `input`."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
-                {"anyOf": [having(input={}), having(content={})]},
-                never(input={}, content={}),
+                {"anyOf": [having(input=GIVEN), having(content=GIVEN)]},
+                never(input=GIVEN, content=GIVEN),
             ]
         }
     )

@@ -15,7 +15,7 @@ router = APIRouter()
 EMBEDDING = EntryNames("embedding", "embedding")
 
 
-@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody, task="embed"))
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody, task="embed", binary=True))
 async def embeddings(request: Request) -> Response:
     """Compute a vector for each input."""
     body = await admit_and_read(request, EmbeddingBody, "embed")

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.openai.schemas.embedding import EncoderBody, ScoreBody
+from server.api.openai.schemas.embedding import ScoreBody, TextsBody
 from server.api.openai.vectors import embed_tokens, json_response
 from server.api.receive import admit_and_read
 from server.generation.embedding import Vectors, normalised
@@ -43,7 +43,7 @@ async def score(request: Request) -> Response:
 
 
 async def similarities(
-    request: Request, body: EncoderBody, one: Side, other: Side
+    request: Request, body: TextsBody, one: Side, other: Side
 ) -> tuple[Vectors, dict[str, int]]:
     """Return the cosine [N] of each pair of texts, and the usage; `one` may be one text for all."""
     state = state_of(request)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.number_formats import vector_bytes
-from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody
+from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody, TextsBody
 from server.generation.embedding import Embedding, Vectors, normalised
 from server.generation.off_loop import off_loop
 from server.generation.texts import Texts, encode_texts
@@ -38,7 +38,7 @@ class EntryNames:
 
 
 async def embed_texts(
-    request: Request, body: EncoderBody, texts: Texts, param: str
+    request: Request, body: TextsBody, texts: Texts, param: str
 ) -> tuple[Vectors, Usage]:
     """Return the vector of each text as the model computes it, and the usage.
 

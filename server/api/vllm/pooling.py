@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,15 +18,17 @@ from server.http.openapi import body_schema
 router = APIRouter()
 POOLING = EntryNames("pooling", "data", "pool-")
 
+Task = Literal["embed", "token_embed", "classify", "token_classify", "plugin"]
+
 
 class PoolingBody(EmbeddingBody):
     """The body of /v1/embeddings, with a task."""
 
-    task: Literal["embed", "token_embed", "classify", "token_classify", "plugin"] | None = None
+    task: Annotated[Task | None, WithJsonSchema({"enum": ["embed", None]})] = None
     """Only `embed`: a vector for each input."""
 
 
-@router.post("/pooling", openapi_extra=body_schema(PoolingBody, task="embed"))
+@router.post("/pooling", openapi_extra=body_schema(PoolingBody, task="embed", binary=True))
 async def pooling(request: Request) -> Response:
     """Compute a vector for each input, as in vLLM."""
     body = await admit_and_read(request, PoolingBody, "embed")

@@ -33,7 +33,7 @@ Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")]
 
 
 class EncoderBody(Body):
-    """The fields that both routes share."""
+    """The fields that all routes of encoders share."""
 
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(("user",))
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"normalize": (True,)}
@@ -42,11 +42,16 @@ class EncoderBody(Body):
 
     priority: Priority | None = None
     """A lower value is served earlier."""
+
+
+class TextsBody(EncoderBody):
+    """The fields that the routes share, except Cohere's."""
+
     truncate_prompt_tokens: Count | Literal[-1] | None = None
     """Keep only this many first tokens of a text; −1: as many as the model accepts."""
 
 
-class EmbeddingBody(EncoderBody):
+class EmbeddingBody(TextsBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "add_special_tokens": (True,),
         "padding": ("do_not_pad",),
@@ -93,7 +98,7 @@ Documents = Annotated[
 ]
 
 
-class RerankBody(EncoderBody):
+class RerankBody(TextsBody):
     """`top_n` documents are returned, all of them by default, with their texts if wanted.
 
     With `texts` the body and the answer are those of text-embeddings-inference.
@@ -140,7 +145,7 @@ class RerankBody(EncoderBody):
         return [d if isinstance(d, str) else d.text for d in self.documents or ()]
 
 
-class ScoreBody(EncoderBody):
+class ScoreBody(TextsBody):
     """The pairs to score: one text with one or more, or two lists of equal length."""
 
     # vLLM's newer names, and its internal ones.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
-from server.api.openai.schemas.fields import TokenId, TokenIds
+from server.api.openai.schemas.fields import LIST, TEXT, TokenId, TokenIds, having, never
 from server.http.body import Part, failure
 
 MAX_PROMPTS = 2048
@@ -16,26 +16,34 @@ Plain = str | list[int] | list[int | str]  # a prompt without objects
 class PromptPart(Part):
     type: Literal["text"]
     """Only texts."""
-    text: str
+    text: Annotated[str, StringConstraints(min_length=1)]
 
 
 class PromptObject(Part):
     """A prompt as an object of llama.cpp, which also holds images for models that see."""
 
-    prompt_string: str | None = None
+    model_config = ConfigDict(
+        json_schema_extra={
+            "allOf": [
+                {"anyOf": [having(prompt_string=TEXT), having(content=LIST)]},
+                never(prompt_string=TEXT, content=LIST),
+            ]
+        }
+    )
+
+    prompt_string: Annotated[str, StringConstraints(min_length=1)] | None = None
     """The text."""
-    content: Annotated[list[PromptPart], Field(fail_fast=True, max_length=64)] | None = None
+    content: (
+        Annotated[list[PromptPart], Field(fail_fast=True, min_length=1, max_length=64)] | None
+    ) = None
     """The text in parts, which are joined."""
-    multimodal_data: list[str] | None = None
-    """Images; only an empty list is accepted."""
+    multimodal_data: Annotated[list[str], Field(max_length=0)] | None = None
+    """Images, which are not supported."""
 
     @model_validator(mode="after")
     def _is_one_text(self) -> Self:
         if (self.prompt_string is None) == (self.content is None):
             raise failure("invalid", "needs either prompt_string or content")
-        if self.multimodal_data:
-            message = "is not supported: the model reads text"
-            raise failure("unsupported", message, "multimodal_data")
         return self
 
     @property
