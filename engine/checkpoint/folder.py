@@ -13,7 +13,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from engine.checkpoint.gguf.parts import is_first_part, is_gguf, present_parts
+from engine.checkpoint.gguf.parts import (
+    is_first_part,
+    is_gguf,
+    is_sidecar,
+    present_parts,
+)
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 
@@ -36,6 +41,7 @@ CHECKPOINT_FILES = (
     "*_Pooling/config.json",
 )
 WEIGHTS = "model.safetensors"
+NOTES = "notes.json"  # of a folder made from a GGUF file: what its user should know
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # The format allows 100 MB of JSON, which take long to read. An entry takes some 130 bytes, so this
 # is room for over 200,000 tensors in a file.
@@ -110,13 +116,23 @@ def model_folder(model: str) -> Path:
 def only_gguf(folder: Path) -> Path | None:
     """Return the GGUF file of a folder, or the first part of a split one; None if it has none.
 
-    Raises ConfigError if there are several to choose from.
+    Sidecars, such as an image encoder, do not count. Raises ConfigError if there are several.
     """
     files = [file for file in _files(folder, "gguf") if is_first_part(file)]
+    files = [file for file in files if not is_sidecar(file)] or files
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:5])
         raise ConfigError(f"{folder} has several GGUF files; choose one with --gguf-file: {names}.")
     return files[0] if files else None
+
+
+def notes_of(folder: Path) -> list[str]:
+    """Return what the user of a folder made from a GGUF file should know."""
+    try:
+        notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
+    except (OSError, *BAD_JSON):
+        return []
+    return notes if isinstance(notes, list) else []
 
 
 def _folder_of_gguf(file: Path) -> Path:

@@ -88,7 +88,7 @@ class Gemma3(Gemma2):
         nested = "text_config" in config
         text = gemma_spelling(_text_config(config) if nested else config)
         expect(text, "attn_logit_softcapping", None)
-        expect(text, "final_logit_softcapping", None)
+        final_cap = {"final_logit_softcapping": None} | text
         period = positive(text, "sliding_window_pattern", 6)
         local = _rope(text, "sliding_attention")
         return Gemma3Config.from_hf(
@@ -100,7 +100,7 @@ class Gemma3(Gemma2):
             qk_norm=True,
             scale=positive_float(text, "query_pre_attn_scalar") ** -0.5,
             attention_softcap=None,
-            final_softcap=None,
+            final_softcap=nullable(final_cap, "final_logit_softcapping", positive_float),
             local_theta=rope_theta(local),
             local_scaling=RopeScaling.from_hf(local),
             nested=nested,

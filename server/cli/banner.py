@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rich.filesize import decimal
 
 from engine.batch_variance import BATCH_VARIANCE
+from engine.checkpoint.folder import model_folder, notes_of
 from engine.config import EngineConfig
 from engine.protocol import Progress, Ready
 from server.cli.config import ServerConfig
@@ -101,6 +102,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         lines.append(f"            (replace {key} by one of your API keys)")
     lines += [*arithmetic(ready), *not_followed(state.tokenizer.not_followed)]
     lines += tokenizer_notes(state, ready)
+    lines += [f"  note      {note}" for note in notes_of(model_folder(engine.model))]
     if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   listening on {config.host} without an API key: everyone who can reach "

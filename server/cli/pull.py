@@ -33,7 +33,13 @@ from engine.checkpoint.folder import (
     weight_files,
     weights_entry,
 )
-from engine.checkpoint.gguf.parts import is_first_part, is_gguf, parts_of, present_parts
+from engine.checkpoint.gguf.parts import (
+    is_first_part,
+    is_gguf,
+    is_sidecar,
+    parts_of,
+    present_parts,
+)
 from engine.errors import ConfigError
 from server.cli.console import say
 
@@ -216,7 +222,8 @@ def _weights(repository: Repository) -> list[str]:
 def _refuse_gguf(repository: Repository) -> None:
     """Raise ConfigError if the repository has GGUF files, because one has to be chosen."""
     paths = [PurePosixPath(name) for name in sorted(repository.sizes)]
-    if files := [str(path) for path in paths if is_gguf(path) and is_first_part(path)]:
+    found = [path for path in paths if is_gguf(path) and is_first_part(path)]
+    if files := [str(path) for path in found if not is_sidecar(path)]:
         more = f" and {len(files) - 8} more" if len(files) > 8 else ""
         raise ConfigError(
             f"{repository.name} has GGUF files; choose one with --gguf-file: "

@@ -17,6 +17,7 @@ from tests.support import web
 from tests.support.gguf_files import write_gguf
 from tests.support.serve import Server, serving
 from tests.support.stories import cases_of
+from tests.support.tiny_gguf import HIDDEN, NORMAL, TOKENS, tokenizer_of, write_tiny
 
 PROMPTS = [
     "What is the capital of France?", "Why is the sky blue?", "Name three rivers of Europe.",
@@ -40,6 +41,36 @@ def test_answers_and_name_are_those_of_the_checkpoint(llama: Path, tmp_path: Pat
             body |= {"return_token_ids": True, "ignore_eos": True}
             answer = web.post(f"{server.base_url}/v1/completions", json=body, timeout=60).json()
             assert answer["choices"][0]["token_ids"] == case.ids
+
+
+def test_answer_ends_at_the_end_of_a_turn_in_chats_and_completions(tmp_path: Path) -> None:
+    """The file names no end of a turn: llama.cpp finds it by its text."""
+    count = len(TOKENS)
+    tokenizer = tokenizer_of({"<end_of_turn>": NORMAL})
+    file = write_tiny(
+        tmp_path / "end.gguf",
+        tokenizer=tokenizer,
+        tensors={"token_embd.weight": (count + 1, HIDDEN), "output.weight": (count + 1, HIDDEN)},
+        more={"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
+    )
+    forced = {"logit_bias": {str(count): 100}, "max_tokens": 6, "temperature": 0}
+    with serving(file, "--dtype", "float32") as server:
+        url = f"{server.base_url}/v1"
+        body = forced | {"prompt": "a a a a"}
+        answer = web.post(f"{url}/completions", json=body, timeout=60).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == 1
+        body = forced | {"messages": [{"role": "user", "content": "a a"}]}
+        answer = web.post(f"{url}/chat/completions", json=body, timeout=60).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["choices"][0]["message"]["content"] in (None, "")
+
+
+def test_ignored_settings_are_named_at_the_start(tmp_path: Path) -> None:
+    changes = {"rope.scaling.yarn_beta_fast": 16.0}
+    file = write_tiny(tmp_path / "unread.gguf", changes=changes)
+    with serving(file, "--dtype", "float32") as server:
+        assert "llama.rope.scaling.yarn_beta_fast 16.0 is ignored, as in llama.cpp" in server.log
 
 
 # ---- a real one ------------------------------------------------------------------------------

@@ -107,10 +107,10 @@ def converted(
     name: str, tensor: np.ndarray, architecture: str, config: Mapping[str, Any]
 ) -> np.ndarray:
     """Change a tensor as the converter does."""
-    heads = {"q_proj.weight": "num_attention_heads", "k_proj.weight": "num_key_value_heads"}
-    for ending, key in heads.items():
-        if architecture == "llama" and name.endswith(ending):
-            halves = tensor.reshape(config[key], 2, -1, tensor.shape[1])
+    heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
+    for part, key in heads.items():
+        if architecture == "llama" and part in name:
+            halves = tensor.reshape(config[key], 2, -1, *tensor.shape[1:])
             return halves.swapaxes(1, 2).reshape(tensor.shape)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1

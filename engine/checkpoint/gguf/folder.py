@@ -16,12 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.gguf.architecture import ROPE_FACTORS, config_of, llama3_scaling
+from engine.checkpoint.folder import NOTES
+from engine.checkpoint.gguf.config import config_of
 from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.parts import name_of, present_parts
+from engine.checkpoint.gguf.sampling import sampling_of
+from engine.checkpoint.gguf.settings import notes_on, own_settings
+from engine.checkpoint.gguf.shapes import ROPE_FACTORS, all_tensors, check_tensors
 from engine.checkpoint.gguf.tokenizer import (
     build_tokenizer,
     end_tokens,
+    tokenizer_notes,
     tokenizer_settings,
     tokens_of,
 )
@@ -60,22 +65,24 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
     """Write the folder completely or not at all. Another process may write it too."""
     headers = [read_header(file) for file in files]
     settings = headers[0].settings
+    longest = own_settings(settings)["context_length"]
     tokenizer = build_tokenizer(settings)
-    is_tied = not any("output.weight" in header.tensors for header in headers)
-    config = config_of(settings, len(tokens_of(settings)), tied=is_tied)
-    factors = next((h.tensors[ROPE_FACTORS] for h in headers if ROPE_FACTORS in h.tensors), None)
-    if factors:
-        config["rope_scaling"] = llama3_scaling(
-            read_floats(factors), config.get("rope_theta", 10_000.0)
-        )
-    longest = config.get("max_position_embeddings") or config.get("n_positions") or 0
-    contents = {
+    count = len(tokens_of(settings))
+    tensors = all_tensors(headers)
+    check_tensors(settings, count, tensors)
+    factors = read_floats(tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else []
+    config = config_of(settings, count, tensors, factors)
+    ends = end_tokens(settings)
+    sampling, ignored = sampling_of(settings, count)
+    contents: dict[str, dict[str, Any] | list[str]] = {
         "tokenizer_config.json": tokenizer_settings(settings, longest),
         "generation_config.json": {
             "bos_token_id": config["bos_token_id"],
-            "eos_token_id": end_tokens(settings),
+            "eos_token_id": ends,
+            **sampling,
         },
-        "config.json": config,
+        NOTES: [*tokenizer_notes(settings), *notes_on(settings), *ignored],
+        "config.json": config | {"eos_token_id": ends},
     }
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,6 +103,6 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
         raise ConfigError(f"Cannot write {folder}. Set XDG_CACHE_HOME to a folder with room.")
 
 
-def _write_json(file: Path, value: dict[str, Any]) -> None:
+def _write_json(file: Path, value: dict[str, Any] | list[str]) -> None:
     file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.chmod(file, 0o600)

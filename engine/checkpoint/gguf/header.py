@@ -12,8 +12,9 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from engine.checkpoint.gguf.kinds import KINDS, SERVED, TensorKind, why_not_served
 from engine.errors import ConfigError
 
 MAGIC = b"GGUF"
@@ -35,36 +36,6 @@ SCALARS = {
     10: "Q",
     11: "q",
     12: "d",
-}
-
-
-class TensorKind(NamedTuple):
-    """An encoding of tensors: `block` numbers are stored together in `nbytes` bytes."""
-
-    name: str
-    block: int
-    nbytes: int
-
-
-# By the number that ggml gives it.
-KINDS = {
-    0: TensorKind("F32", 1, 4),
-    1: TensorKind("F16", 1, 2),
-    2: TensorKind("Q4_0", 32, 18),
-    3: TensorKind("Q4_1", 32, 20),
-    6: TensorKind("Q5_0", 32, 22),
-    7: TensorKind("Q5_1", 32, 24),
-    8: TensorKind("Q8_0", 32, 34),
-    12: TensorKind("Q4_K", 256, 144),
-    13: TensorKind("Q5_K", 256, 176),
-    14: TensorKind("Q6_K", 256, 210),
-    30: TensorKind("BF16", 1, 2),
-}
-# Encodings that are known by name only.
-OTHERS = {
-    **{10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"},  # noqa: PIE800
-    **{19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8"},  # noqa: PIE800
-    **{25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 39: "MXFP4"},  # noqa: PIE800
 }
 
 
@@ -149,10 +120,9 @@ class _Reader:
 
     def _stored(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> StoredTensor:
         if kind not in KINDS:
-            known = ", ".join(sorted(each.name for each in KINDS.values()))
-            raise ValueError(
-                f"{name!r:.99} has type {OTHERS.get(kind, kind)}, which is not served; served are "
-                f"{known}"
+            raise ConfigError(
+                f"The tensor {name!r:.99} in {self._file} has the type {why_not_served(kind)}. "
+                f"Served are {SERVED}. Use a file of these, such as Q4_K_M or Q8_0."
             )
         found = KINDS[kind]
         count = math.prod(shape)

@@ -1,4 +1,4 @@
-"""The parts of a split GGUF file, which are named NAME-00001-of-00003.gguf."""
+"""The names of GGUF files: parts of a split one, NAME-00001-of-00003.gguf, and sidecars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import TypeVar
 from engine.errors import ConfigError
 
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+# Image encoders, heads that draft tokens, importance matrices, adapters and vocabularies.
+SIDECAR = re.compile(
+    r"(mtp|eagle3|dflash|dspark)-.*|(.*[-._])?(mmproj|imatrix)([-._].*)?|.*[-._](lora|vocab)",
+    re.IGNORECASE,
+)
 MAX_PARTS = 999
 AnyPath = TypeVar("AnyPath", bound=PurePath)
 
@@ -21,6 +26,11 @@ def is_first_part(file: PurePath) -> bool:
     """Return whether the file is whole, or the first part of a split one."""
     match = SPLIT.fullmatch(file.name)
     return match is None or int(match[2]) == 1
+
+
+def is_sidecar(file: PurePath) -> bool:
+    """Return whether the name is that of a file that belongs to a model, and is none itself."""
+    return SIDECAR.fullmatch(name_of(file)) is not None
 
 
 def name_of(file: PurePath) -> str:

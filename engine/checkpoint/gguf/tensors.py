@@ -9,9 +9,6 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint.gguf.architecture import (
-    ROPE_FACTORS,
-    Settings,
-    architecture_of,
     is_transposed,
     row_order,
     stored_offset,
@@ -19,6 +16,8 @@ from engine.checkpoint.gguf.architecture import (
 )
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTISED, regrouped
 from engine.checkpoint.gguf.header import StoredTensor, read_header
+from engine.checkpoint.gguf.settings import architecture_of, own_settings
+from engine.checkpoint.gguf.shapes import ROPE_FACTORS, absent_biases, all_tensors
 from engine.errors import ConfigError
 from engine.ops.quantise import GROUP, Codes, CodesForm
 
@@ -85,35 +84,26 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
     """
     headers = [read_header(file) for file in files]
     settings = headers[0].settings
-    architecture = architecture_of(settings)
+    architecture, own = architecture_of(settings), own_settings(settings)
     found: dict[str, GGUFTensor] = {}
-    for file, header in zip(files, headers, strict=True):
-        for name, stored in header.tensors.items():
-            if name == ROPE_FACTORS:  # they became settings of config.json
-                continue
-            known = tensor_name(name, architecture)
-            if known in found:
-                raise ConfigError(f"{name} is in both {found[known].file} and {file}; remove one.")
-            found[known] = _described(name, stored, architecture, settings)
+    tensors = all_tensors(headers)
+    for name, stored in (tensors | absent_biases(architecture, tensors)).items():
+        if name == ROPE_FACTORS:  # they became settings of config.json
+            continue
+        heads = row_order(name, architecture, own)
+        rows = stored.shape[0]
+        if heads is not None and rows % (2 * heads):
+            raise ConfigError(f"{name} in {stored.file} has {rows} rows for {heads} heads.")
+        found[tensor_name(name, architecture)] = GGUFTensor(
+            stored, heads, stored_offset(name, architecture), is_transposed(name, architecture)
+        )
     return found
-
-
-def _described(
-    name: str, stored: StoredTensor, architecture: str, settings: Settings
-) -> GGUFTensor:
-    heads = row_order(name, architecture, settings)
-    rows = stored.shape[0]
-    if heads is not None and (type(heads) is not int or heads < 1 or rows % (2 * heads)):
-        raise ConfigError(f"{name} in {stored.file} has {rows} rows for {heads!r:.99} heads.")
-    return GGUFTensor(
-        stored, heads, stored_offset(name, architecture), is_transposed(name, architecture)
-    )
 
 
 def decode(stored: StoredTensor) -> torch.Tensor:
     """Return the numbers of a tensor: fp32 if they are quantised, else in their own dtype."""
-    if not stored.nbytes:
-        return torch.empty(stored.shape)
+    if not stored.nbytes:  # an absent bias, or a tensor without numbers
+        return torch.zeros(stored.shape)
     blocks = _blocks(stored)
     name = stored.kind.name
     if name in PLAIN:

@@ -1,20 +1,29 @@
 """The tokenizer of a GGUF file, as tokenizer.json and its settings.
 
 The file names the kind of tokenizer, its tokens and merges. Of how a text is split before merging
-it only names the model that did it first, so that each name needs an entry in SPLITS.
+it only names the model that did it first, so that each name needs an entry in SPLITS. Where it
+names none, the architecture decides if its models all split in one way; if not, DEFAULT applies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from engine.checkpoint.gguf.end_tokens import (
+    CONTROL,
+    KEY,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    ends_of,
+    token_id,
+)
 from engine.errors import ConfigError
 
-CONTROL, USER_DEFINED = 3, 4  # kinds of tokens
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,19 +34,23 @@ TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre -> the pattern that splits a text; None: GPT-2's, with single digits or not.
-SPLITS: dict[str, str | None] = {
-    **dict.fromkeys(("default", "gpt-2", "smollm", "starcoder", "refact", "command-r")),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx"), LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), QWEN2),
-    "tekken": TEKKEN,
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DEFAULT = (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9]{3}")
+# tokenizer.ggml.pre -> the patterns that split a text, one after the other.
+SPLITS: dict[str, tuple[str, ...]] = {
+    "default": DEFAULT,
+    "gpt-2": (GPT2,),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx"), (LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
+    "tekken": (TEKKEN,),
 }
-SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+SPLIT_OF_ARCHITECTURE = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
 BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless add_bos_token is there
 WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built from merges
+SPECIAL = (UNKNOWN, CONTROL)
 NORMALISED = ("qwen2", "deepseek-r1-qwen")  # by NFC
 SPACE = "▁"
-KEY = "tokenizer.ggml."
 Settings = Mapping[str, Any]
 
 
@@ -52,7 +65,7 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
     tokens = tokens_of(settings)
     try:
         tokenizer, has_bos = build(settings, tokens)
-        _add_tokens(tokenizer, tokens, _list(settings, "token_type", len(tokens)))
+        _add_tokens(tokenizer, tokens, ends_of(settings, tokens, kinds_of(settings)).kinds)
     except ConfigError:
         raise
     except Exception as error:  # the library raises no narrower type
@@ -69,64 +82,117 @@ def tokens_of(settings: Settings) -> list[str]:
     return tokens
 
 
+def kinds_of(settings: Settings) -> list[int]:
+    """Return the types of all tokens, in the order of their ids, as the file has them."""
+    return _list(settings, "token_type", NORMAL)
+
+
 def special_token(settings: Settings, name: str) -> str | None:
-    """Return the token that `tokenizer.ggml.NAME_token_id` names, if there is one."""
+    """Return the token that `tokenizer.ggml.NAME_token_id` names, or llama.cpp's default."""
     tokens = tokens_of(settings)
-    number = settings.get(f"{KEY}{name}_token_id")
-    return tokens[number] if type(number) is int and 0 <= number < len(tokens) else None
+    number = token_id(settings, name, len(tokens))
+    return None if number is None else tokens[number]
 
 
 def tokenizer_settings(settings: Settings, longest: int) -> dict[str, Any]:
-    """Return tokenizer_config.json, with the chat template."""
+    """Return tokenizer_config.json, with the chat templates."""
     names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-    special = {key: special_token(settings, name) for key, name in names.items()}
-    templates = _templates(settings)
-    template = templates.get("default") if templates.keys() <= {"default"} else templates
+    named = {key: special_token(settings, name) for key, name in names.items()}
+    tokens = tokens_of(settings)
+    ends = ends_of(settings, tokens, kinds_of(settings))
+    if token_id(settings, "eos", len(tokens)) not in ends.ids:
+        named["eos_token"] = None
+    # A default may be any token of the vocabulary, such as the comma of GPT-2.
+    special = {
+        key: token
+        for key, token in named.items()
+        if token is not None
+        and (_has_id(settings, names[key]) or ends.kinds[tokens.index(token)] in SPECIAL)
+    }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": longest,
-        **{key: token for key, token in special.items() if token is not None},
-        **({"chat_template": template} if template else {}),
+        **special,
+        **_templates(settings),
     }
 
 
-def _templates(settings: Settings) -> dict[str, str]:
-    """Return the chat templates by name. The one without a name is the default."""
-    key = "tokenizer.chat_template"
-    names = settings.get("tokenizer.chat_templates")
-    keys = {"default": key}
-    for name in names if isinstance(names, list) else []:
-        keys[str(name)] = f"{key}.{name}"
-    found = {name: settings.get(place) for name, place in keys.items()}
-    return {name: text for name, text in found.items() if isinstance(text, str)}
-
-
 def end_tokens(settings: Settings) -> list[int]:
-    """Return the ids that end an answer: the text's end, and the turn's where it differs."""
-    given = [settings.get(f"{KEY}{name}_token_id") for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(number for number in given if type(number) is int))
+    """Return the ids that end an answer: those that the file names, and those of known texts."""
+    return ends_of(settings, tokens_of(settings), kinds_of(settings)).ids
 
 
-def _list(settings: Settings, name: str, count: int) -> list[Any]:
-    """Return an array with an entry for each token."""
+def tokenizer_notes(settings: Settings) -> list[str]:
+    """Return what a user should know of choices that the file leaves open."""
+    tokens, notes = tokens_of(settings), []
+    is_gpt2 = settings.get(f"{KEY}model") == "gpt2"
+    pre = settings.get(f"{KEY}pre", "default")
+    if is_gpt2 and pre == "default" and _split_name(settings) == pre:
+        notes.append(
+            f"the file does not say how its tokenizer splits texts ({KEY}pre): they are split by "
+            "llama.cpp's default, which may not be the model's; convert the model again"
+        )
+    eos = token_id(settings, "eos", len(tokens))
+    if is_gpt2 and eos is not None and not _has_id(settings, "eos"):
+        notes.append(
+            f"the file names no end token ({KEY}eos_token_id): as in llama.cpp, token {eos}, "
+            f"{tokens[eos]!r:.40}, ends an answer"
+        )
+    return notes
+
+
+def _has_id(settings: Settings, name: str) -> bool:
+    number = settings.get(f"{KEY}{name}_token_id")
+    return type(number) is int and 0 <= number < len(tokens_of(settings))
+
+
+def _templates(settings: Settings) -> dict[str, Any]:
+    """Return the chat template, or a list if the file has several under names."""
+    key = "tokenizer.chat_template"
+    texts = {
+        name.removeprefix(key).removeprefix(".") or "default": text
+        for name, text in settings.items()
+        if (name == key or name.startswith(f"{key}.")) and isinstance(text, str)
+    }
+    if not texts:
+        return {}
+    if texts.keys() == {"default"}:
+        return {"chat_template": texts["default"]}
+    named = [{"name": name, "template": text} for name, text in texts.items()]
+    return {"chat_template": named}
+
+
+def _list(settings: Settings, name: str, default: Any = None) -> list[Any]:
+    """Return an array with an entry for each token. A missing one holds `default` only."""
+    count = len(tokens_of(settings))
     found = settings.get(f"{KEY}{name}")
-    if not isinstance(found, list) or len(found) != count:
+    if found is None and default is not None:
+        return [default] * count
+    if not isinstance(found, list) or len(found) < count:
         raise ConfigError(f"The GGUF file needs {count} numbers in {KEY}{name}.")
-    return found
+    return found[:count]
 
 
 # ---- kinds -----------------------------------------------------------------------------------
 
 
-def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
-    """Return GPT-2's tokenizer, or a successor of it, and whether a text begins with BOS."""
+def _split_name(settings: Settings) -> str:
+    """Return the name in SPLITS. Raises ConfigError if the file has another one."""
     pre = settings.get(f"{KEY}pre", "default")
+    if pre == "default":
+        return SPLIT_OF_ARCHITECTURE.get(settings.get("general.architecture", ""), "default")
     if pre not in SPLITS:
         raise ConfigError(
             f"The GGUF file splits texts like {pre!r:.99} ({KEY}pre), which is not served; served "
             f"are {', '.join(sorted(SPLITS))}."
         )
+    return str(pre)
+
+
+def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    """Return GPT-2's tokenizer, or a successor of it, and whether a text begins with BOS."""
+    pre = _split_name(settings)
     given = settings.get(f"{KEY}merges") or []
     merges = [_pair(merge) for merge in given]
     ids = {token: number for number, token in enumerate(tokens)}
@@ -134,11 +200,8 @@ def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]
     tokenizer = Tokenizer(model)
     if pre in NORMALISED:
         tokenizer.normalizer = normalizers.NFC()
-    pattern = SPLITS[pre]
-    steps: list[Any] = [pre_tokenizers.Digits(True)] if pre in SINGLE_DIGITS else []
-    if pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None))
+    steps: list[Any] = [pre_tokenizers.Split(Regex(form), "isolated") for form in SPLITS[pre]]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre in BEGINS_WITH_BOS
@@ -154,7 +217,7 @@ def _pair(merge: Any) -> tuple[str, str]:
 
 def _sentencepiece(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
     """Return Llama 2's tokenizer: SentencePiece's BPE, with bytes for unknown characters."""
-    scores = _list(settings, "scores", len(tokens))
+    scores = _list(settings, "scores", 0.0)
     ids = {token: number for number, token in enumerate(tokens)}
     unknown = special_token(settings, "unknown") or tokens[0]
     merges = list(_merges_of(ids, scores))
@@ -181,15 +244,13 @@ def _merges_of(ids: dict[str, int], scores: list[float]) -> Iterator[tuple[str, 
         yield from sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
 
 
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
-    """Keep control tokens and the user's own whole in a text."""
-    for kind in (CONTROL, USER_DEFINED):
-        added = [
-            AddedToken(token, normalized=False, special=kind == CONTROL)
-            for token, its in zip(tokens, kinds, strict=True)
-            if its == kind and token
-        ]
-        tokenizer.add_special_tokens(added) if kind == CONTROL else tokenizer.add_tokens(added)
+def _add_tokens(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+    """Keep control tokens, the unknown one and the user's own whole in a text."""
+    pairs = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token]
+    special = [token for token, kind in pairs if kind in SPECIAL]
+    own = [token for token, kind in pairs if kind == USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
+    tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in own])
 
 
 def _add_ends(

@@ -125,6 +125,11 @@ SPELLINGS = [
         edit=old_spelling,
         without={"rope_local_base_freq": 100.0, "rope_scaling": None, "rope_theta": 500.0},
     ),
+    Case(
+        "capped",
+        lambda: config(final_logit_softcapping=0.5),
+        without={"final_logit_softcapping": None},
+    ),
 ]
 MULTIMODAL = [
     Case("old-multimodal", lambda: multimodal(tied=False), edit=old_multimodal),
@@ -199,7 +204,7 @@ def test_gemma3_sparse_text_config_gets_transformers_defaults() -> None:
     [
         ({"max_position_embeddings": None}, "max_position_embeddings = None"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"final_logit_softcapping": -1.0}, "final_logit_softcapping = -1.0"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"rope_parameters": LOCAL}, "full_attention and sliding_attention each"),
         ({"rope_parameters": [LOCAL]}, "full_attention and sliding_attention each"),

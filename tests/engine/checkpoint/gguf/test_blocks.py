@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.checkpoint.gguf.blocks import FORMS, QUANTISED, regrouped
-from engine.checkpoint.gguf.header import KINDS
+from engine.checkpoint.gguf.kinds import KINDS
 
 BLOCKS = 300
 

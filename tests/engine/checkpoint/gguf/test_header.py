@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from engine.checkpoint.gguf.header import MAX_ENTRIES, read_header
+from engine.checkpoint.gguf.kinds import KINDS, OTHERS, REMOVED
 from engine.errors import ConfigError
 
 STRING, ARRAY, UINT8, UINT32 = 8, 9, 0, 4
@@ -101,8 +102,15 @@ DAMAGED = {
         begin(1) + tensor("t", (31,), kind=8) + b"\0" * 99,
         "of shape \\[31\\] cannot be Q8_0",
     ),
-    "not served": (begin(1) + tensor("t", (256,), kind=10), "has type Q2_K, which is not served"),
-    "unknown encoding": (begin(1) + tensor("t", (256,), kind=4), "has type 4, which is not"),
+    "not served": (
+        begin(1) + tensor("t", (256,), kind=10),
+        "'t' in .* has the type Q2_K, which is",
+    ),
+    "removed": (begin(1) + tensor("t", (256,), kind=4), "type Q4_2, which llama.cpp has removed"),
+    "unknown encoding": (
+        begin(1) + tensor("t", (256,), kind=99),
+        "type number 99, which is unknown",
+    ),
     "cut off": (begin(1) + tensor("t", (2**40,)), "the file was cut off"),
     "offset": (begin(1) + tensor("t", (4,), offset=2**63), "the file was cut off"),
 }
@@ -115,6 +123,26 @@ def test_damaged_header_is_refused(case: str, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         read_header(file)
+
+
+def test_types_have_the_names_of_the_library() -> None:
+    known = {number: kind.name for number, kind in KINDS.items()} | OTHERS
+    named = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
+    assert known == named | {42: "Q2_0"}  # newer than the pinned library
+    assert not known.keys() & REMOVED.keys()
+
+
+@pytest.mark.parametrize("kind", ["IQ4_XS", "NVFP4", "Q2_0"])
+def test_valid_file_of_another_type_is_no_damaged_file(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    number = next(number for number, name in OTHERS.items() if name == kind)
+    file.write_bytes(begin(1) + tensor("blk.0.attn_q.weight", (256, 2), kind=number) + b"\0" * 999)
+    with pytest.raises(ConfigError) as error:
+        read_header(file)
+    words = str(error.value)
+    assert "readable" not in words
+    assert f"'blk.0.attn_q.weight' in {file} has the type {kind}, which is not served yet" in words
+    assert "Served are BF16, F16, F32, Q4_0" in words
 
 
 def test_random_damage_is_refused_or_read(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from engine.checkpoint.folder import model_folder, read_json
-from engine.checkpoint.gguf.architecture import config_of
-from engine.errors import ConfigError
 from tests.support.forward import forward, whole
 from tests.support.gguf_files import write_gguf
 from tests.support.golden import TOLERANCE, load, of_transformers
@@ -38,6 +36,10 @@ def llama(**more: Any) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(**(SIZES | HEADS | more))
+
+
+def biased_llama() -> Any:
+    return llama(attention_bias=True, mlp_bias=True)
 
 
 def qwen2() -> Any:
@@ -80,6 +82,7 @@ def gpt2() -> Any:
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama": ("llama", llama),
     "llama 3.1": ("llama", lambda: llama(rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "llama with biases": ("llama", biased_llama),
     "qwen2": ("qwen2", qwen2),
     "qwen3": ("qwen3", qwen3),
     "gemma": ("gemma", gemma),
@@ -155,27 +158,3 @@ def test_changed_file_has_another_folder(tmp_path: Path) -> None:
     after = model_folder(str(file))
     assert after != before
     assert read_json(after / "config.json")["rms_norm_eps"] == pytest.approx(1e-3)
-
-
-def settings(**own: Any) -> dict[str, Any]:
-    given = {"embedding_length": 64, "attention.head_count": 4, **own}
-    named = {f"llama.{key.replace('__', '.')}": value for key, value in given.items()}
-    return {"general.architecture": "llama", **named}
-
-
-def test_old_files_scale_positions_without_a_type() -> None:
-    scaling = config_of(settings(rope__scale_linear=4.0), 288, tied=True)["rope_scaling"]
-    assert (scaling["rope_type"], scaling["factor"]) == ("linear", 4.0)
-
-
-@pytest.mark.parametrize(
-    ("own", "words"),
-    [
-        ({"rope__dimension_count": 8}, "rotates 8 of 16 dimensions of a head"),
-        ({"rope__scaling__type": "longrope", "rope__scaling__factor": 2.0}, "'longrope'"),
-        ({"expert_count": 8}, "mixture of experts"),
-    ],
-)
-def test_variants_that_are_not_computed_are_refused(own: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        config_of(settings(**own), 288, tied=True)

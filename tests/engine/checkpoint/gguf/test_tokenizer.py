@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import tokenizers
 
-from engine.checkpoint.gguf.tokenizer import build_tokenizer, end_tokens, tokenizer_settings
+from engine.checkpoint.gguf.tokenizer import (
+    build_tokenizer,
+    end_tokens,
+    tokenizer_notes,
+    tokenizer_settings,
+)
 from engine.errors import ConfigError
 from tests.support.reference_data import BYTE_LEVEL, LLAMA, hard_texts, located, reference
 
@@ -57,7 +62,7 @@ def test_ids_and_texts_equal_those_of_the_tokenizer(folder: str, kind: str, pre:
     file = located(folder) / "tokenizer.json"
     due = tokenizers.Tokenizer.from_file(str(file))
     found = build_tokenizer(settings_of(file, kind, pre))
-    for text in [*hard_texts(), "<s>a</s> <|endoftext|>b"]:
+    for text in [*hard_texts(), "<s>a <|endoftext|>b"]:
         expected = due.encode(text).ids
         assert found.encode(text).ids == expected, text
         assert found.decode(expected) == due.decode(expected), text
@@ -77,6 +82,106 @@ def test_smollm_splits_digits() -> None:
     assert single.tokens == ["1", "2"]
 
 
+SPLITTING = "Don't 12345!? a=b <x> ~5%"
+# By the libllama of llama-cpp-python 0.3.36, of a vocabulary that joins the characters of WORDS.
+DEFAULT_SPLIT = [
+    "Don",
+    "'",
+    "t",
+    "Ġ",
+    "123",
+    "45",
+    "!?",
+    "Ġ",
+    "a",
+    "=",
+    "b",
+    "Ġ",
+    "<",
+    "x",
+    ">",
+    "Ġ",
+    "~",
+    "5",
+    "%",
+]
+GPT2_SPLIT = [
+    "Don",
+    "'t",
+    "Ġ",
+    "123",
+    "45",
+    "!?",
+    "Ġ",
+    "a",
+    "=",
+    "b",
+    "Ġ<",
+    "x",
+    ">",
+    "Ġ~",
+    "5",
+    "%",
+]
+WORDS = ["Don", "'t", "123", "45", "12345", "!?", " 123", " 12345", "=b", " <", " ~", "~5", "5%"]
+
+
+def byte_level_settings(**more: Any) -> dict[str, Any]:
+    """Return a tokenizer that joins the characters of WORDS, so that ids show the splits."""
+    letters = [chr(letter) for letter in range(33, 127)] + ["Ġ"]
+    tokens, merges = list(letters), []
+    for word in (word.replace(" ", "Ġ") for word in WORDS):
+        for end in range(2, len(word) + 1):
+            if word[:end] not in tokens:
+                merges.append(f"{word[: end - 1]} {word[end - 1]}")
+                tokens.append(word[:end])
+    given = {"model": "gpt2", "tokens": tokens, "token_type": [NORMAL] * len(tokens)}
+    settings = {f"tokenizer.ggml.{key}": value for key, value in (given | more).items()}
+    return settings | {"tokenizer.ggml.merges": merges}
+
+
+def tokens_of(settings: dict[str, Any]) -> list[str]:
+    return build_tokenizer(settings).encode(SPLITTING, add_special_tokens=False).tokens
+
+
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_file_without_a_split_is_split_by_llama_cpps_default(pre: str | None) -> None:
+    settings = byte_level_settings(**({} if pre is None else {"pre": pre}), eos_token_id=0)
+    assert tokens_of(settings) == DEFAULT_SPLIT
+    assert tokens_of(settings | {"tokenizer.ggml.pre": "gpt-2"}) == GPT2_SPLIT
+    [note] = tokenizer_notes(settings)
+    assert "does not say how its tokenizer splits texts (tokenizer.ggml.pre)" in note
+    assert tokenizer_notes(settings | {"tokenizer.ggml.pre": "gpt-2"}) == []
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pre"), [("gpt2", "gpt-2"), ("qwen2", "qwen2"), ("qwen3", "qwen2")]
+)
+def test_architecture_decides_on_the_split_if_its_models_agree(architecture: str, pre: str) -> None:
+    settings = byte_level_settings(eos_token_id=0) | {"general.architecture": architecture}
+    assert tokens_of(settings) == tokens_of(settings | {"tokenizer.ggml.pre": pre})
+    assert tokens_of(settings) != DEFAULT_SPLIT
+    assert tokenizer_notes(settings) == []
+
+
+def test_several_templates_keep_their_names() -> None:
+    settings = byte_level_settings()
+    assert "chat_template" not in tokenizer_settings(settings, 9)
+    settings["tokenizer.chat_template"] = "one"
+    assert tokenizer_settings(settings, 9)["chat_template"] == "one"
+    settings["tokenizer.chat_template.tool_use"] = "two"
+    assert tokenizer_settings(settings, 9)["chat_template"] == [
+        {"name": "default", "template": "one"},
+        {"name": "tool_use", "template": "two"},
+    ]
+
+
+def test_types_and_scores_may_be_left_out() -> None:
+    given = {"model": "llama", "tokens": ["<unk>", "<s>", "</s>", "▁", "a", "b"]}
+    settings = {f"tokenizer.ggml.{key}": value for key, value in given.items()}
+    assert build_tokenizer(settings).encode("ab").ids == [1, 3, 4, 5]
+
+
 def test_ends_are_added_where_the_file_says_so() -> None:
     settings = {
         "tokenizer.ggml.model": "gpt2",
@@ -94,16 +199,6 @@ def test_ends_are_added_where_the_file_says_so() -> None:
     assert (named["bos_token"], named["eos_token"]) == ("<b>", "<e>")
 
 
-def test_chat_templates_keep_their_names() -> None:
-    key = "tokenizer.chat_template"
-    settings = {"tokenizer.ggml.tokens": ["a"], key: "D"}
-    assert tokenizer_settings(settings, 99)["chat_template"] == "D"
-    more = {"tokenizer.chat_templates": ["tool_use", "rag"], f"{key}.tool_use": "T"}
-    named = tokenizer_settings(settings | more, 99)["chat_template"]
-    assert named == {"default": "D", "tool_use": "T"}
-    assert "chat_template" not in tokenizer_settings({"tokenizer.ggml.tokens": ["a"]}, 99)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -115,7 +210,7 @@ def test_chat_templates_keep_their_names() -> None:
         ({"token_type": [1]}, "needs 3 numbers in tokenizer.ggml.token_type"),
         ({"merges": ["ab"]}, "the merge 'ab', which names no two tokens"),
         ({"merges": ["a x"]}, "cannot be used"),
-        ({"model": "llama", "scores": None}, "needs 3 numbers in tokenizer.ggml.scores"),
+        ({"model": "llama", "scores": [0.0]}, "needs 3 numbers in tokenizer.ggml.scores"),
     ],
 )
 def test_other_tokenizers_are_refused(changes: dict[str, Any], words: str) -> None:

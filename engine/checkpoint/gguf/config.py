@@ -1,0 +1,250 @@
+"""The config.json of a GGUF file's model, from its settings and the names of its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from engine.checkpoint.gguf.end_tokens import token_id
+from engine.checkpoint.gguf.settings import CLASSES, Settings, architecture_of, own_settings
+from engine.checkpoint.gguf.shapes import ATTENTION, MLP, has_bias
+from engine.errors import ConfigError
+
+# Mistral's files say "llama". These settings stand for the config's under another name.
+SHARED = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+GPT2_SHARED = {
+    "n_layer": "block_count",
+    "n_embd": "embedding_length",
+    "n_inner": "feed_forward_length",
+    "n_head": "attention.head_count",
+    "n_positions": "context_length",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+}
+GEMMAS = ("gemma", "gemma2", "gemma3")
+SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models: scale by hidden / heads
+PERIODS = {"gemma2": 2, "gemma3": 6}  # one layer of these has no window
+SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # Gemma 2's defaults
+DEFAULT_WINDOW = 4096  # Gemma 2's
+THETA = 10_000.0  # llama.cpp's default
+LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
+
+
+def config_of(
+    settings: Settings,
+    vocab_size: int,
+    tensors: Collection[str] = (),
+    factors: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Return the config.json.
+
+    `tensors` are the names of all tensors. `factors` divide the rotary frequencies
+    (rope_freqs.weight). Raises ConfigError if a setting is missing or not served.
+    """
+    name, own = architecture_of(settings), own_settings(settings)
+    shared = GPT2_SHARED if name == "gpt2" else SHARED
+    config: dict[str, Any] = {key: own[given] for key, given in shared.items()}
+    config |= {
+        "architectures": [CLASSES[name]],
+        "model_type": "gemma3_text" if name == "gemma3" else name,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "torch_dtype": "bfloat16",
+    }
+    for key, given in {"bos_token_id": "bos", "pad_token_id": "padding"}.items():
+        config[key] = token_id(settings, given, vocab_size)
+    if name == "gpt2":
+        return config | {"activation_function": "gelu_new"}
+    config["hidden_act"] = "gelu_pytorch_tanh" if name in GEMMAS else "silu"
+    config["attention_bias"] = has_bias(tensors, (*ATTENTION, "attn_output"))
+    config["mlp_bias"] = has_bias(tensors, MLP)
+    config |= _rotary(name, own, factors)
+    if name in PERIODS:
+        config |= _gemma_config(name, own)
+    return config
+
+
+def _gemma_config(name: str, own: Settings) -> dict[str, Any]:
+    width, window = own["attention.key_length"], own.get("attention.sliding_window")
+    if own["block_count"] == SCALED_BY_WIDTH[name]:
+        width = own["embedding_length"] // own["attention.head_count"]
+    if name == "gemma2":
+        caps = {key: own.get(key, default) for key, default in SOFTCAPS.items()}
+        window = DEFAULT_WINDOW if window is None else window
+        _check_positive(name, {"attention.sliding_window": window, **caps})
+    else:
+        caps = {"final_logit_softcapping": own.get("final_logit_softcapping") or None}
+    slides = _sliding_layers(name, own) if window else [False] * own["block_count"]
+    kinds = ("full_attention", "sliding_attention")
+    return {
+        "query_pre_attn_scalar": width,
+        "sliding_window": window or None,
+        "layer_types": [kinds[slide] for slide in slides],
+        **caps,
+    }
+
+
+def _check_positive(name: str, values: Settings) -> None:
+    for key, value in values.items():
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise ConfigError(
+                f"The GGUF file has {name}.{key} = {value!r:.99}; it must be a number above 0."
+            )
+
+
+def _sliding_layers(name: str, own: Settings) -> list[bool]:
+    """Return for each layer whether it has a sliding window."""
+    layers = own["block_count"]
+    given = own.get("attention.sliding_window_pattern", PERIODS[name])
+    if isinstance(given, list) and len(given) == layers:
+        return [bool(each) for each in given]
+    if type(given) is not int or given < 0:
+        raise ConfigError(
+            f"The GGUF file has {name}.attention.sliding_window_pattern = {given!r:.99}; it must "
+            f"be a number such as {PERIODS[name]}, or a list of one entry for each of {layers} layers."
+        )
+    return [not given or layer % given < given - 1 for layer in range(layers)]
+
+
+# ---- rotary embedding ------------------------------------------------------------------------
+
+
+def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any]:
+    """Return rope_theta, and how the frequencies and the scores are scaled.
+
+    llama.cpp multiplies cosines and sines by rope.scaling.attn_factor with every type of scaling.
+    Of the scalings in a config.json, longrope and yarn have such a factor.
+    """
+    theta = own.get("rope.freq_base", THETA)
+    local = own.get("rope.freq_base_swa", THETA if name == "gemma3" else theta)
+    attention_factor = own.get("rope.scaling.attn_factor", 1.0)
+    scaling = _scaling(name, own, theta, factors)
+    if name == "gemma2" and local != theta:
+        raise ConfigError(
+            f"The GGUF file has gemma2.rope.freq_base_swa = {local!r:.99}, another base than its "
+            f"rope.freq_base, {theta!r:.99}. Penstock serves Gemma 2 with one base only."
+        )
+    if name == "gemma2" and own.get("rope.scaling.type") == "none" and _factor(own) != 1:
+        raise ConfigError(
+            "The GGUF file has gemma2.rope.scaling.type = 'none' and a rope.scaling.factor, which "
+            "llama.cpp applies to layers with a window only. Penstock serves files with 'linear', "
+            "or without the factor."
+        )
+    if name != "gemma3":
+        return {"rope_theta": theta, "rope_scaling": scaling}
+    unscaled = _by_factors(own, [1.0], attention_factor) if attention_factor != 1 else {}
+    kinds = {"full_attention": (scaling, theta), "sliding_attention": (unscaled, local)}
+    return {
+        "rope_parameters": {
+            kind: {"rope_type": "default", **(given or {}), "rope_theta": base}
+            for kind, (given, base) in kinds.items()
+        }
+    }
+
+
+def _factor(own: Settings) -> Any:
+    """Return the factor of the positions. Old files have it under another name."""
+    return own.get("rope.scaling.factor", own.get("rope.scale_linear")) or 1.0
+
+
+def _scaling(
+    name: str, own: Settings, theta: float, factors: Sequence[float]
+) -> dict[str, Any] | None:
+    """Return the scaling of the frequencies, or None."""
+    kind = own.get("rope.scaling.type", "linear")
+    factor = _factor(own)
+    attention_factor = own.get("rope.scaling.attn_factor", 1.0)
+    _check_positive(name, {"rope.scaling.factor": factor})
+    if kind not in ("none", "linear", "yarn"):
+        raise ConfigError(
+            f"The GGUF file has {name}.rope.scaling.type = {kind!r:.99}, which is not served; "
+            "served are 'none', 'linear' and 'yarn'."
+        )
+    if kind == "yarn":
+        return _yarn(name, own, factor, attention_factor, factors)
+    factor = factor if kind == "linear" else 1.0
+    if factor == attention_factor == 1 and factors:
+        if not _is_llama3(factors, theta):
+            return _by_factors(own, factors, 1.0)
+        return {
+            "rope_type": "llama3",
+            "factor": max(factors),
+            "low_freq_factor": LLAMA3_LOW,
+            "high_freq_factor": LLAMA3_HIGH,
+            "original_max_position_embeddings": LLAMA3_POSITIONS,
+        }
+    if factors or attention_factor != 1:
+        return _by_factors(own, [factor * each for each in factors or [1.0]], attention_factor)
+    return {"rope_type": "linear", "factor": factor} if factor != 1 else None
+
+
+def _yarn(
+    name: str, own: Settings, factor: float, attention_factor: float, factors: Sequence[float]
+) -> dict[str, Any] | None:
+    if factors:
+        raise ConfigError(
+            f"The GGUF file has both {name}.rope.scaling.type = 'yarn' and the tensor "
+            "rope_freqs.weight. Penstock serves only one of them."
+        )
+    if factor < 1:
+        raise ConfigError(
+            f"The GGUF file has {name}.rope.scaling.factor = {factor!r:.99}; Penstock serves yarn "
+            "with factors from 1 on."
+        )
+    original = own.get("rope.scaling.original_context_length") or own["context_length"]
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "attention_factor": (0.1 * math.log(factor) + 1) * attention_factor,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _by_factors(own: Settings, factors: Sequence[float], attention_factor: float) -> dict[str, Any]:
+    """Return the scaling that divides each frequency by its own factor: longrope with one list."""
+    count = own["attention.key_length"] // 2
+    each = list(factors) if len(factors) > 1 else [*factors] * count
+    if len(each) != count or not all(0 < factor < math.inf for factor in each):
+        raise ConfigError(
+            f"The GGUF file needs {count} numbers above 0 in rope_freqs.weight, half the width of "
+            f"a head; it has {len(each)}."
+        )
+    return {
+        "rope_type": "longrope",
+        "short_factor": each,
+        "long_factor": each,
+        "factor": 1.0,
+        "attention_factor": attention_factor,
+        "original_max_position_embeddings": own["context_length"],
+    }
+
+
+def _is_llama3(factors: Sequence[float], theta: float) -> bool:
+    """Return whether the factors [head_dim / 2] follow from the settings of Llama 3.
+
+    Files of Llama 3.1 and later hold the factors instead of these settings.
+    """
+    if not all(0 < factor < math.inf for factor in factors):
+        return False
+    most = max(factors)
+    for index, found in enumerate(factors):
+        wavelength = 2 * math.pi * theta ** (index / len(factors))
+        if not math.isclose(found, _llama3_factor(wavelength, most), rel_tol=1e-3):
+            return False
+    return True
+
+
+def _llama3_factor(wavelength: float, factor: float) -> float:
+    """Return what the frequency of this wavelength is divided by."""
+    share = (LLAMA3_POSITIONS / wavelength - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)
+    smooth = min(max(share, 0.0), 1.0)
+    return 1 / ((1 - smooth) / factor + smooth)

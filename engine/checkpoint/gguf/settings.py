@@ -1,0 +1,215 @@
+"""The settings of a GGUF file's architecture: computed, without effect, or refused by name.
+
+llama.cpp reads fewer keys than its converter writes, and drops the others without a word. What it
+reads for each architecture was found by running it. docs/gguf.md has the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.errors import ConfigError
+
+Settings = Mapping[str, Any]
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+COUNTS = (
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+)
+PER_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+ROPE = (
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.original_context_length",
+)
+WINDOWS = (
+    "attention.sliding_window",
+    "attention.sliding_window_pattern",
+    "rope.freq_base_swa",
+    "final_logit_softcapping",
+)
+RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
+COMPUTED = {
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
+    "gemma2": (*ALL, *ROPE, RMS, *WINDOWS, "attn_logit_softcapping"),
+    "gemma3": (*ALL, *ROPE, RMS, *WINDOWS),
+    "gpt2": (*ALL, LAYER_NORM),
+}
+# No value of these changes a number, in llama.cpp or here.
+HARMLESS = {
+    RMS,
+    LAYER_NORM,  # each is read for some architectures only
+    "vocab_size",
+    "tensor_data_layout",
+    "embedding_length_out",
+    "pooling_type",
+    "classifier.pooling_type",
+    "expert_group_used_count",
+    "rope.scaling.finetuned",
+    "rope.scaling.alpha",
+}
+# Each may have the width of a head only.
+WIDTHS = (
+    "attention.value_length",
+    "attention.key_length_swa",
+    "attention.value_length_swa",
+    "rope.dimension_count",
+    "rope.dimension_count_swa",
+)
+# Each may have one of these values, which have no effect.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attn_logit_softcapping": (0,),
+    "final_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_group_count": (0,),
+    "nextn_predict_layers": (0,),
+    "use_parallel_residual": (False,),
+}
+# llama.cpp's converter writes these for architectures for which llama.cpp does not read them. With
+# other values than these the user is informed.
+UNREAD: dict[str, tuple[Any, ...]] = {
+    "attention.sliding_window": (0,),
+    "rope.scaling.yarn_ext_factor": (1, -1),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+}
+
+
+def architecture_of(settings: Settings) -> str:
+    """Return the value of general.architecture. Raises ConfigError if it is not served."""
+    kind, name = settings.get("general.type", "model"), settings.get("general.architecture")
+    if kind != "model":
+        raise ConfigError(
+            f"The GGUF file holds no model: its general.type is {kind!r:.99}. Give the file of the "
+            "model."
+        )
+    if name not in CLASSES:
+        raise ConfigError(
+            f"The GGUF architecture {name!r:.99} is not served; served are {', '.join(CLASSES)}."
+        )
+    return str(name)
+
+
+def own_settings(settings: Settings) -> dict[str, Any]:
+    """Return the architecture's settings, without its name in front of the keys.
+
+    All are checked, and arrays with a number for each layer become that number. Raises ConfigError
+    for a setting that is missing, malformed, or would change numbers but is not computed.
+    """
+    name = architecture_of(settings)
+    start = f"{name}."
+    own = {key.removeprefix(start): v for key, v in settings.items() if key.startswith(start)}
+    norm = LAYER_NORM if name == "gpt2" else RMS
+    if missing := [key for key in (*COUNTS, norm) if key not in own]:
+        raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
+    for key in PER_LAYER:
+        if isinstance(own.get(key), list):
+            own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
+    original = "rope.scaling.original_context_length"
+    for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original):
+        _check_number(start + key, own.get(key, 1), int)
+    for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
+        _check_number(start + key, own.get(key, 1), float)
+    own.setdefault("attention.head_count_kv", own["attention.head_count"])
+    own.setdefault("attention.key_length", own["embedding_length"] // own["attention.head_count"])
+    _check_heads(start, own)
+    _check_others(name, own)
+    return own
+
+
+def notes_on(settings: Settings) -> list[str]:
+    """Return which settings are ignored although they look as if they changed numbers."""
+    name = architecture_of(settings)
+    unread = {
+        f"{name}.{key}": values for key, values in UNREAD.items() if key not in COMPUTED[name]
+    }
+    return [
+        f"{key} {settings[key]!r:.40} is ignored, as in llama.cpp"
+        for key, values in unread.items()
+        if key in settings and settings[key] not in values
+    ]
+
+
+def _same_in_all_layers(key: str, values: list[Any], layers: Any) -> Any:
+    if len(values) != layers:
+        raise ConfigError(
+            f"{key} has {len(values)} entries, for {layers!r:.40} layers (block_count), in the "
+            "GGUF file; it needs one for each layer, or a single number."
+        )
+    if any(value != values[0] for value in values):
+        raise ConfigError(
+            f"The GGUF file has different numbers for its layers in {key}: {values!r:.99}. "
+            "Penstock serves models with the same number in all layers only."
+        )
+    return values[0]
+
+
+def _check_number(key: str, value: Any, kind: type[int] | type[float]) -> None:
+    allowed = (int,) if kind is int else (int, float)
+    if type(value) not in allowed or not 0 < value < (2**31 if kind is int else math.inf):
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"The GGUF file has {key} = {value!r:.99}; it must be {what} above 0.")
+
+
+def _check_heads(start: str, own: Settings) -> None:
+    heads, shared = own["attention.head_count"], own["attention.head_count_kv"]
+    width = own["attention.key_length"]
+    if heads % shared:
+        raise ConfigError(
+            f"The GGUF file has {heads} heads ({start}attention.head_count), which is no multiple "
+            f"of its {shared} key/value heads ({start}attention.head_count_kv)."
+        )
+    if start == "gpt2." and (shared != heads or width * heads != own["embedding_length"]):
+        raise ConfigError(
+            f"The GGUF file has {heads} heads of {width} dimensions and {shared} key/value heads, "
+            f"for {start}embedding_length {own['embedding_length']}. GPT-2 needs as many key/value "
+            "heads as heads, which divide that length."
+        )
+    if width % 2:
+        raise ConfigError(
+            f"The GGUF file has heads of {width} dimensions; the number must be even."
+        )
+
+
+def _check_others(name: str, own: Settings) -> None:
+    """Raise ConfigError for a setting that is neither computed nor without effect."""
+    for key, value in own.items():
+        width = own["attention.key_length"]
+        served: tuple[Any, ...] = (width,) if key in WIDTHS else NEUTRAL.get(key, ())
+        is_known = key in COMPUTED[name] or key in HARMLESS or key in UNREAD
+        without_rotary = name == "gpt2" and key.startswith("rope.")
+        if is_known or without_rotary or value in served:
+            continue
+        only = f" Served is {' or '.join(map(repr, served))}." if served else ""
+        raise ConfigError(
+            f"The GGUF file sets {name}.{key} to {value!r:.99}, which Penstock does not compute "
+            f"for {name} models.{only} If the model does not need it, write a file without it: "
+            f"gguf-new-metadata --remove-metadata {name}.{key} IN.gguf OUT.gguf (PyPI's gguf)."
+        )

@@ -1,0 +1,154 @@
+"""The tensors that a GGUF file of each architecture holds: their names there and their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from engine.checkpoint.gguf.header import Header, StoredTensor
+from engine.checkpoint.gguf.kinds import KINDS
+from engine.checkpoint.gguf.settings import Settings, architecture_of, own_settings
+from engine.errors import ConfigError
+
+Shape = tuple[int, ...]
+ROPE_FACTORS = "rope_freqs.weight"
+ATTENTION = ("attn_q", "attn_k", "attn_v")
+MLP = ("ffn_gate", "ffn_up", "ffn_down")
+POST_NORMS = ("post_attention_norm", "post_ffw_norm")
+
+
+class Shapes(NamedTuple):
+    """The tensors that must be there, and those that may."""
+
+    required: dict[str, Shape]
+    optional: dict[str, Shape]
+
+
+def has_bias(tensors: Collection[str], parts: Sequence[str]) -> bool:
+    """Return whether one of these parts has a bias in any block."""
+    endings = tuple(f".{part}.bias" for part in parts)
+    return any(tensor.endswith(endings) for tensor in tensors)
+
+
+def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
+    """Return the tensors of a model. Raises ConfigError if a setting is not served."""
+    name, own = architecture_of(settings), own_settings(settings)
+    hidden = own["embedding_length"]
+    required: dict[str, Shape] = {
+        "token_embd.weight": (vocab_size, hidden),
+        "output_norm.weight": (hidden,),
+    }
+    optional: dict[str, Shape] = {}
+    if name not in ("gemma", "gemma2"):
+        optional["output.weight"] = (vocab_size, hidden)
+    if name == "llama":
+        optional[ROPE_FACTORS] = (own["attention.key_length"] // 2,)
+    if name == "gpt2":
+        required["position_embd.weight"] = (own["context_length"], hidden)
+        required["output_norm.bias"] = (hidden,)
+    of_block, with_bias = _gpt2_block(own) if name == "gpt2" else _block(name, own)
+    for number in range(own["block_count"]):
+        for part, shape in of_block.items():
+            stored = f"blk.{number}.{part}"
+            required[f"{stored}.weight"] = shape
+            if part in with_bias:
+                found = required if name == "gpt2" else optional
+                found[f"{stored}.bias"] = shape[:1]
+    return Shapes(required, optional)
+
+
+def _gpt2_block(own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]:
+    hidden, inner = own["embedding_length"], own["feed_forward_length"]
+    parts: dict[str, Shape] = {
+        "attn_norm": (hidden,),
+        "attn_qkv": (3 * hidden, hidden),
+        "attn_output": (hidden, hidden),
+        "ffn_norm": (hidden,),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    return parts, tuple(parts)
+
+
+def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]:
+    """Return the parts of a block with the shapes of their weights, and which may have a bias."""
+    hidden, inner = own["embedding_length"], own["feed_forward_length"]
+    width = own["attention.key_length"]
+    queries = own["attention.head_count"] * width
+    keys = own["attention.head_count_kv"] * width
+    parts: dict[str, Shape] = {
+        "attn_norm": (hidden,),
+        "attn_q": (queries, hidden),
+        "attn_k": (keys, hidden),
+        "attn_v": (keys, hidden),
+        "attn_output": (hidden, queries),
+        "ffn_norm": (hidden,),
+        "ffn_gate": (inner, hidden),
+        "ffn_up": (inner, hidden),
+        "ffn_down": (hidden, inner),
+    }
+    if name in ("qwen3", "gemma3"):
+        parts |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (width,))
+    if name in ("gemma2", "gemma3"):
+        parts |= dict.fromkeys(POST_NORMS, (hidden,))
+    return parts, (*ATTENTION, "attn_output", *MLP) if name == "llama" else ATTENTION
+
+
+def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
+    """Return the tensors of all parts by their names in the files.
+
+    Raises ConfigError if a tensor is in two files.
+    """
+    found: dict[str, StoredTensor] = {}
+    for header in headers:
+        for name, stored in header.tensors.items():
+            if name in found:
+                raise ConfigError(
+                    f"{name} is in both {found[name].file} and {stored.file}; remove one."
+                )
+            found[name] = stored
+    return found
+
+
+def absent_biases(
+    architecture: str, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Return zeros for biases that the model computes but that the files lack.
+
+    A GGUF file may have any of them. A checkpoint has those of all layers and parts, or none.
+    """
+    if architecture == "gpt2":
+        return {}
+    groups: list[tuple[str, ...]] = [(*ATTENTION, "attn_output"), MLP]
+    groups = [parts for parts in groups if has_bias(tensors, parts)]
+    if architecture == "qwen2":
+        groups = [ATTENTION]  # always there, and never one of the output
+    found: dict[str, StoredTensor] = {}
+    for name, stored in tensors.items():
+        bias = name.removesuffix("weight") + "bias"
+        is_weight = any(name.endswith(f".{part}.weight") for parts in groups for part in parts)
+        if is_weight and bias not in tensors:
+            found[bias] = StoredTensor(stored.file, KINDS[0], stored.shape[:1], 0, 0)
+    return found
+
+
+def check_tensors(settings: Settings, vocab_size: int, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise ConfigError if a tensor is missing, not known, or has another shape than it should."""
+    name, shapes = architecture_of(settings), shapes_of(settings, vocab_size)
+    if missing := [tensor for tensor in shapes.required if tensor not in tensors]:
+        raise ConfigError(
+            f"The GGUF file lacks the tensor {missing[0]}, which {name} models need. A split model "
+            "needs all its parts in one folder."
+        )
+    known = shapes.required | shapes.optional
+    for tensor, stored in tensors.items():
+        if tensor not in known:
+            raise ConfigError(
+                f"{stored.file} holds the tensor {tensor!r:.99}, which Penstock does not compute "
+                f"for {name} models. Use another file of this model, or its original."
+            )
+        if stored.shape != known[tensor]:
+            raise ConfigError(
+                f"{tensor} in {stored.file} has the shape {list(stored.shape)}; by the settings of "
+                f"the file it should be {list(known[tensor])}."
+            )

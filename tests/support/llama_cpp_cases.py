@@ -1,0 +1,186 @@
+"""Tiny GGUF files whose next tokens by llama.cpp are in tests/data/llama_cpp.json.
+
+`python -m tests.support.llama_cpp_cases` runs llama.cpp and writes that file. It needs a virtual
+environment with `xllamacpp==2026.10.11549` and `gguf==0.19.0`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, WIDTH, write_tiny
+
+ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
+PROMPT = [1, *range(40, 160, 3)]
+CANDIDATES = 6
+ROPE = "rope.scaling."
+ROTATING = ARCHITECTURES[:-1]
+YARN = {f"{ROPE}type": "yarn", f"{ROPE}factor": 4.0, f"{ROPE}original_context_length": 64}
+UNREAD = {
+    f"{ROPE}yarn_beta_fast": 16.0,
+    f"{ROPE}yarn_beta_slow": 2.0,
+    f"{ROPE}yarn_attn_factor": 2.0,
+    f"{ROPE}yarn_ext_factor": 0.5,
+}
+BIASES = {
+    "attn_q": HIDDEN,
+    "attn_k": WIDTH,
+    "attn_v": WIDTH,
+    "attn_output": HIDDEN,
+    "ffn_gate": INNER,
+    "ffn_up": INNER,
+    "ffn_down": HIDDEN,
+}
+
+
+class TinyCase(NamedTuple):
+    architecture: str
+    changes: Mapping[str, Any] = MappingProxyType({})
+    tensors: Mapping[str, Any] = MappingProxyType({})
+
+    def write(self, path: Path) -> Path:
+        return write_tiny(path, self.architecture, self.changes, tensors=self.tensors)
+
+
+def biases(*parts: str, blocks: int = 2) -> dict[str, Any]:
+    names = {f"blk.{block}.{part}.bias": part for block in range(blocks) for part in parts}
+    return {name: (BIASES[part],) for name, part in names.items()}
+
+
+def rotary_cases() -> dict[str, TinyCase]:
+    changes = {
+        "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        "factor without type": {f"{ROPE}factor": 4.0},
+        "linear": {f"{ROPE}type": "linear", f"{ROPE}factor": 4.0},
+        "linear, attn_factor": {f"{ROPE}factor": 4.0, f"{ROPE}attn_factor": 0.7},
+        "none, attn_factor": {f"{ROPE}type": "none", f"{ROPE}attn_factor": 0.7},
+        "scale_linear": {"rope.scale_linear": 2.0},
+        "yarn": YARN,
+        "yarn, attn_factor": YARN | {f"{ROPE}attn_factor": 0.8},
+        "yarn without original": {f"{ROPE}type": "yarn", f"{ROPE}factor": 4.0},
+        "yarn with unread keys": YARN | UNREAD,
+        "other base": {"rope.freq_base": 5e5},
+        "no base": {"rope.freq_base": None},
+    }
+    found = {
+        f"{name}: {case}": TinyCase(name, change)
+        for name in ROTATING
+        for case, change in changes.items()
+    }
+    factors = {"rope_freqs.weight": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
+    return found | {
+        "llama: none, factor": TinyCase("llama", {f"{ROPE}type": "none", f"{ROPE}factor": 4.0}),
+        "llama: rope_freqs": TinyCase("llama", {}, factors),
+        "llama: rope_freqs, linear": TinyCase("llama", {f"{ROPE}factor": 2.0}, factors),
+        "llama: rope_freqs, attn_factor": TinyCase("llama", {f"{ROPE}attn_factor": 0.6}, factors),
+    }
+
+
+def window_cases() -> dict[str, TinyCase]:
+    pattern = "attention.sliding_window_pattern"
+    changes = {
+        "every third layer": {pattern: 3},
+        "all layers": {pattern: 0},
+        "other base": {"rope.freq_base_swa": 500.0},
+        "no window": {"attention.sliding_window": None},
+        "final cap": {"final_logit_softcapping": 2.0},
+    }
+    found = {
+        f"gemma3 window: {case}": TinyCase("gemma3", change) for case, change in changes.items()
+    }
+    for name in ("gemma2", "gemma3"):
+        layers = [layer % 3 == 1 for layer in range(LAYERS[name])]
+        found[f"{name} window: list"] = TinyCase(name, {pattern: layers})
+    return found | {
+        "gemma2 window: every third layer": TinyCase("gemma2", {pattern: 3}),
+        "gemma2 window: default caps": TinyCase("gemma2"),
+        "gemma2 window: caps": TinyCase(
+            "gemma2", {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 5.0}
+        ),
+    }
+
+
+def bias_cases() -> dict[str, TinyCase]:
+    qkv, mlp = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up", "ffn_down")
+    tensors = {
+        "attention": biases(*qkv, "attn_output"),
+        "queries, keys, values": biases(*qkv),
+        "output": biases("attn_output"),
+        "queries of the first block": biases("attn_q", blocks=1),
+        "mlp": biases(*mlp),
+        "down": biases("ffn_down"),
+        "all": biases(*BIASES),
+    }
+    found = {f"llama biases: {case}": TinyCase("llama", {}, more) for case, more in tensors.items()}
+    for name in ("qwen3", "gemma", "gemma2", "gemma3"):
+        blocks = LAYERS.get(name, 2)
+        found[f"{name} biases"] = TinyCase(name, {}, biases(*qkv, blocks=blocks))
+    without = dict.fromkeys(biases("attn_k"))
+    return found | {
+        "qwen2 biases: none of keys": TinyCase("qwen2", {}, without),
+        "qwen2 biases: none": TinyCase("qwen2", {}, dict.fromkeys(biases(*qkv))),
+    }
+
+
+def layer_cases() -> dict[str, TinyCase]:
+    found = {}
+    for name in ARCHITECTURES:
+        layers = LAYERS.get(name, 2)
+        same = {"attention.head_count": [2] * layers, "feed_forward_length": [INNER] * layers}
+        if name != "gpt2":
+            same["attention.head_count_kv"] = [1] * layers
+        found[f"{name}: lists for layers"] = TinyCase(name, same)
+    return found
+
+
+CASES = (
+    {f"{name}: plain": TinyCase(name) for name in ARCHITECTURES}
+    | rotary_cases()
+    | window_cases()
+    | bias_cases()
+    | layer_cases()
+)
+
+
+def next_tokens(file: Path) -> list[list[float]]:
+    """Return the most probable tokens after PROMPT by llama.cpp: [id, logarithm] each."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel = str(file), 256, 1
+    params.warmup, params.n_gpu_layers, params.cpuparams.n_threads = False, 0, 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    server = xllamacpp.Server(params)
+    request = {"prompt": PROMPT, "n_predict": 1, "temperature": 0, "ignore_eos": True}
+    found = server.handle_completions(request | {"n_probs": CANDIDATES})
+    [token] = found["choices"][0]["logprobs"]["content"]
+    return [[entry["id"], round(entry["logprob"], 4)] for entry in token["top_logprobs"]]
+
+
+def main() -> None:
+    answers = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, case in CASES.items():
+            reader, writer = os.pipe()
+            if not os.fork():  # a process for each, because the library ends on some files
+                ids = next_tokens(case.write(Path(folder, "tiny.gguf")))
+                os.write(writer, json.dumps(ids).encode())
+                os._exit(0)
+            os.close(writer)
+            with os.fdopen(reader) as stream:
+                answers[name] = json.loads(stream.read())
+            os.wait()
+            print(name, answers[name], file=sys.stderr)
+    lines = [f"  {json.dumps(name)}: {json.dumps(ids)}" for name, ids in answers.items()]
+    ANSWERS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Tiny GGUF files with random weights, of every architecture that is served from GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
+HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
+LAYERS = {"gemma2": 4, "gemma3": 7}
+NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+LETTERS = "abcdefghijklm"
+WORDS = [first + second for first in LETTERS for second in LETTERS]
+TOKENS = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", *LETTERS, *WORDS]
+KINDS = [UNKNOWN, CONTROL, CONTROL, BYTE, *[NORMAL] * (1 + len(LETTERS) + len(WORDS))]
+NORMS = ("attn_norm", "ffn_norm")
+WINDOWED = ("gemma2", "gemma3")
+
+
+def settings_of(architecture: str) -> dict[str, Any]:
+    """Return the architecture's settings, without its name."""
+    settings: dict[str, Any] = {
+        "block_count": LAYERS.get(architecture, 2),
+        "context_length": 256,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+    }
+    if architecture == "gpt2":
+        return settings | {"attention.layer_norm_epsilon": 1e-5}
+    settings |= {
+        "attention.head_count_kv": 1,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 1e4,
+    }
+    if architecture in WINDOWED:
+        settings |= {
+            "attention.sliding_window": 8,
+            "attention.key_length": WIDTH,
+            "attention.value_length": WIDTH,
+        }
+    return settings
+
+
+def tokenizer_of(tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return the tokenizer's settings, with further `tokens` and their types."""
+    more = dict(tokens or {})
+    names, kinds = [*TOKENS, *more], [*KINDS, *more.values()]
+    return {
+        "model": "llama",
+        "tokens": names,
+        "token_type": kinds,
+        "scores": [0.0] * len(names),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def shapes_of(architecture: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor, by its name."""
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(TOKENS), HIDDEN)}
+    if architecture == "gpt2":
+        shapes |= {"position_embd.weight": (256, HIDDEN), "output_norm.bias": (HIDDEN,)}
+    if architecture in ("llama", "qwen2", "qwen3", "gemma3"):
+        shapes["output.weight"] = (len(TOKENS), HIDDEN)
+    shapes["output_norm.weight"] = (HIDDEN,)
+    matrices = {
+        "attn_q": (HIDDEN, HIDDEN),
+        "attn_k": (WIDTH, HIDDEN),
+        "attn_v": (WIDTH, HIDDEN),
+        "attn_output": (HIDDEN, HIDDEN),
+        "ffn_gate": (INNER, HIDDEN),
+        "ffn_up": (INNER, HIDDEN),
+        "ffn_down": (HIDDEN, INNER),
+    }
+    if architecture == "gpt2":
+        matrices = {"attn_qkv": (3 * HIDDEN, HIDDEN), **dict(list(matrices.items())[3:])}
+        del matrices["ffn_gate"]
+    norms = dict.fromkeys(NORMS, HIDDEN)
+    if architecture in ("qwen3", "gemma3"):
+        norms |= {"attn_q_norm": WIDTH, "attn_k_norm": WIDTH}
+    if architecture in WINDOWED:
+        norms |= {"post_attention_norm": HIDDEN, "post_ffw_norm": HIDDEN}
+    for block in range(LAYERS.get(architecture, 2)):
+        for part, shape in (matrices | {name: (size,) for name, size in norms.items()}).items():
+            shapes[f"blk.{block}.{part}.weight"] = shape
+            if architecture == "gpt2" or (architecture == "qwen2" and part in list(matrices)[:3]):
+                shapes[f"blk.{block}.{part}.bias"] = shape[:1]
+    return shapes
+
+
+def write_tiny(
+    path: Path,
+    architecture: str = "llama",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    tokenizer: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a file. None removes a setting or a tensor.
+
+    `changes` are settings of the architecture without its name, `tokenizer` those behind
+    tokenizer.ggml, `more` settings with their whole names. `tensors` maps names to shapes, or to
+    lists of numbers. Each tensor has numbers that follow from its name.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    settings = settings_of(architecture) | dict(changes or {})
+    named = {f"{architecture}.{key}": value for key, value in settings.items()}
+    named |= {
+        f"tokenizer.ggml.{key}": value
+        for key, value in (tokenizer_of() | dict(tokenizer or {})).items()
+    }
+    for key, value in (named | dict(more or {})).items():
+        if value is not None:
+            _add(writer, key, value)
+    for name, given in (shapes_of(architecture) | dict(tensors or {})).items():
+        if given is not None:
+            is_numbers = isinstance(given, list)
+            numbers = np.array(given, np.float32) if is_numbers else _numbers(name, given)
+            writer.add_tensor(name, numbers)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    return path
+
+
+def _numbers(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    draw = np.random.RandomState(sum(name.encode()))
+    numbers = draw.standard_normal(shape).astype(np.float32)
+    return 1 + 0.1 * numbers if name.endswith("norm.weight") else 0.3 * numbers
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
+    add = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    add[type(value)](key, value)
