@@ -7,6 +7,7 @@ absent one. Members that assert something stay, so that the library refuses what
 from __future__ import annotations
 
 import re
+from sys import float_info
 from typing import Any
 
 # What llguidance compiles. Other formats are annotations.
@@ -34,6 +35,9 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "dependentSchemas": ({},),
     "dependencies": ({},),
     "$recursiveAnchor": (False, True),
+    # zod writes these for a number of 64 bits: all numbers of JSON that a double holds.
+    "minimum": (-float_info.max,),
+    "maximum": (float_info.max,),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -14,6 +15,7 @@ import pytest
 
 from tests.support.serve import Server
 
+DEMO = Path(__file__).parents[2] / "engine" / "demo" / "model"
 ANY_OBJECT: Any = {"type": "json_object"}
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 CHAT: dict[str, Any] = {"model": "demo", "messages": HELLO, "max_tokens": 300, "temperature": 1}
@@ -107,3 +109,39 @@ def test_many_requests_with_different_schemas_at_once(demo: Server) -> None:
     with concurrent.futures.ThreadPoolExecutor(12) as threads:
         assert sum(threads.map(ask, range(12))) >= 6
     demo.wait_idle()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {"data": {"type": "object"}}, "required": ["data"]},
+    ],
+    ids=["arguments", "inside"],
+)
+def test_forced_call_with_an_open_object_ends_though_the_model_would_go_on(
+    sdk: openai.OpenAI, schema: dict[str, Any]
+) -> None:
+    """The bias is against every token with a brace that closes, which only the grammar forces."""
+    vocabulary = json.loads((DEMO / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    bias = {str(number): -100 for text, number in vocabulary.items() if "}" in text}
+    save: Any = {"name": "save", "description": "Save data", "parameters": schema}
+    ended = 0
+    for seed in range(4):
+        answer = sdk.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Save this: Ada is 36 and lives in Oslo."}],
+            tools=[{"type": "function", "function": save}],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_tokens=700,
+            temperature=0.7,
+            seed=seed,
+            logit_bias=bias,
+        )
+        [choice] = answer.choices
+        if choice.finish_reason == "tool_calls":
+            ended += 1
+            call: Any = (choice.message.tool_calls or [])[0]
+            jsonschema.validate(json.loads(call.function.arguments), schema)
+    assert ended >= 3, "texts have no limit, so that one may be cut"

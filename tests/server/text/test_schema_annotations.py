@@ -77,6 +77,7 @@ ANNOTATIONS: list[dict[str, Any]] = [
     {"uniqueItems": False, "propertyNames": {"type": "string"}, "unevaluatedItems": True},
     {"unevaluatedProperties": {}, "dependentRequired": {}, "dependencies": {}},
     {"dependentSchemas": {}, "minItems": 0.0, "maxLength": 3.0},
+    {"minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
 ]
 
 
@@ -137,3 +138,56 @@ def test_names_of_properties_and_values_are_no_keywords() -> None:
     assert accepted(schema, [answer, '{"format":{},"then":3}']) == [answer]
     guided(schema, {})
     assert repr(schema) == before, "the request's own schema is not changed"
+
+
+# Of zod 4 (`z.toJSONSchema`) and pydantic 2, as their clients send them.
+CLIENTS: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "propertyNames": {"type": "string"},
+            "additionalProperties": {"type": "number"},
+        },
+        '{"a":1.5}',
+        '{"a":"b"}',
+    ),
+    (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "type": "string",
+            "format": "base64url",
+            "contentEncoding": "base64url",
+            "pattern": "^[A-Za-z0-9_-]*$",
+        },
+        '"ab-_"',
+        '"a b"',
+    ),
+    (
+        {
+            "type": "integer",
+            "minimum": -9007199254740991,
+            "maximum": 9007199254740991,
+            "format": "int32",
+        },
+        "9007199254740991",
+        "9007199254740992",
+    ),
+    (
+        {"title": "Secret", "type": "string", "format": "password", "writeOnly": True},
+        '"a"',
+        "1",
+    ),
+    (
+        {"contentMediaType": "application/json", "contentSchema": {}, "type": "string"},
+        '"{}"',
+        "{}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), CLIENTS)
+def test_schemas_of_zod_and_pydantic_are_followed(
+    schema: dict[str, Any], right: str, wrong: str
+) -> None:
+    assert accepted(schema, [right, wrong]) == [right]
