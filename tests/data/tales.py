@@ -1,4 +1,4 @@
-"""Small tales, drawn from a grammar: the training text of this folder's checkpoints."""
+"""Small tales, drawn from a grammar: the text that this folder's vocabularies are trained on."""
 
 from __future__ import annotations
 

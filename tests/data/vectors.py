@@ -20,7 +20,7 @@ from tests.engine.checkpoint.gguf.test_tokenizer import settings_of
 # Folder -> tokenizer.ggml.model, tokenizer.ggml.pre
 KINDS = {
     "tokenizers/byte-level": ("gpt2", "gpt-2"),
-    "checkpoints/tales-llama": ("llama", "default"),
+    "checkpoints/drawn-llama": ("llama", "default"),
 }
 WIDTH = 32
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.drawn_checkpoints import made
+
 OWN = Path(__file__).resolve().parents[1] / "data"
 ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets"
 ABSENT = "needs the reference data, which is not part of the repository"
@@ -22,7 +24,7 @@ def located(name: str) -> Path:
     """Return the path of our own data of this name, or else of the reference data."""
     own = OWN / name
     if own.exists():
-        return own
+        return made(own) if own.parent == OWN / "checkpoints" else own
     if not ASSETS.is_dir():
         pytest.skip(ABSENT)
     return ASSETS / name
@@ -58,7 +60,7 @@ def hard_texts(name: str = "texts.json") -> list[str]:
 BYTE_LEVEL, WORDPIECE, UNIGRAM = (
     f"tokenizers/{name}" for name in ("byte-level", "wordpiece", "unigram")
 )
-LLAMA, GPT2 = "checkpoints/tales-llama", "checkpoints/tales-gpt2"
+LLAMA, GPT2 = "checkpoints/drawn-llama", "checkpoints/drawn-gpt2"
 # Checkpoints with the reference's greedy answers in expected.json.
 CHECKPOINTS = [
     LLAMA,
