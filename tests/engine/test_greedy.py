@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.driver import EAGER, EXTREMES, MODES, Driver, each
 from tests.support.reference_data import CHECKPOINTS, GPT2, LLAMA, located, reference
@@ -53,6 +54,19 @@ def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> No
 
 MIXED = [((number * 13) % 70, 6 + (number * 7) % 22) for number in range(32)]
 PRESSING = [((number * 13) % 70, 20 + (number * 7) % 16) for number in range(16)]
+
+
+def test_expected_answers_are_those_of_transformers(golden: Golden) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(golden.folder, dtype=torch.float32).eval()
+    for case in golden.cases:
+        ids = torch.tensor([case.prompt_ids + case.ids])
+        with torch.inference_mode():
+            logprobs = model(ids).logits[0, len(case.prompt_ids) - 1 : -1].log_softmax(-1)
+        best = logprobs.max(-1)
+        assert best.indices.tolist() == case.ids
+        assert best.values.tolist() == pytest.approx(case.logprobs, abs=2e-4)
 
 
 def test_greedy_single_request_matches_reference(golden: Golden) -> None:

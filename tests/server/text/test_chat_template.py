@@ -109,6 +109,13 @@ def with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
+# These fail on most conversations, in transformers too: they want tools or other roles.
+RENDERS_LITTLE = {
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "fireworks-ai-llama-3-firefunction-v2",
+}
 OWN = [f"chat-templates/{file.name}" for file in sorted(located("chat-templates").iterdir())]
 
 
@@ -130,7 +137,7 @@ def test_render_every_template_equals_transformers(
         assert text == expected, kind
         rendered += text is not None
     template.close()
-    assert rendered > 3
+    assert rendered > 6 or file.stem in RENDERS_LITTLE
 
 
 def of_transformers(

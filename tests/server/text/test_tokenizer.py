@@ -35,7 +35,6 @@ NAMES = ("gpt2", "qwen2.5", "llama2", "bert-uncased", "t5")
 PUBLISHED = [reference(f"tokenizers/{name}") for name in NAMES]
 FAMILIES = [BYTE_LEVEL, WORDPIECE, UNIGRAM, *CHECKPOINTS, *PUBLISHED]
 NORMALISING = ("wordpiece", "unigram", "bert-uncased", "t5")  # tokens differ from the text
-VECTORS = "tokenizer-vectors/ggml-vocab-"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -62,31 +61,6 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
 
 
-@pytest.mark.parametrize("name", [BYTE_LEVEL, LLAMA])
-def test_encode_hard_texts_gives_the_ids_of_llama_cpp(name: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
-    found = [tokenizer.encode(text, add_special_tokens=False) for text in hard_texts()]
-    assert found == json.loads((located(name) / "ids.json").read_text())
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        reference("tokenizers/gpt2", "gpt-2"),
-        reference("tokenizers/llama2", "llama-spm"),
-        reference("tokenizers/bert-uncased", "bert-bge"),
-    ],
-)
-def test_encode_llama_cpp_vectors_gives_their_ids(name: str, family: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
-    lines = located(f"{VECTORS}{family}.gguf.out").read_text().splitlines()
-    texts = hard_texts(f"{VECTORS}{family}.gguf.inp")
-    assert len(texts) == 46
-    for text, line in zip(texts, lines, strict=True):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert ids == [int(token) for token in line.split()], text
-
-
 def test_encode_and_decode_hard_texts_equal_transformers(
     folder: Path, tokenizer: Tokenizer
 ) -> None:
@@ -101,14 +75,6 @@ def test_encode_and_decode_hard_texts_equal_transformers(
             assert tokenizer.decode(ids, skip_special_tokens=skip) == transformers.decode(
                 ids, skip_special_tokens=skip
             )
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_encode_and_decode_golden_checkpoints_give_expected_values(name: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
-    for case in json.loads((located(name) / "expected.json").read_text())["cases"]:
-        assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
-        assert tokenizer.decode(case["ids"]) == case["text"]
 
 
 def test_encode_text_that_begins_with_bos_has_one_bos() -> None:
@@ -213,84 +179,9 @@ def test_defaults_contain_set_values_and_refuse_bad_ones(stories: Path) -> None:
             Tokenizer.from_folder(stories)
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [(BYTE_LEVEL, 645), (LLAMA, 512), reference("tokenizers/qwen2.5", 151665)]
-)
-def test_vocab_size_covers_added_tokens(name: str, size: int) -> None:
-    assert Tokenizer.from_folder(located(name)).vocab_size == size
-
-
 def test_decode_ids_outside_vocabulary_gives_empty_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([10**6]) == tokenizer.token_text(10**6) == ""
     assert tokenizer.token_bytes(10**6) == b""
-
-
-WAVE = [bytes([byte]) for byte in "👋".encode()]
-
-
-@pytest.mark.parametrize(
-    ("family", "text", "pieces"),
-    [
-        (BYTE_LEVEL, " 👋 é", [b" \xf0\x9f\x91", b"\x8b", b" \xc3", b"\xa9"]),
-        (BYTE_LEVEL, "a<|im_end|><tool_call>", [b"a", b"<|im_end|>", b"<tool_call>"]),
-        (LLAMA, "👋", [b" ", *WAVE]),
-        (LLAMA, "the tree</s>", [b" the", b" tre", b"e", b"</s>"]),
-        (WORDPIECE, "unaffable.", [b" un", b"aff", b"able", b"."]),
-        (UNIGRAM, "the day", [b" the", b" day"]),
-        reference("tokenizers/gpt2", "Hi 👋 é", [b"Hi", b" \xf0\x9f\x91", b"\x8b", b" \xc3\xa9"]),
-        reference("tokenizers/qwen2.5", "a<|im_end|>", [b"a", b"<|im_end|>"]),
-        reference("tokenizers/llama2", "the end</s>", [b" the", b" end", b"</s>"]),
-        reference("tokenizers/bert-uncased", "unaffable.", [b" una", b"ffa", b"ble", b"."]),
-        reference("tokenizers/t5", "the end", [b" the", b" end"]),
-    ],
-)
-def test_token_bytes_in_every_family_match_the_text(
-    family: str, text: str, pieces: list[bytes]
-) -> None:
-    tokenizer = Tokenizer.from_folder(located(family))
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert [tokenizer.token_bytes(i) for i in ids] == pieces
-
-
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        (BYTE_LEVEL, 0),
-        (LLAMA, 3),
-        reference("tokenizers/gpt2", 0),
-        reference("tokenizers/llama2", 3),
-    ],
-)
-def test_token_bytes_of_byte_tokens_cover_every_byte(name: str, first: int) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
-    found = [tokenizer.token_bytes(i) for i in range(first, first + 256)]
-    assert sorted(found) == [bytes([byte]) for byte in range(256)]
-    assert first == 0 or found == sorted(found)
-
-
-@pytest.mark.parametrize("name", [BYTE_LEVEL, reference("tokenizers/gpt2")])
-def test_token_text_of_partial_character_is_replacement_character(name: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
-    texts = [tokenizer.token_text(i) for i in tokenizer.encode(" 👋")]
-    assert texts == [" \ufffd", "\ufffd"]
-
-
-def test_token_text_of_byte_token_is_its_character_or_replacement_character() -> None:
-    llama = Tokenizer.from_folder(located(LLAMA))
-    assert llama.token_text(3 + 0xE5) == "\ufffd"
-    assert llama.token_text(3 + 0x0A) == "\n"
-
-
-def test_token_bytes_of_added_token_outside_byte_alphabet_are_utf8(
-    tmp_path: Path,
-) -> None:
-    content = json.loads((located(BYTE_LEVEL) / "tokenizer.json").read_text())
-    added = {**content["added_tokens"][0], "id": 645, "content": "<｜tool▁call 1｜>"}
-    content["added_tokens"].append(added)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    tokenizer = Tokenizer.from_folder(tmp_path)
-    assert tokenizer.token_bytes(645) == added["content"].encode()
-    assert tokenizer.decode([645], skip_special_tokens=False) == added["content"]
 
 
 def test_encode_lone_surrogate_raises_value_error(tokenizer: Tokenizer) -> None:
@@ -396,8 +287,8 @@ def test_from_folder_vocabulary_larger_than_model_raises(stories: Path) -> None:
     change(stories / "config.json", vocab_size=500)
     with pytest.raises(ConfigError, match=r"12 tokens beyond vocab_size = 500 .* id 511"):
         Tokenizer.from_folder(stories)
-    shutil.copyfile(located(BYTE_LEVEL) / "tokenizer.json", stories / "tokenizer.json")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json has \d+ tokens beyond .* = 500"):
+    change(stories / "config.json", vocab_size=200)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json has 312 tokens beyond .* = 200"):
         Tokenizer.from_folder(stories)
 
 

@@ -145,7 +145,7 @@ def perturbed(story: Path, to: Path, sign: float, change: Callable[[Tensors], An
     to.chmod(0o755)
     tensors = load_file(to / FILE)
     noise = random(5, **{name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    tensors = {name: t + sign * 0.3 * t.std() * noise[name] for name, t in tensors.items()}
+    tensors = {name: t + sign * t.std() * noise[name] for name, t in tensors.items()}
     change(tensors)
     save_file(tensors, to / FILE)
     return str(to)
