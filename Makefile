@@ -15,7 +15,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help serve setup check test test-slow test-ui test-clients fuzz bench bench-peers demo-eval demo-score \
+.PHONY: help serve setup check test test-assets test-slow test-ui test-clients fuzz bench bench-peers demo-eval demo-score \
 	demo-train gpu-check gpu-ablations gpu-wheels sbom lock clean
 
 help: ## print this list
@@ -53,6 +53,11 @@ test: setup ## lint, and run all tests that need no GPU and no browser and take 
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not gpu and not clients and not ui"
+
+# The rest of `make test` needs nothing outside the repository.
+test-assets: setup ## run the quick tests that use the reference data (docs/development.md)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "assets and not slow and not gpu and not clients and not ui"
 
 # Tests without hypothesis that try more under TEST_THOROUGH.
 THOROUGH := $(addprefix tests/,server/text/parsers/test_detect.py faults/test_nth_fault.py \

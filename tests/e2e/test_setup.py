@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -37,3 +38,36 @@ def test_make_serve_installs_no_test_tools() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = {re.split(r"[<>=~!\[ ]", line)[0] for line in project["dependencies"]}
     assert not needed & {"pytest", "ruff", "mypy", "import-linter", "hypothesis", "transformers"}
+
+
+def test_readme_start_has_each_command_alone_in_a_block() -> None:
+    start = (ROOT / "README.md").read_text().partition("## Start")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```bash\n(.*?)^```", start, re.MULTILINE | re.DOTALL)
+    assert blocks[:2] == ["make serve\n", "make test\n"]
+    assert "$" not in "".join(blocks), "a command with a variable cannot be copied"
+
+
+def test_ci_runs_make_test_in_a_clone_with_nothing_next_to_it(tmp_path: Path) -> None:
+    """A `make` that notes its place stands in for the installation and the tests."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / ".ci", checkout / ".ci")
+    data = tmp_path / "shared" / "assets"
+    data.mkdir(parents=True)
+    (data / "a").write_text("")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "first"]):
+        subprocess.run(["git", *command], cwd=checkout, check=True)
+    programs, places = tmp_path / "bin", tmp_path / "temporary"
+    programs.mkdir()
+    places.mkdir()
+    make = programs / "make"
+    make.write_text('#!/bin/sh\necho "$@" $(ls .. -A) $(ls -A ../shared/assets)\n')
+    make.chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(places)}
+    command = [checkout / ".ci" / "run"]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "test gitconfig penstock",
+        "test-assets gitconfig penstock shared a",
+    ]
+    assert not list(places.iterdir()), "the clone is removed"
