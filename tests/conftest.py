@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.reference_data import ABSENT, ASSETS
+
 # Results are bit-identical only if oneDNN computes without AMX, so disable AMX on every CPU.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 if not shutil.which("nvidia-smi"):
@@ -43,7 +45,12 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move the tests that take long to the front; the order is otherwise kept."""
+    """Mark the tests that use the reference data, and move those that take long to the front."""
+    for item in items:
+        if "assets" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.assets)
+        if item.get_closest_marker("assets") and not ASSETS.is_dir():
+            item.add_marker(pytest.mark.skip(reason=ABSENT))
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
@@ -56,11 +63,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def assets() -> Path:
-    """Reference data next to the repository: tokenizers, templates, golden checkpoints."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "assets"
-    if not folder.is_dir():
-        pytest.skip(f"needs the reference data at {folder}")
-    return folder
+    """The reference data outside the repository (tests/support/reference_data.py)."""
+    return ASSETS
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.reference_data import LLAMA, located
 from tests.support.serve import Server, serving
 from tests.support.stories import Case, cases_of
 
 
 @pytest.fixture(scope="session")
-def llama(assets: Path) -> Path:
-    return assets / "checkpoints" / "stories260K-llama"
+def llama() -> Path:
+    return located(LLAMA)
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,8 @@ PROMPTS = [
 STEPS = 40
 
 
-def test_answers_and_name_are_those_of_the_checkpoint(assets: Path, tmp_path: Path) -> None:
-    checkpoint = assets / "checkpoints" / "stories260K-llama"
+def test_answers_and_name_are_those_of_the_checkpoint(llama: Path, tmp_path: Path) -> None:
+    checkpoint = llama
     file = write_gguf(tmp_path / "tales.F32.gguf", checkpoint, "llama")
     with serving(file, "--dtype", "float32") as server:
         [model] = web.get(f"{server.base_url}/v1/models").json()["data"]

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.reference_data import GPT2, LLAMA, located, reference
 from tests.support.serve import Server, check, complete, greedy, serving
 from tests.support.stories import Case, cases_of
 
@@ -46,12 +47,17 @@ class Rig:
         return self.setup is not ROOMY
 
 
-GPT2 = pytest.param("stories280K-gpt2", marks=pytest.mark.slow)
+MODELS = [
+    LLAMA,
+    pytest.param(GPT2, marks=pytest.mark.slow),
+    reference("checkpoints/stories260K-llama"),
+    reference("checkpoints/stories280K-gpt2", marks=[pytest.mark.slow]),
+]
 
 
-@pytest.fixture(scope="module", params=["stories260K-llama", GPT2])
-def checkpoint(request: pytest.FixtureRequest, assets: Path) -> Path:
-    return assets / "checkpoints" / request.param
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest) -> Path:
+    return located(request.param)
 
 
 @pytest.fixture(

@@ -11,13 +11,13 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from tests.support.oracle import CLOSE, Body, Expected, Oracle
+from tests.support.reference_data import GPT2, LLAMA, located
 from tests.support.serve import Server, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,8 +27,8 @@ TEMPLATE = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %
 BLOCK = 16
 TIGHT = ("--block-size", BLOCK, "--num-gpu-blocks-override", 18)
 SETUPS = {
-    "cached": ("stories260K-llama", *TIGHT, "--max-num-batched-tokens", 40),
-    "uncached": ("stories280K-gpt2", *TIGHT, "--no-enable-prefix-caching", "--max-num-seqs", 9),
+    "cached": (LLAMA, *TIGHT, "--max-num-batched-tokens", 40),
+    "uncached": (GPT2, *TIGHT, "--no-enable-prefix-caching", "--max-num-seqs", 9),
 }
 WORDS = ["Once", "upon", "a", "time", "Lily", "saw", "the", "big", "red", "ball", "and", "said"]
 ODD = ["é", "日本", "🙂", "\u202e", "e\u0301", "\x00", "\n", "  ", "</s>", "<unk>", "\u2028", "ß"]
@@ -57,11 +57,9 @@ class Rig:
 
 
 @pytest.fixture(scope="module", params=["cached", pytest.param("uncached", marks=pytest.mark.slow)])
-def rig(
-    request: pytest.FixtureRequest, assets: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     name, *flags = SETUPS[request.param]
-    folder = assets / "checkpoints" / str(name)
+    folder = located(str(name))
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE)
     flags += ["--dtype", "float32", "--max-model-len", LONGEST, "--chat-template", template]

@@ -11,10 +11,9 @@ from tests.support.serve import serving
 from tests.support.stories import cases_of
 
 
-def test_answers_over_http_are_those_of_the_engine(assets: Path, tmp_path: Path) -> None:
-    source = assets / "checkpoints" / "stories260K-llama"
-    write_quantised(source, tmp_path / "tales", FORMATS["int8 channel"])
-    case = cases_of(source)[0]
+def test_answers_over_http_are_those_of_the_engine(llama: Path, tmp_path: Path) -> None:
+    write_quantised(llama, tmp_path / "tales", FORMATS["int8 channel"])
+    case = cases_of(llama)[0]
     driver = Driver(tmp_path / "tales")
     request = driver.submit(case.prompt_ids, 30, temperature=0)
     driver.run()

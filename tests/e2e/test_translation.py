@@ -12,30 +12,34 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
 from engine.demo.training.evaluate import read_probes
 from tests.support.process import ROOT
+from tests.support.reference_data import located
 from tests.support.serve import Server, serving
 
 SOURCES = ["Dan loves icecream", "translate English to German: The house is wonderful. " * 3]
 
 
 @pytest.fixture(scope="module")
-def random_t5(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> Path:
-    """A T5 with random weights and the real tokenizer."""
+def random_t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T5 with random weights."""
     transformers = pytest.importorskip("transformers")
     import torch
 
     torch.manual_seed(3)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    config = transformers.T5Config(vocab_size=32128, decoder_start_token_id=0, **sizes)
+    tokenizer = located("tokenizers/unigram")
+    vocab_size = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).get_vocab_size()
+    config = transformers.T5Config(vocab_size=vocab_size, decoder_start_token_id=0, **sizes)
     model = transformers.T5ForConditionalGeneration(config)
     for name, parameter in model.named_parameters():
         if "shared" not in name and parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.5)
     folder = tmp_path_factory.mktemp("random") / "t5"
     model.save_pretrained(folder)
-    shutil.copytree(assets / "tokenizers" / "t5", folder, dirs_exist_ok=True)
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -43,7 +47,6 @@ def random_t5(tmp_path_factory: pytest.TempPathFactory, assets: Path) -> Path:
 def expected(random_t5: Path) -> list[tuple[list[int], list[int], str]]:
     """(source ids, 20 answer ids, answer text) of the reference for each source."""
     import torch
-    from tokenizers import Tokenizer
     from transformers import T5ForConditionalGeneration
 
     tokenizer = Tokenizer.from_file(str(random_t5 / "tokenizer.json"))

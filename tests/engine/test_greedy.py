@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.driver import EAGER, EXTREMES, MODES, Driver, each
+from tests.support.reference_data import CHECKPOINTS, GPT2, LLAMA, located, reference
 from tests.support.stories import Case, cases_of
 
 modes = pytest.mark.parametrize("mode", each(EXTREMES))
@@ -28,13 +30,13 @@ def load(folder: Path) -> Golden:
 
 
 @pytest.fixture
-def llama(assets: Path) -> Golden:
-    return load(assets / "checkpoints" / "stories260K-llama")
+def llama() -> Golden:
+    return load(located(LLAMA))
 
 
-@pytest.fixture(params=["stories260K-llama", "stories280K-gpt2"])
-def golden(assets: Path, request: pytest.FixtureRequest) -> Golden:
-    return load(assets / "checkpoints" / request.param)
+@pytest.fixture(params=CHECKPOINTS)
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return load(located(request.param))
 
 
 def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> None:
@@ -52,6 +54,19 @@ def check(golden: Golden, driver: Driver, requests: list[tuple[int, int]]) -> No
 
 MIXED = [((number * 13) % 70, 6 + (number * 7) % 22) for number in range(32)]
 PRESSING = [((number * 13) % 70, 20 + (number * 7) % 16) for number in range(16)]
+
+
+def test_expected_answers_are_those_of_transformers(golden: Golden) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(golden.folder, dtype=torch.float32).eval()
+    for case in golden.cases:
+        ids = torch.tensor([case.prompt_ids + case.ids])
+        with torch.inference_mode():
+            logprobs = model(ids).logits[0, len(case.prompt_ids) - 1 : -1].log_softmax(-1)
+        best = logprobs.max(-1)
+        assert best.indices.tolist() == case.ids
+        assert best.values.tolist() == pytest.approx(case.logprobs, abs=2e-4)
 
 
 def test_greedy_single_request_matches_reference(golden: Golden) -> None:
@@ -95,10 +110,11 @@ def test_greedy_any_engine_setting_matches_reference(
 @pytest.mark.parametrize(
     ("golden", "budget", "prefix_caching"),
     [
-        ("stories260K-llama", 8, True),
-        pytest.param("stories280K-gpt2", 64, False, marks=pytest.mark.slow),
-        pytest.param("stories260K-llama", 64, False, marks=pytest.mark.slow),
-        pytest.param("stories280K-gpt2", 8, True, marks=pytest.mark.slow),
+        (LLAMA, 8, True),
+        pytest.param(GPT2, 64, False, marks=pytest.mark.slow),
+        pytest.param(LLAMA, 64, False, marks=pytest.mark.slow),
+        pytest.param(GPT2, 8, True, marks=pytest.mark.slow),
+        reference("checkpoints/stories260K-llama", 8, True),
     ],
     indirect=["golden"],
 )

@@ -10,14 +10,15 @@ import torch
 
 from engine.protocol import TokenLogprobs
 from tests.support.driver import EXTREMES, MODES, Driver, each
+from tests.support.reference_data import CHECKPOINTS, LLAMA, located
 from tests.support.stories import Case, cases_of
 
 CUTS = (1, 30, 64, 70, 110)
 
 
-@pytest.fixture(params=["stories260K-llama", "stories280K-gpt2"])
-def folder(assets: Path, request: pytest.FixtureRequest) -> Path:
-    return assets / "checkpoints" / request.param
+@pytest.fixture(params=CHECKPOINTS)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return located(request.param)
 
 
 def told(driver: Driver, request_id: int) -> tuple[TokenLogprobs, ...]:
@@ -87,9 +88,9 @@ PAIRS = [
 
 @pytest.mark.parametrize(("mode", "config"), PAIRS)
 def test_prompt_logprobs_any_engine_setting_matches_reference(
-    assets: Path, mode: dict[str, Any], config: dict[str, Any]
+    mode: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    folder = assets / "checkpoints" / "stories260K-llama"
+    folder = located(LLAMA)
     driver = Driver(folder, block_size=16, **mode, **config)
     due = submit_all(driver, cases_of(folder))
     driver.run()
@@ -97,8 +98,8 @@ def test_prompt_logprobs_any_engine_setting_matches_reference(
     assert (driver.stats.preemptions > 0) == ("num_gpu_blocks_override" in config)
 
 
-def test_prompt_logprobs_in_batch_equal_alone_bitwise(assets: Path) -> None:
-    folder = assets / "checkpoints" / "stories260K-llama"
+def test_prompt_logprobs_in_batch_equal_alone_bitwise() -> None:
+    folder = located(LLAMA)
     cases = cases_of(folder)
     crowd, alone = Driver(folder), Driver(folder)
     if crowd.core.facts.batch_variance:

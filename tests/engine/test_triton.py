@@ -14,6 +14,7 @@ import torch
 
 from tests.engine.test_greedy import check, load
 from tests.support.driver import Driver, tiny_llama
+from tests.support.reference_data import LLAMA, located
 from tests.support.tiny_bert import tiny_bert
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
@@ -37,9 +38,9 @@ def answers(driver: Driver, tokens: int) -> list[list[int]]:
 
 
 @pytest.mark.slow
-def test_triton_engine_matches_reference(assets: Path) -> None:
+def test_triton_engine_matches_reference() -> None:
     """Tokens and logprobs, with prompts of several lengths that are prefilled in chunks."""
-    golden = load(assets / "checkpoints" / "stories260K-llama")
+    golden = load(located(LLAMA))
     driver = Driver(golden.folder, attention_backend="triton", max_num_batched_tokens=48, **LATE)
     assert driver.core.facts.attention_backend == "triton"
     check(golden, driver, [(0, 5), (60, 5), (20, 5)])

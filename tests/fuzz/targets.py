@@ -55,11 +55,11 @@ from tests.fuzz.mutate import (
 )
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
+from tests.support.reference_data import found
 from tests.support.rig import Served, has_exception, serving
 
 Check = Callable[[bytes], Awaitable[None]]
 Mutate = Callable[[Random, bytes], bytes]
-ASSETS = Path(__file__).resolve().parents[3] / "shared" / "assets"
 MAX_SECONDS = 20  # of one input, on a busy machine
 
 
@@ -422,8 +422,7 @@ async def gguf_opened(folder: Path) -> AsyncIterator[Check]:
 
 
 def config_seeds() -> list[bytes]:
-    files = sorted(ASSETS.glob("checkpoints/*/config.json"))
-    return [file.read_bytes() for file in files]
+    return [file.read_bytes() for file in found("checkpoints/*/config.json")]
 
 
 @contextlib.asynccontextmanager
@@ -502,8 +501,8 @@ async def tokenizer_opened(folder: Path) -> AsyncIterator[Check]:
 def template_seeds() -> list[bytes]:
     from tests.support.template_attacks import ATTACKS
 
-    published = sorted((ASSETS / "chat-templates").glob("*.jinja"))
-    sources = [file.read_bytes() for file in published if file.stat().st_size < 6000]
+    files = [file for file in found("chat-templates/*.jinja") if file.stat().st_size < 6000]
+    sources = [file.read_bytes() for file in files]
     # Few attacks, because most take as long as they may.
     return sources + [source.encode() for _, source in ATTACKS[::20]]
 

@@ -21,7 +21,6 @@ LEAST = 25  # inputs, also on a busy machine
     "seconds", [SECONDS, pytest.param(THOROUGH_S, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-@pytest.mark.usefixtures("assets")
 async def test_inputs_of_target_are_handled(target: Target, seconds: float) -> None:
     await fuzz(target, seconds, seed=1, store=False, least=LEAST)
 

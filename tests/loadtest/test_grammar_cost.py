@@ -12,6 +12,7 @@ from loadtest.grammar_times import measure, read_schemas
 from loadtest.hostile_grammars import KINDS, hostile_bodies
 from loadtest.http_client import Completion
 from server.api.openai.schemas.structured import StructuredOutputs
+from tests.support.reference_data import LLAMA, located
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -24,8 +25,8 @@ def test_hostile_grammars_differ_and_are_sound_fields() -> None:
         assert fields.wanted("structured_outputs").value
 
 
-def test_measure_times_each_schema_and_each_mask(assets: Path) -> None:
-    folder = assets / "checkpoints/stories260K-llama"
+def test_measure_times_each_schema_and_each_mask() -> None:
+    folder = located(LLAMA)
     times = measure(folder, 2, [SCHEMA, {"not": SCHEMA}, True])
     assert len(times.compile) == 2
     assert times.refused == 2

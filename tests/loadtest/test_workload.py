@@ -11,6 +11,7 @@ import pytest
 
 from loadtest.errors import BenchError
 from loadtest.workload import SYSTEM_TOKENS, Prose, Scale, Shape, Workload, workload
+from tests.support.reference_data import located, reference
 
 PROSE = Prose(tokens_per_word=1.5, overhead=6)
 
@@ -48,27 +49,64 @@ def test_mix_keeps_its_bounds_and_shares_three_system_prompts() -> None:
     assert shapes == list(islice(mix.shapes(random.Random(0)), 2000))
 
 
-def trace(assets: Path, name: str, scale: Scale, longest: int | None) -> Workload:
-    return workload(str(assets / "traces" / name), scale, longest)
-
-
 def test_trace_with_one_timestamp_has_no_gaps(tmp_path: Path) -> None:
     line = {"timestamp": 27000, "input_length": 40, "output_length": 4, "hash_ids": [1]}
     (tmp_path / "t.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
     assert workload(str(tmp_path / "t.jsonl"), Scale(), 1024).gaps is None
 
 
-def test_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Path) -> None:
-    mooncake = trace(assets, "conversation_trace.jsonl", Scale(0.05, 0.1), 2000)
+# Arrivals in bursts; prompts of 13 blocks, which share the first one; one is too long.
+OWN_MOONCAKE = [
+    {
+        "timestamp": 3000 * (number // 4),
+        "input_length": 90_000 if number == 50 else 6500 + 10 * number,
+        "output_length": 200 + number,
+        "hash_ids": [0, *range(100 * number + 1, 100 * number + 13)],
+    }
+    for number in range(200)
+]
+OWN_AZURE = [
+    f"2026-01-01 00:{second // 60:02}:{second % 60:02}.5000000,{4000 + second},{second % 90 + 1}"
+    for second in [*range(100), *range(1000, 1100)]
+]
+
+
+def own_trace(folder: Path, name: str) -> Path:
+    """Write one of the traces above, as the published ones are written."""
+    file = folder / name
+    if file.suffix == ".csv":
+        file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *OWN_AZURE]))
+    else:
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in OWN_MOONCAKE))
+    return file
+
+
+def trace(folder: Path, name: str, scale: Scale, longest: int | None) -> Workload:
+    file = located(name) if name.startswith("traces/") else own_trace(folder, name)
+    return workload(str(file), scale, longest)
+
+
+MOONCAKE = "traces/conversation_trace.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "first_lengths", "count"),
+    [("own.jsonl", (6500, 200), 200), reference(MOONCAKE, (6758, 500), 12000)],
+)
+def test_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(
+    tmp_path: Path, name: str, first_lengths: tuple[int, int], count: int
+) -> None:
+    mooncake = trace(tmp_path, name, Scale(0.05, 0.1), 2000)
     assert mooncake.gaps is not None
     first, second, third = islice(mooncake.shapes(random.Random(0)), 3)
-    assert (first.prompt_tokens, first.output_tokens) == (round(6758 * 0.05), 50)
+    prompt, output = first_lengths
+    assert (first.prompt_tokens, first.output_tokens) == (round(prompt * 0.05), output // 10)
     assert first.blocks[0] == second.blocks[0] == third.blocks[0]  # hash 0
     assert not set(first.blocks[1:]) & set(second.blocks[1:])
     one, two = (PROSE.text(shape, random.Random(1)) for shape in (first, second))
     block = round(512 * 0.05 / 1.5)
     assert block <= words_shared(one, two) < block + 4
-    gaps = list(islice(mooncake.gaps(), 12000 - mooncake.left_out))
+    gaps = list(islice(mooncake.gaps(), count - mooncake.left_out))
     assert 0.9 < sum(gaps) / len(gaps) < 1.1
     assert mooncake.left_out > 0
     other = next(mooncake.shapes(random.Random(5)))
@@ -76,21 +114,30 @@ def test_mooncake_trace_keeps_lengths_arrivals_and_shared_prefixes(assets: Path)
     assert other.blocks != first.blocks  # otherwise a second run would hit the first one's prefixes
 
 
-def test_azure_trace_keeps_lengths_and_bursts(assets: Path) -> None:
-    azure = trace(assets, "AzureLLMInferenceTrace_code.csv", Scale(), None)
+@pytest.mark.parametrize(
+    ("name", "lengths", "count"),
+    [
+        ("own.csv", [(4000, 1), (4001, 2)], 200),
+        reference("traces/AzureLLMInferenceTrace_code.csv", [(4808, 10), (3180, 8)], 8000),
+    ],
+)
+def test_azure_trace_keeps_lengths_and_bursts(
+    tmp_path: Path, name: str, lengths: list[tuple[int, int]], count: int
+) -> None:
+    azure = trace(tmp_path, name, Scale(), None)
     assert azure.gaps is not None
-    first, second = islice(azure.shapes(random.Random(0)), 2)
-    assert (first.prompt_tokens, first.output_tokens) == (4808, 10)
-    assert (second.prompt_tokens, second.output_tokens) == (3180, 8)
-    gaps = list(islice(azure.gaps(), 8000))
+    shapes = islice(azure.shapes(random.Random(0)), 2)
+    assert [(shape.prompt_tokens, shape.output_tokens) for shape in shapes] == lengths
+    gaps = list(islice(azure.gaps(), count))
     assert max(gaps) > 50  # the largest of 8000 Poisson gaps is about 9
 
 
-def test_trace_that_exceeds_context_raises_with_median_length(assets: Path) -> None:
+@pytest.mark.parametrize("name", ["own.jsonl", reference(MOONCAKE)])
+def test_trace_that_exceeds_context_raises_with_median_length(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         BenchError, match=r"fit in 10 tokens; the median request has \d+.*--length-scale"
     ):
-        trace(assets, "conversation_trace.jsonl", Scale(), 10)
+        trace(tmp_path, name, Scale(), 10)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import pytest
 from server.lifetime import ECHO_S
 from tests.support import web
 from tests.support.process import ROOT, Process
+from tests.support.reference_data import LLAMA, located
 from tests.support.serve import engines_of
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_serve.py"
@@ -408,8 +409,8 @@ def test_failing_background_task_exits_with_1(model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_killed_real_engine_exits_with_3_after_serving(start: Any, assets: Path) -> None:
-    folder = assets / "checkpoints" / "stories260K-llama"
+def test_killed_real_engine_exits_with_3_after_serving(start: Any) -> None:
+    folder = located(LLAMA)
     server = start.run([sys.executable, "-m", "server", "serve", str(folder), "--port", "0"])
     line = server.wait_for(r"try +(curl .*)\n")[1]
     answer = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60)

@@ -1,4 +1,4 @@
-"""OpenAI's own OpenAPI document, to validate answers with its schemas."""
+"""OpenAI's schemas, to validate answers: of its client's types, or of its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import openai.types
 import yaml
 from jsonschema import Draft202012Validator
+from openai.types import chat, responses, shared
+from pydantic import BaseModel, TypeAdapter, create_model
 
 COMPLETION = "CreateCompletionResponse"  # also of the chunks of a text completion
 STREAM_EVENTS = "ResponseStreamEvent"  # any event of a streamed response
+REFERENCE = "#/components/schemas/"
 NULLABLE = "nullable"  # a word of OpenAPI 3.0 that the document, of version 3.1, also uses
 
 
@@ -28,13 +32,54 @@ def with_nulls(schema: Any) -> Any:
     return rest
 
 
-class OpenAISpec:
-    """The schemas of openapi.yaml by name."""
+def listing(name: str, kind: Any, **more: Any) -> type[BaseModel]:
+    """Return the type of a list of objects. The client has none with all fields."""
+    return create_model(name, object=Literal["list"], data=list[kind], **more)
 
-    def __init__(self, file: Path) -> None:
-        with file.open("rb") as source:
-            document = yaml.load(source, Loader=yaml.CSafeLoader)
-        self._schemas: dict[str, Any] = with_nulls(document["components"]["schemas"])
+
+PAGED: dict[str, Any] = {"has_more": bool, "first_id": str | None, "last_id": str | None}
+# The type in the official client of each schema of the document.
+CLIENT_TYPES: dict[str, Any] = {
+    "Batch": openai.types.Batch,
+    "CreateChatCompletionResponse": chat.ChatCompletion,
+    "CreateChatCompletionStreamResponse": chat.ChatCompletionChunk,
+    COMPLETION: openai.types.Completion,
+    "CreateEmbeddingRequest": openai.types.EmbeddingCreateParams,
+    "CreateEmbeddingResponse": openai.types.CreateEmbeddingResponse,
+    "DeleteFileResponse": openai.types.FileDeleted,
+    "ErrorResponse": create_model("ErrorResponse", error=shared.ErrorObject),
+    "ListBatchesResponse": listing("ListBatchesResponse", openai.types.Batch, **PAGED),
+    "ListFilesResponse": listing("ListFilesResponse", openai.types.FileObject, **PAGED),
+    "ListModelsResponse": listing("ListModelsResponse", openai.types.Model),
+    "Model": openai.types.Model,
+    "OpenAIFile": openai.types.FileObject,
+    "Response": responses.Response,
+    "ResponseItemList": responses.ResponseItemList,
+    STREAM_EVENTS: responses.ResponseStreamEvent,
+}
+
+
+def schemas_of_client() -> dict[str, Any]:
+    """Return the schemas of CLIENT_TYPES. A field that may be null may also be left out there."""
+    mode: Literal["validation"] = "validation"
+    wanted = [(name, mode, TypeAdapter(kind)) for name, kind in CLIENT_TYPES.items()]
+    found, parts = TypeAdapter.json_schemas(wanted, ref_template=REFERENCE + "{model}")
+    named = {name: schema for (name, _), schema in found.items()}
+    return named | parts["$defs"]  # a type of that very name is a reference to a part
+
+
+def schemas_of_document(file: Path) -> dict[str, Any]:
+    """Return the schemas of openapi.yaml."""
+    with file.open("rb") as source:
+        document = yaml.load(source, Loader=yaml.CSafeLoader)
+    return with_nulls(document["components"]["schemas"])  # type: ignore[no-any-return]
+
+
+class OpenAISpec:
+    """Schemas by name."""
+
+    def __init__(self, schemas: dict[str, Any]) -> None:
+        self._schemas = schemas
         self.validator = cache(self._validator)
 
     def check(self, name: str, value: Any) -> None:
@@ -75,7 +120,7 @@ class OpenAISpec:
         self.check(self._event_schemas()[event["type"]], event)
 
     def _validator(self, name: str) -> Draft202012Validator:
-        root = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": self._schemas}}
+        root = {"$ref": f"{REFERENCE}{name}", "components": {"schemas": self._schemas}}
         return Draft202012Validator(root)
 
     def _event_schemas(self) -> dict[str, str]:
@@ -83,8 +128,8 @@ class OpenAISpec:
         found = {}
         for member in self._schemas[STREAM_EVENTS]["anyOf"]:
             name = member["$ref"].rpartition("/")[2]
-            [kind] = self._schemas[name]["properties"]["type"]["enum"]
-            found[kind] = name
+            kind = self._schemas[name]["properties"]["type"]
+            found[kind.get("const") or kind["enum"][0]] = name
         return found
 
 

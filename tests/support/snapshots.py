@@ -1,4 +1,4 @@
-"""Recorded outputs of all-MiniLM-L6-v2 (assets/embedding-snapshots)."""
+"""Outputs of all-MiniLM-L6-v2: computed by transformers, or recorded from another engine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.reference_data import located, reference
+
+TRANSFORMERS, RECORDED = "transformers", "embedding-snapshots"
+SOURCES = [TRANSFORMERS, reference(RECORDED)]
 QUESTION, BEGINNING = "What is Deep Learning?", "Deep Learning is..."
 THREE = [QUESTION, BEGINNING, QUESTION]
 # The recording engine used the tanh form of GELU, the model uses the exact one. That difference
@@ -24,11 +28,34 @@ RAW = {
 }  # snapshot -> texts; a row per token of all texts
 
 
-def snapshot(assets: Path, name: str) -> np.ndarray:
+def expected(source: str, name: str, model: Path) -> np.ndarray:
+    """Return the outputs [rows, 384] of a snapshot's texts by one of SOURCES."""
+    return computed(name, model) if source == TRANSFORMERS else snapshot(name)
+
+
+def computed(name: str, model: Path) -> np.ndarray:
+    """Return what transformers computes for the texts of a snapshot, each text alone."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import BertModel
+
+    texts, pooling = POOLED.get(name) or (RAW[name], "none")
+    encoder = BertModel.from_pretrained(model, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_padding()
+    rows = []
+    for text in texts:
+        with torch.inference_mode():
+            states = encoder(torch.tensor([tokenizer.encode(text).ids])).last_hidden_state[0]
+        pooled = {"mean": states.mean(0, keepdim=True), "cls": states[:1], "none": states}
+        rows.append(pooled[pooling].numpy())
+    return np.concatenate(rows)
+
+
+def snapshot(name: str) -> np.ndarray:
     """Return a snapshot [rows, 384], stored by insta as a YAML list of lists of numbers."""
-    _, _, body = (
-        (assets / "embedding-snapshots" / f"test_bert__{name}.snap").read_text().split("---\n", 2)
-    )
+    file = located(f"{RECORDED}/test_bert__{name}.snap")
+    _, _, body = file.read_text().split("---\n", 2)
     rows: list[list[float]] = []
     for line in body.splitlines():
         if line.startswith("- - "):

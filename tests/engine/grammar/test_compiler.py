@@ -18,6 +18,7 @@ from engine.checkpoint.folder import model_folder
 from engine.errors import RequestRejectedError
 from engine.grammar.compiler import MAX_SOURCE_BYTES, GrammarCompiler
 from engine.protocol import Grammar
+from tests.support.reference_data import LLAMA, located, reference
 from tests.support.thorough import is_thorough
 
 SCHEMA: dict[str, Any] = {
@@ -31,13 +32,15 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
 }
-END_TOKENS = {
-    "tokenizers/gpt2": "<|endoftext|>",
-    "tokenizers/llama2": "</s>",
-    "tokenizers/qwen2.5": "<|endoftext|>",
-    "checkpoints/stories260K-llama": "</s>",
-    "demo": None,  # token 0
-}
+# Vocabularies, each with its end token.
+VOCABULARIES = [
+    ("demo", None),  # token 0
+    ("tokenizers/byte-level", "<|endoftext|>"),
+    (LLAMA, "</s>"),
+    reference("tokenizers/gpt2", "<|endoftext|>"),
+    reference("tokenizers/llama2", "</s>"),
+    reference("tokenizers/qwen2.5", "<|endoftext|>", marks=[pytest.mark.slow]),
+]
 
 
 def compiler_for(folder: Path) -> tuple[GrammarCompiler, tokenizers.Tokenizer]:
@@ -49,15 +52,11 @@ def grammar(end: int, **kind: Any) -> Grammar:
     return Grammar(json.dumps({"grammars": [kind]}), (end,), "guided_json")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if "qwen" in n else []) for n in END_TOKENS],
-)
-def test_random_allowed_tokens_are_valid_json(assets: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "end_token"), VOCABULARIES)
+def test_random_allowed_tokens_are_valid_json(name: str, end_token: str | None) -> None:
     """Also if the model has more logits than the tokenizer has tokens."""
-    folder = model_folder("demo") if name == "demo" else assets / name
+    folder = model_folder("demo") if name == "demo" else located(name)
     compiler, vocabulary = compiler_for(folder)
-    end_token = END_TOKENS[name]
     end = vocabulary.token_to_id(end_token) if end_token else 0
     for seed in range(5 if is_thorough() else 2):
         rng = random.Random(seed)
@@ -74,21 +73,25 @@ def test_random_allowed_tokens_are_valid_json(assets: Path, name: str) -> None:
     compiler.close()
 
 
-@pytest.mark.parametrize("name", ["t5", "bert-uncased"])
-def test_vocabulary_that_llguidance_cannot_read_refuses_the_request(
-    assets: Path, name: str
-) -> None:
-    compiler, _ = compiler_for(assets / "tokenizers" / name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizers/unigram",
+        "tokenizers/wordpiece",
+        reference("tokenizers/t5"),
+        reference("tokenizers/bert-uncased"),
+    ],
+)
+def test_vocabulary_that_llguidance_cannot_read_refuses_the_request(name: str) -> None:
+    compiler, _ = compiler_for(located(name))
     with pytest.raises(RequestRejectedError, match=r"llguidance failed: .*decoder"):
         compiler.submit(grammar(1, json_schema=SCHEMA)).result()
     compiler.close()
 
 
-def test_cache_is_bounded_and_forgets_the_oldest(
-    assets: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.grammar.compiler.CACHED_GRAMMARS", 3)
-    compiler, _ = compiler_for(assets / "checkpoints/stories260K-llama")
+    compiler, _ = compiler_for(located(LLAMA))
     grammars = [grammar(2, json_schema={**SCHEMA, "title": str(n)}) for n in range(5)]
     for wanted in (*grammars[:3], grammars[0], *grammars[3:]):
         compiler.submit(wanted).result()
@@ -131,9 +134,9 @@ def nested_objects(length: int) -> dict[str, Any]:
     ],
 )
 def test_deepest_grammar_of_the_largest_size_does_not_end_the_process(
-    assets: Path, kind: Callable[[int], dict[str, Any]], bytes_per_level: int
+    kind: Callable[[int], dict[str, Any]], bytes_per_level: int
 ) -> None:
-    compiler, _ = compiler_for(assets / "checkpoints/stories260K-llama")
+    compiler, _ = compiler_for(located(LLAMA))
     deepest = grammar(2, **kind(MAX_SOURCE_BYTES // bytes_per_level))
     assert MAX_SOURCE_BYTES * 0.8 < len(deepest.source) <= MAX_SOURCE_BYTES
     with contextlib.suppress(RequestRejectedError):
@@ -141,8 +144,8 @@ def test_deepest_grammar_of_the_largest_size_does_not_end_the_process(
     compiler.close()
 
 
-def test_source_above_the_limit_is_refused(assets: Path) -> None:
-    compiler, _ = compiler_for(assets / "checkpoints/stories260K-llama")
+def test_source_above_the_limit_is_refused() -> None:
+    compiler, _ = compiler_for(located(LLAMA))
     large = grammar(2, json_schema={"const": "x" * MAX_SOURCE_BYTES})
     with pytest.raises(RequestRejectedError, match=f"the limit is {MAX_SOURCE_BYTES}") as refusal:
         compiler.submit(large).result()

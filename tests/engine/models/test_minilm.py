@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2: the hidden states of every token against recorded snapshots."""
+"""all-MiniLM-L6-v2: the hidden states of every token against transformers and snapshots."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ import torch
 from server.text.tokenizer import Tokenizer
 from tests.support.encoders import hidden_states
 from tests.support.golden import load
-from tests.support.snapshots import RAW, TOLERANCE, snapshot
+from tests.support.snapshots import RAW, SOURCES, TOLERANCE, expected
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def differences(folder: Path, assets: Path, dtype: str) -> dict[str, tuple[float, float]]:
-    """Return, per snapshot, the largest difference and the smallest cosine of a token's states."""
+def differences(
+    folder: Path, source: str, dtype: str, model: Path
+) -> dict[str, tuple[float, float]]:
+    """Return, per snapshot, the largest difference and the smallest cosine of a token's states.
+
+    `source` computed the states of `model`.
+    """
     runner, tokenizer = load(folder, dtype=dtype), Tokenizer.from_folder(folder)
     found = {}
     for name, texts in RAW.items():
         states = torch.cat(hidden_states(runner, [tokenizer.encode(text) for text in texts]))
-        ours, theirs = states.float().numpy(), snapshot(assets, name)
+        ours, theirs = states.float().numpy(), expected(source, name, model)
         lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
         cosines = (ours * theirs).sum(1) / lengths
         found[name] = float(np.abs(ours - theirs).max()), float(cosines.min())
@@ -34,19 +39,21 @@ def differences(folder: Path, assets: Path, dtype: str) -> dict[str, tuple[float
 @pytest.mark.parametrize(
     ("dtype", "most", "least"), [("float32", TOLERANCE, 0.99999), ("bfloat16", 0.1, 0.9995)]
 )
-def test_minilm_hidden_states_match_snapshots(
-    assets: Path, minilm: Path, dtype: str, most: float, least: float
+@pytest.mark.parametrize("source", SOURCES)
+def test_minilm_hidden_states_match_the_source(
+    minilm: Path, source: str, dtype: str, most: float, least: float
 ) -> None:
-    for name, (difference, cosine) in differences(minilm, assets, dtype).items():
+    for name, (difference, cosine) in differences(minilm, source, dtype, minilm).items():
         assert difference < most, name
         assert cosine > least, name
 
 
-def test_minilm_with_tanh_gelu_equals_snapshot(assets: Path, minilm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+def test_minilm_with_tanh_gelu_equals_the_source(minilm: Path, tmp_path: Path, source: str) -> None:
     folder = tmp_path / "tanh"
     shutil.copytree(minilm, folder, copy_function=lambda a, b: Path(b).symlink_to(a))
     config = json.loads((minilm / "config.json").read_text()) | {"hidden_act": "gelu_new"}
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(config))
-    difference, _ = differences(folder, assets, "float32")["bert_batch_raw"]
+    difference, _ = differences(folder, source, "float32", folder)["bert_batch_raw"]
     assert difference < 5e-5

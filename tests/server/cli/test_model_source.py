@@ -16,22 +16,27 @@ from engine.errors import ConfigError
 from engine.protocol import GenerateRequest
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import INFO, FakeEngine
+from tests.support.reference_data import located
 from tests.support.rig import Served, serving
 
 START, END = 0, 1
+TOKENIZER = located("tokenizers/unigram")
+VOCAB_SIZE = len(json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]) + 1
+SENTINEL = VOCAB_SIZE - 1  # <extra_id_0>, a special token
 READY = msgspec.structs.replace(
-    INFO, kind="encoder-decoder", start_token=START, vocab_size=32128, max_model_len=512
+    INFO, kind="encoder-decoder", start_token=START, vocab_size=VOCAB_SIZE, max_model_len=512
 )
 DAN = {"role": "user", "content": "Dan loves icecream"}
 
 
 @pytest.fixture(scope="session")
-def t5(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """T5's tokenizer with generation settings that suppress the padding token."""
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer like T5's with generation settings that suppress the padding token."""
     folder = tmp_path_factory.mktemp("models") / "t5"
-    shutil.copytree(assets / "tokenizers" / "t5", folder)
-    write(folder / "config.json", {"eos_token_id": END, "vocab_size": 32128})
-    banned = {"bad_words_ids": [[0]], "suppress_tokens": [2, 32128]}  # 32128 has no logit
+    shutil.copytree(TOKENIZER, folder)
+    write(folder / "config.json", {"eos_token_id": END, "vocab_size": VOCAB_SIZE})
+    # The last one has no logit.
+    banned = {"bad_words_ids": [[0]], "suppress_tokens": [2, VOCAB_SIZE]}
     write(folder / "generation_config.json", banned)
     return folder
 
@@ -95,7 +100,7 @@ async def test_stream_text_equals_decoding_all_tokens(
     rng = random.Random(3)
 
     def script(request: GenerateRequest) -> list[int]:
-        return [*(rng.choice((3, 2, 32099, rng.randrange(2, 32000))) for _ in range(30)), END]
+        return [*(rng.choice((3, 2, SENTINEL, rng.randrange(2, SENTINEL))) for _ in range(30)), END]
 
     async with serving(FakeEngine(script, info=READY), t5) as running:
         for _ in range(20):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from server.generation.sse import PIECE, pieces
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import EOS
 from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
+from tests.support.reference_data import CHECKPOINTS, located, reference
 from tests.support.rig import Served, check_error_body, eventually, serving
 
 USER = {"role": "user", "content": "Hi"}
@@ -210,9 +210,15 @@ async def test_streamed_logprobs_and_token_ids_cover_the_whole_text(served, enco
     assert ids == [*encode("Hello wörld!"), EOS]
 
 
-async def test_stream_chunks_have_the_keys_of_a_recorded_openai_stream(served, assets: Path):
-    folder = assets / "openai-spec" / "openai-python-sse"
-    recorded = (folder / next(p.name for p in folder.glob("83b060b*"))).read_text()
+RECORDED = "83b060bae42eb41c4f1edbb7c1542b954b37d9dfd1910b964ddebc9677e6ae85.sse"
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["openai-streams/logprobs.sse", reference(f"openai-spec/openai-python-sse/{RECORDED}")],
+)
+async def test_stream_chunks_have_the_keys_of_an_openai_stream(served, file: str):
+    recorded = located(file).read_text()
     theirs = [chunk for chunk in events(recorded.strip() + "\n\n") if chunk != "[DONE]"]
     mine = events((await served.chat(stream=True, logprobs=True, top_logprobs=1)).text)[:-1]
     optional = {"system_fingerprint", "refusal"}
@@ -317,10 +323,10 @@ async def test_non_finite_logits_fail_only_their_request(model, encode):
         assert good.json()["choices"][0]["message"]["content"] == "fine"
 
 
-@pytest.mark.parametrize("name", ["stories260K-llama", "stories280K-gpt2"])
-async def test_stream_with_real_tokenizer_equals_whole_response(assets: Path, name: str):
+@pytest.mark.parametrize("name", CHECKPOINTS)
+async def test_stream_with_real_tokenizer_equals_whole_response(name: str):
     """With echo, the response is prompt plus output, including leading spaces."""
-    folder = assets / "checkpoints" / name
+    folder = located(name)
     tokenizer = Tokenizer.from_folder(folder)
     text = "Once upon a time, there was a little girl named Zoë. 🌍 She"
     prompt = tokenizer.encode("Once upon a time,")

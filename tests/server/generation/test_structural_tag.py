@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from server.generation.grammar import JSON_OPTIONS, translated
 from server.generation.structural_tag import MAX_PARTS, StructuralTagError, StructuralTagGrammar
+from tests.support.reference_data import BYTE_LEVEL, located, reference
 
 A_NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
 NAMES = {
@@ -28,9 +29,9 @@ YES = {"type": "const_string", "value": "yes"}
 NO = {"type": "const_string", "value": "no"}
 
 
-@pytest.fixture(scope="module")
-def folder(assets: Path) -> Path:
-    return assets / "tokenizers/qwen2.5"
+@pytest.fixture(scope="module", params=[BYTE_LEVEL, reference("tokenizers/qwen2.5")])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return located(request.param)
 
 
 @pytest.fixture(scope="module")

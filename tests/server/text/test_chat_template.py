@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from engine.errors import ConfigError
 from server.text import render_pool
 from server.text.chat_template import ChatTemplate, TemplateError
+from tests.support.reference_data import LLAMA, located, reference, references
 
 USER = {"role": "user", "content": 'Hi <&> "你好"\n'}
 TOOL = {
@@ -82,8 +83,8 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint(assets: Path) -> Path:
-    return assets / "checkpoints/stories260K-llama"
+def checkpoint() -> Path:
+    return located(LLAMA)
 
 
 @pytest.fixture(scope="module")
@@ -108,43 +109,56 @@ def with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def test_render_every_published_template_equals_transformers(
-    assets: Path, checkpoint: Path, transformers_tokenizer: PreTrainedTokenizerFast
+# These fail on most conversations, in transformers too: they want tools or other roles.
+RENDERS_LITTLE = {
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "fireworks-ai-llama-3-firefunction-v2",
+}
+OWN = [f"chat-templates/{file.name}" for file in sorted(located("chat-templates").iterdir())]
+
+
+@pytest.mark.parametrize("name", [*OWN, *references("chat-templates/*.jinja")])
+def test_render_every_template_equals_transformers(
+    name: str, checkpoint: Path, transformers_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    files = sorted((assets / "chat-templates").glob("*.jinja"))
-    special = transformers_tokenizer.special_tokens_map
-    assert len(files) > 50
+    file = located(name)
+    template = ChatTemplate.from_folder(checkpoint, file)
+    assert template is not None
+    source = file.read_text(encoding="utf-8")
     rendered = 0
-    for file in files:
-        template = ChatTemplate.from_folder(checkpoint, file)
-        assert template is not None
-        for name, conversation in CONVERSATIONS.items():
-            arguments = {"add_generation_prompt": True, **conversation}
-            # The server passes no null but that of a content.
-            messages = [
-                {k: v for k, v in m.items() if v is not None or k == "content"}
-                if m is not CALLS
-                else m
-                for m in arguments.pop("messages")
-            ]
-            source = file.read_text(encoding="utf-8")
-            expected = None
-            # Other forms of calls are tried where a template fails on these.
-            for content, has_text in ((None, False), ("", False), (None, True), ("", True)):
-                calls = with_text_arguments(CALLS) if has_text else CALLS
-                given = [{**calls, "content": content} if m is CALLS else m for m in messages]
-                with contextlib.suppress(Exception):
-                    [expected], _ = render_jinja_template(
-                        [given], chat_template=source, **special, **arguments
-                    )
-                    break
-            try:
-                text = template.render(**conversation)
-            except TemplateError:
-                text = None
-            assert text == expected, f"{file.name}: {name}"
-            rendered += text is not None
-    assert rendered > 6 * len(files)
+    for kind, conversation in CONVERSATIONS.items():
+        expected = of_transformers(source, transformers_tokenizer.special_tokens_map, conversation)
+        try:
+            text = template.render(**conversation)
+        except TemplateError:
+            text = None
+        assert text == expected, kind
+        rendered += text is not None
+    template.close()
+    assert rendered > 6 or file.stem in RENDERS_LITTLE
+
+
+def of_transformers(
+    source: str, special: dict[str, str], conversation: dict[str, Any]
+) -> str | None:
+    """Return what transformers renders, or None if the template fails on all forms of calls."""
+    arguments = {"add_generation_prompt": True, **conversation}
+    # The server passes no null but that of a content.
+    messages = [
+        {k: v for k, v in m.items() if v is not None or k == "content"} if m is not CALLS else m
+        for m in arguments.pop("messages")
+    ]
+    for content, has_text in ((None, False), ("", False), (None, True), ("", True)):
+        calls = with_text_arguments(CALLS) if has_text else CALLS
+        given = [{**calls, "content": content} if m is CALLS else m for m in messages]
+        with contextlib.suppress(Exception):
+            [expected], _ = render_jinja_template(
+                [given], chat_template=source, **special, **arguments
+            )
+            return expected
+    return None
 
 
 @pytest.mark.parametrize(
@@ -208,14 +222,21 @@ def test_render_arguments_cannot_replace_builtins(tmp_path: Path) -> None:
     assert template.render([USER], range="no", extra=3) == "[0, 1]None3"
 
 
-def test_variables_are_the_names_a_template_reads(checkpoint: Path, assets: Path) -> None:
+@pytest.mark.parametrize(
+    ("thinking", "plain"),
+    [("hermes", "plain"), reference("Qwen-Qwen3-0.6B", "google-gemma-2-2b-it")],
+)
+def test_variables_are_the_names_a_template_reads(
+    checkpoint: Path, thinking: str, plain: str
+) -> None:
     def variables(name: str) -> frozenset[str]:
-        template = ChatTemplate.from_folder(checkpoint, assets / "chat-templates" / name)
+        file = located(f"chat-templates/{name}.jinja")
+        template = ChatTemplate.from_folder(checkpoint, file)
         assert template is not None
         return template.variables
 
-    assert {"tools", "enable_thinking"} <= variables("Qwen-Qwen3-0.6B.jinja")
-    assert "tools" not in variables("google-gemma-2-2b-it.jinja")
+    assert {"tools", "enable_thinking"} <= variables(thinking)
+    assert "tools" not in variables(plain)
 
 
 @pytest.fixture
@@ -322,12 +343,22 @@ async def test_render_async_runs_two_at_a_time(tmp_path: Path) -> None:
     assert [len(text) for text in texts] == [5000, 10_000, 15_000, 20_000] * 5
 
 
+# It looks for the result of each call in all messages, as published ones do.
+QUADRATIC = (
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{% for r in messages %}"
+    "{% if r.tool_call_id == call.id %}{{ r.content }}{% endif %}{% endfor %}{% endfor %}"
+    "{% endfor %}"
+)
+COMMAND_R7B = "chat-templates/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja"
+
+
+@pytest.mark.parametrize("name", ["own", reference(COMMAND_R7B)])
 def test_render_template_quadratic_in_messages_raises_within_time_limit(
-    assets: Path, tmp_path: Path
+    tmp_path: Path, name: str
 ) -> None:
     """Without the time limit, a request of 400 KB would take a minute with this template."""
-    file = "chat-templates/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja"
-    template = template_of(tmp_path, (assets / file).read_text())
+    source = QUADRATIC if name == "own" else located(name).read_text()
+    template = template_of(tmp_path, source)
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
     turn = [
         {"role": "assistant", "content": "", "tool_calls": [call]},

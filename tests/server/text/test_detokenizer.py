@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,31 +11,46 @@ from hypothesis import strategies as st
 
 from server.text.detokenizer import Detokenizer
 from server.text.tokenizer import Tokenizer
+from tests.support.reference_data import (
+    BYTE_LEVEL,
+    LLAMA,
+    UNIGRAM,
+    WORDPIECE,
+    hard_texts,
+    located,
+    reference,
+)
 from tests.support.thorough import examples
 
-BYTE_LEVEL = ["tokenizers/gpt2", "tokenizers/qwen2.5"]
-BYTE_FALLBACK = ["tokenizers/llama2", "checkpoints/stories260K-llama"]
-OTHERS = ["tokenizers/bert-uncased", "tokenizers/t5"]
-FIRST_BYTE = 3  # the id of <0x00> in both byte-fallback vocabularies
+BYTE_FALLBACK = [
+    LLAMA,
+    reference("tokenizers/llama2"),
+    reference("checkpoints/stories260K-llama"),
+]
+OTHERS = [
+    WORDPIECE,
+    UNIGRAM,
+    reference("tokenizers/bert-uncased"),
+    reference("tokenizers/t5"),
+]
+BYTE_LEVELS = [BYTE_LEVEL, reference("tokenizers/gpt2"), reference("tokenizers/qwen2.5")]
+FIRST_BYTE = 3  # the id of <0x00> in all byte-fallback vocabularies
+MORE_TEXTS = ["👋🏽 family 👨‍👩‍👧‍👦 flags 🇩🇪", "নমস্কার ሰላም ༀམ", "a\ufffdb \ufffd", " . n't ' ##x"]
 
 
-@pytest.fixture(scope="module", params=BYTE_LEVEL + BYTE_FALLBACK + OTHERS)
-def tokenizer(request: pytest.FixtureRequest, assets: Path) -> Tokenizer:
-    return Tokenizer.from_folder(assets / request.param)
+@pytest.fixture(scope="module", params=BYTE_LEVELS + BYTE_FALLBACK + OTHERS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer.from_folder(located(request.param))
 
 
 @pytest.fixture(scope="module", params=BYTE_FALLBACK)
-def byte_fallback(request: pytest.FixtureRequest, assets: Path) -> Tokenizer:
-    return Tokenizer.from_folder(assets / request.param)
+def byte_fallback(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer.from_folder(located(request.param))
 
 
 @pytest.fixture(scope="module")
-def texts(assets: Path) -> list[str]:
-    files = (assets / "tokenizer-vectors").glob("*.inp")
-    texts = {t for f in files for t in f.read_text().split("\n__ggml_vocab_test__\n")}
-    return sorted(
-        texts | {"👋🏽 family 👨‍👩‍👧‍👦 flags 🇩🇪", "নমস্কার ሰላም ༀམ", "a\ufffdb \ufffd", " . n't ' ##x"}
-    )
+def texts() -> list[str]:
+    return hard_texts() + MORE_TEXTS
 
 
 def stream(tokenizer: Tokenizer, ids: Sequence[int], skip: bool = True) -> str:
@@ -105,33 +119,37 @@ def test_push_returns_all_text_that_is_certain(tokenizer: Tokenizer, texts: list
                 assert emitted == tokenizer.decode(ids[:count]).rstrip("\ufffd")
 
 
-def test_push_partial_character_returns_nothing(assets: Path) -> None:
-    gpt2 = Tokenizer.from_folder(assets / "tokenizers/gpt2")
-    ids = gpt2.encode("👋 é")
-    detokenizer = Detokenizer(gpt2)
-    assert [detokenizer.push(i) for i in ids] == ["", "👋", " é"]
-    detokenizer = Detokenizer(gpt2)
+@pytest.mark.parametrize("family", [BYTE_LEVEL, reference("tokenizers/gpt2")])
+def test_push_partial_character_returns_nothing(family: str) -> None:
+    tokenizer = Tokenizer.from_folder(located(family))
+    ids = tokenizer.encode("👋.")
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push(i) for i in ids] == [*[""] * (len(ids) - 2), "👋", "."]
+    detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(ids[0]) == ""
     assert detokenizer.flush() == "\ufffd"
-    llama = Tokenizer.from_folder(assets / "tokenizers/llama2")
-    detokenizer = Detokenizer(llama)
-    pushed = [detokenizer.push(i) for i in llama.encode("x👋y", add_special_tokens=False)]
-    assert pushed == ["x", "", "", "", "", "👋y"]
 
 
-def test_detokenizer_continuing_a_prompt_keeps_leading_space(assets: Path) -> None:
+def test_push_run_of_byte_tokens_returns_it_with_the_next_token(byte_fallback: Tokenizer) -> None:
+    detokenizer = Detokenizer(byte_fallback)
+    ids = byte_fallback.encode("a👋y", add_special_tokens=False)
+    assert [detokenizer.push(i) for i in ids] == ["a", "", "", "", "", "👋y"]
+
+
+@pytest.mark.parametrize("family", [*BYTE_FALLBACK, *OTHERS])
+def test_detokenizer_continuing_a_prompt_keeps_leading_space(family: str) -> None:
     """Decoding all ids strips the first space, but after a prompt it is part of the text."""
-    for family in [*BYTE_FALLBACK, *OTHERS]:
-        tokenizer = Tokenizer.from_folder(assets / family)
-        ids = tokenizer.encode("the day", add_special_tokens=False)
-        detokenizer = Detokenizer(tokenizer, continues=True)
-        texts = [detokenizer.push(token_id) for token_id in ids]
-        assert "".join(texts) + detokenizer.flush() == " the day"
-        assert stream(tokenizer, ids) == "the day"
+    tokenizer = Tokenizer.from_folder(located(family))
+    ids = tokenizer.encode("the day", add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer, continues=True)
+    texts = [detokenizer.push(token_id) for token_id in ids]
+    assert "".join(texts) + detokenizer.flush() == " the day"
+    assert stream(tokenizer, ids) == "the day"
 
 
-def test_stream_skips_special_tokens_unless_disabled(assets: Path) -> None:
-    qwen = Tokenizer.from_folder(assets / "tokenizers/qwen2.5")
+@pytest.mark.parametrize("family", [BYTE_LEVEL, reference("tokenizers/qwen2.5")])
+def test_stream_skips_special_tokens_unless_disabled(family: str) -> None:
+    qwen = Tokenizer.from_folder(located(family))
     ids = qwen.encode("Hi<|im_end|>\n<|endoftext|>")
     assert stream(qwen, ids) == "Hi\n"
     assert stream(qwen, ids, skip=False) == "Hi<|im_end|>\n<|endoftext|>"

@@ -19,6 +19,14 @@ from server.text.tokenizer_errors import TokenizerError
 from server.text.tokenizer_trial import tokenizer_problem
 from tests.server.conftest import byte_tokenizer
 from tests.support.fake_engine import FakeEngine
+from tests.support.reference_data import (
+    BYTE_LEVEL,
+    LLAMA,
+    UNIGRAM,
+    WORDPIECE,
+    located,
+    references,
+)
 from tests.support.rig import serving
 
 CATASTROPHIC = Split(Regex("(a+)+$"), "isolated")
@@ -31,11 +39,12 @@ def tokenizer(**parts: Any) -> tokenizers.Tokenizer:
     return backend
 
 
-def test_tokenizers_of_published_checkpoints_have_no_problem(assets: Path) -> None:
-    files = sorted(assets.glob("**/tokenizer.json"))
-    assert len(files) > 5
-    for file in files:
-        assert tokenizer_problem(tokenizers.Tokenizer.from_file(str(file))) == "", file
+OWN_FILES = [f"{name}/tokenizer.json" for name in (BYTE_LEVEL, WORDPIECE, UNIGRAM, LLAMA)]
+
+
+@pytest.mark.parametrize("name", [*OWN_FILES, *references("**/tokenizer.json")])
+def test_tokenizers_of_checkpoints_have_no_problem(name: str) -> None:
+    assert tokenizer_problem(tokenizers.Tokenizer.from_file(str(located(name)))) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,9 @@ import tokenizers
 
 from engine.checkpoint.gguf.tokenizer import build_tokenizer, end_tokens, tokenizer_settings
 from engine.errors import ConfigError
+from tests.support.reference_data import BYTE_LEVEL, LLAMA, hard_texts, located, reference
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
-
-
-def texts(assets: Path, name: str) -> list[str]:
-    content = (assets / "tokenizer-vectors" / f"ggml-vocab-{name}.gguf.inp").read_text()
-    return content.split("\n__ggml_vocab_test__\n")
 
 
 def settings_of(file: Path, kind: str, pre: str = "default") -> dict[str, Any]:
@@ -49,15 +45,19 @@ def settings_of(file: Path, kind: str, pre: str = "default") -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("folder", "kind", "pre"),
-    [("gpt2", "gpt2", "gpt-2"), ("qwen2.5", "gpt2", "qwen2"), ("llama2", "llama", "default")],
+    [
+        (BYTE_LEVEL, "gpt2", "gpt-2"),
+        (LLAMA, "llama", "default"),
+        reference("tokenizers/gpt2", "gpt2", "gpt-2"),
+        reference("tokenizers/qwen2.5", "gpt2", "qwen2"),
+        reference("tokenizers/llama2", "llama", "default"),
+    ],
 )
-def test_ids_and_texts_equal_those_of_the_tokenizer(
-    assets: Path, folder: str, kind: str, pre: str
-) -> None:
-    file = assets / "tokenizers" / folder / "tokenizer.json"
+def test_ids_and_texts_equal_those_of_the_tokenizer(folder: str, kind: str, pre: str) -> None:
+    file = located(folder) / "tokenizer.json"
     due = tokenizers.Tokenizer.from_file(str(file))
     found = build_tokenizer(settings_of(file, kind, pre))
-    for text in [*texts(assets, "gpt-2"), *texts(assets, "llama-spm"), "<s>a</s> <|endoftext|>b"]:
+    for text in [*hard_texts(), "<s>a</s> <|endoftext|>b"]:
         expected = due.encode(text).ids
         assert found.encode(text).ids == expected, text
         assert found.decode(expected) == due.decode(expected), text

@@ -30,6 +30,7 @@ from tests.engine.checkpoint.merge.merging import (
     slerp,
 )
 from tests.support.driver import Driver
+from tests.support.reference_data import LLAMA, located
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 INDEX = "model.safetensors.index.json"
@@ -144,7 +145,7 @@ def perturbed(story: Path, to: Path, sign: float, change: Callable[[Tensors], An
     to.chmod(0o755)
     tensors = load_file(to / FILE)
     noise = random(5, **{name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    tensors = {name: t + sign * 0.3 * t.std() * noise[name] for name, t in tensors.items()}
+    tensors = {name: t + sign * t.std() * noise[name] for name, t in tensors.items()}
     change(tensors)
     save_file(tensors, to / FILE)
     return str(to)
@@ -164,14 +165,12 @@ def greedy(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("stored", ["in neither", "in one", "in both"])
-def test_merge_story_checkpoints_generates_reference_tokens(
-    assets: Path, tmp_path: Path, stored: str
-) -> None:
+def test_merge_story_checkpoints_generates_reference_tokens(tmp_path: Path, stored: str) -> None:
     """The mean of two checkpoints with opposite noise is the original checkpoint.
 
     A copy of the tied LM head, which some files hold, stays tied or is dropped.
     """
-    story = assets / "checkpoints" / "stories260K-llama"
+    story = located(LLAMA)
     shutil.copyfile(story / "expected.json", tmp_path / "expected.json")
     copies = [tie if stored == "in both" else len, tie if stored != "in neither" else len]
     folders = [
@@ -233,9 +232,7 @@ def test_merge_refuses_quantised_checkpoints(make: Make, tmp_path: Path, key: st
     assert f"{folders[1]} has {key} in config.json: quantised checkpoints cannot be" in said
 
 
-def test_merge_output_folder_is_complete_and_records_inputs(
-    make: Make, tmp_path: Path, assets: Path
-) -> None:
+def test_merge_output_folder_is_complete_and_records_inputs(make: Make, tmp_path: Path) -> None:
     folders = [make("a", random(0), rope_theta=1e4), make("b", random(1), rope_theta=1e6)]
     base = Path(folders[1])
     pooling = base / "1_Pooling" / "config.json"

@@ -1,4 +1,4 @@
-"""Every byte of the OpenAI API against OpenAI's own schemas (openapi.yaml)."""
+"""Every byte of the OpenAI API against OpenAI's own schemas: of its client and its document."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.server.conftest import byte_tokenizer
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
 from tests.support.openai_spec import COMPLETION, OpenAISpec, chunks_of
+from tests.support.reference_data import located, reference
 from tests.support.rig import Served, serving
 
 CHAT, CHAT_CHUNK = "CreateChatCompletionResponse", "CreateChatCompletionStreamResponse"
@@ -135,9 +136,18 @@ async def test_chat_chunks_with_usage_so_far_have_the_schema(
         assert chunk["usage"]["total_tokens"]
 
 
-def test_recorded_chunks_of_openai_have_the_schema(spec: OpenAISpec, assets: Path) -> None:
+async def test_chat_answer_without_finish_reason_has_not_the_schema(
+    chatty: Served, spec: OpenAISpec
+) -> None:
+    body = (await chatty.chat()).json()
+    del body["choices"][0]["finish_reason"]
+    assert not spec.validator(CHAT).is_valid(body)
+
+
+@pytest.mark.parametrize("folder", ["openai-streams", reference("openai-spec/openai-python-sse")])
+def test_recorded_chunks_of_openai_have_the_schema(spec: OpenAISpec, folder: str) -> None:
     """The schema of the tests above is not stricter than OpenAI's servers."""
-    recorded = sorted((assets / "openai-spec" / "openai-python-sse").glob("*.sse"))
+    recorded = sorted(located(folder).glob("*.sse"))
     assert recorded
     for file in recorded:
         for event in file.read_text().split("\n\n"):
@@ -214,8 +224,10 @@ async def test_completion_with_suffix_has_the_schema(
 async def test_embeddings_have_the_schema(
     model: Path, spec: OpenAISpec, fields: dict[str, Any]
 ) -> None:
+    body = {"input": "a", "model": "tiny", "encoding_format": "float", **fields}
+    spec.check("CreateEmbeddingRequest", body)
     async with serving(FakeEncoder(lambda request: []), model) as encoder:
-        response = await encoder.http.post("/v1/embeddings", json={"input": "a", **fields})
+        response = await encoder.http.post("/v1/embeddings", json=body)
     assert response.status_code == 200, response.text
     spec.check("CreateEmbeddingResponse", response.json())
     assert list(spec.validator("CreateEmbeddingResponse").iter_errors({"data": [{}]}))

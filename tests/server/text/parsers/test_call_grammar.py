@@ -25,9 +25,9 @@ from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, make_syntax
 from server.text.parsers.tools import Tool, ToolUse
 from tests.support.hostile_tools import HOSTILE_PARAMETERS
+from tests.support.reference_data import BYTE_LEVEL, located, reference
 from tests.support.written_calls import written
 
-FILE = Path(__file__).parents[5] / "shared" / "assets" / "tokenizers" / "qwen2.5" / "tokenizer.json"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -47,11 +47,11 @@ REASONING_TOKENS = {"<think>": 151665, "</think>": 151666}
 
 
 class Vocabulary:
-    """Qwen 2.5's vocabulary, which has tokens for <tool_call> and </tool_call>."""
+    """A vocabulary that has tokens for <tool_call> and </tool_call>."""
 
-    def __init__(self) -> None:
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(FILE))
-        self.llguidance = LLTokenizer(FILE.read_text(encoding="utf-8"))
+    def __init__(self, file: Path) -> None:
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        self.llguidance = LLTokenizer(file.read_text(encoding="utf-8"))
         names = ("<tool_call>", "</tool_call>")
         self.marks = Marks({name: self.tokenizer.token_to_id(name) for name in names})
 
@@ -67,9 +67,9 @@ class Vocabulary:
         return bool(matcher.is_accepting())
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return Vocabulary()
+@pytest.fixture(scope="module", params=[BYTE_LEVEL, reference("tokenizers/qwen2.5")])
+def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
+    return Vocabulary(located(request.param) / "tokenizer.json")
 
 
 def answers_of(

@@ -1,4 +1,4 @@
-"""Every published template: its format is found, and its own calls are parsed back."""
+"""Every template, ours or published: its format is found, and its own calls are parsed back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,26 @@ from server.text.parsers.detect import PROBES, PROBING_S, AnswerFormat, Prober, 
 from server.text.parsers.formats import BY_NAME, CALL_FORMATS, REASONING_BY_NAME
 from server.text.parsers.syntax import State
 from tests.support.parsing import check_cuts, parse
+from tests.support.reference_data import located, reference, references
 from tests.support.thorough import is_thorough
 
-ASSETS = Path(__file__).parents[5] / "shared" / "assets" / "chat-templates"
+FOLDER = "chat-templates"
 DEMO = Path(__file__).parents[4] / "engine" / "demo" / "model" / "chat_template.jinja"
-FILES = sorted(ASSETS.glob("*.jinja"))
+OWN = sorted(file.stem for file in located(FOLDER).glob("*.jinja"))
+# The reasoning of our templates. Each is named after the format of its calls.
+OWN_REASONING = {
+    "apertus": "apertus",
+    "apriel": "apriel",
+    "cohere_command": "cohere",
+    "deepseek_v3_1": "think",
+    "gemma4": "gemma4",
+    "glm": "think",
+    "harmony": "harmony",
+    "hermes": "think",
+    "minimax_m2": "think",
+    "mistral": "mistral",
+    "seed_oss": "seed_oss",
+}
 TOKEN = re.compile(r"<[|｜/]?[\w:▁｜]+[|｜]?>|\[/?[A-Z_]+\]|<\|\"\|>|<\w+\|>")
 # Templates that show no calls, whose calls only their instructions or tokens name, or that fail.
 NOT_SHOWN = {
@@ -94,8 +109,32 @@ def test_demo_template_drops_the_thoughts_of_earlier_turns() -> None:
     assert "call f" not in dropped
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_published_template_is_detected_and_its_calls_survive_splits(file: Path) -> None:
+def file_of(stem: str) -> Path:
+    return located(f"{FOLDER}/{stem}.jinja")
+
+
+@pytest.mark.parametrize("stem", OWN)
+@pytest.mark.parametrize("tokens", [True, False])
+def test_own_template_is_detected_and_its_calls_survive_splits(stem: str, tokens: bool) -> None:
+    answers, prober = detected(file_of(stem), tokens=tokens)
+    assert answers.reasoning_name == OWN_REASONING.get(stem)
+    assert answers.is_opened_on_request == (stem == "deepseek_v3_1")
+    if stem == "plain":
+        assert (answers.calls, answers.source, answers.round_trips) == (None, "none", False)
+        return
+    name = "template" if stem == "invented" else stem
+    source = "template" if stem == "invented" else "table"
+    assert answers.calls is not None
+    assert (answers.calls.name, answers.source, answers.round_trips) == (name, source, True)
+    marked = answers.syntax.marks.encode(prober.answer)
+    answer = parse(answers.syntax, [marked], PROBES)
+    assert [(name, json.loads(arguments)) for name, arguments in answer.calls] == prober.called
+    check_cuts(answers.syntax, prober.answer, PROBES, every=1 if is_thorough() else 7)
+
+
+@pytest.mark.parametrize("name", references(f"{FOLDER}/*.jinja"))
+def test_published_template_is_detected_and_its_calls_survive_splits(name: str) -> None:
+    file = located(name)
     answers, prober = detected(file)
     if file.stem in NOT_SHOWN:
         name = answers.calls.name if answers.calls else None
@@ -111,14 +150,16 @@ def test_published_template_is_detected_and_its_calls_survive_splits(file: Path)
     check_cuts(answers.syntax, prober.answer, PROBES, every=1 if is_thorough() else 7)
 
 
+@pytest.mark.assets
 @pytest.mark.parametrize(
     "stem", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "Mistral-Small-3.2-24B-Instruct-2506"]
 )
 def test_detection_needs_no_tokens(stem: str) -> None:
-    answers, _ = detected(ASSETS / f"{stem}.jinja", tokens=False)
+    answers, _ = detected(file_of(stem), tokens=False)
     assert answers.round_trips
 
 
+@pytest.mark.assets
 @pytest.mark.parametrize(
     ("stem", "name"),
     [
@@ -133,10 +174,11 @@ def test_detection_needs_no_tokens(stem: str) -> None:
     ],
 )
 def test_reasoning_of_published_template_is_found(stem: str, name: str | None) -> None:
-    answers, _ = detected(ASSETS / f"{stem}.jinja")
+    answers, _ = detected(file_of(stem))
     assert answers.reasoning == (REASONING_BY_NAME[name] if name else None)
 
 
+@pytest.mark.assets
 @pytest.mark.parametrize(
     ("stem", "is_opened_on_request"),
     [
@@ -149,27 +191,36 @@ def test_reasoning_of_published_template_is_found(stem: str, name: str | None) -
 def test_template_that_opens_reasoning_on_request_is_found(
     stem: str, is_opened_on_request: bool
 ) -> None:
-    answers, _ = detected(ASSETS / f"{stem}.jinja")
+    answers, _ = detected(file_of(stem))
     assert answers.is_opened_on_request == is_opened_on_request
 
 
-def test_unknown_marks_are_inferred_from_what_the_template_renders(tmp_path: Path) -> None:
-    for stem, old, new in (
-        ("Qwen-Qwen2.5-7B-Instruct", "tool_call>", "do_this>"),
-        ("Qwen3-Coder", "parameter", "argument"),
-        ("deepseek-ai-DeepSeek-V3.1", "tool▁sep", "tool▁then"),
-        ("NVIDIA-Nemotron-Nano-v2", "TOOLCALL", "CALLS"),
-    ):
-        file = tmp_path / f"{stem}.jinja"
-        source = (ASSETS / f"{stem}.jinja").read_text(encoding="utf-8").replace(old, new)
-        file.write_text(source, encoding="utf-8")
-        answers, prober = detected(file)
-        assert (answers.source, answers.round_trips) == ("template", True), stem
-        check_cuts(answers.syntax, prober.answer, PROBES)
+@pytest.mark.parametrize(
+    ("stem", "old", "new"),
+    [
+        ("hermes", "tool_call>", "do_this>"),
+        ("qwen3_coder", "parameter", "argument"),
+        ("deepseek_v3_1", "tool▁sep", "tool▁then"),
+        ("nemotron", "TOOLCALL", "CALLS"),
+        reference("Qwen-Qwen2.5-7B-Instruct", "tool_call>", "do_this>"),
+        reference("Qwen3-Coder", "parameter", "argument"),
+        reference("deepseek-ai-DeepSeek-V3.1", "tool▁sep", "tool▁then"),
+        reference("NVIDIA-Nemotron-Nano-v2", "TOOLCALL", "CALLS"),
+    ],
+)
+def test_unknown_marks_are_inferred_from_what_the_template_renders(
+    tmp_path: Path, stem: str, old: str, new: str
+) -> None:
+    file = tmp_path / f"{stem}.jinja"
+    source = file_of(stem).read_text(encoding="utf-8").replace(old, new)
+    file.write_text(source, encoding="utf-8")
+    answers, prober = detected(file)
+    assert (answers.source, answers.round_trips) == ("template", True)
+    check_cuts(answers.syntax, prober.answer, PROBES)
 
 
 def test_flag_overrides_what_is_found() -> None:
-    file = ASSETS / "Qwen-Qwen3-0.6B.jinja"
+    file = file_of("hermes")
     source = file.read_text(encoding="utf-8")
     template = ChatTemplate(source, {}, file)
     try:
