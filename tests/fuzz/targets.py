@@ -384,12 +384,17 @@ def gguf_seeds() -> list[bytes]:
     import numpy as np
 
     from tests.support.gguf_files import add_tensor, add_tokenizer
+    from tests.support.tiny_gguf import write_tiny
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "a.gguf")
         writer = gguf.GGUFWriter(file, "llama")
         writer.add_block_count(1)
+        writer.add_context_length(64)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(32)
         writer.add_head_count(2)
+        writer.add_layer_norm_rms_eps(1e-5)
         writer.add_rope_freq_base(1e4)
         add_tokenizer(writer, 270, add_bos_token=True, bos_token_id=1, scores=[0.0] * 270)
         for kind in ("F32", "F16", "Q8_0", "Q4_0", "Q5_1"):
@@ -398,7 +403,8 @@ def gguf_seeds() -> list[bytes]:
         for step in ("header", "kv_data", "tensors"):
             getattr(writer, f"write_{step}_to_file")()
         writer.close()
-        return [file.read_bytes()]
+        whole = write_tiny(Path(folder, "b.gguf"), "gemma3", tensors={"blk.0.attn_q.bias": (32,)})
+        return [file.read_bytes(), whole.read_bytes()]
 
 
 @contextlib.asynccontextmanager

@@ -110,7 +110,7 @@ def _sliding_layers(name: str, own: Settings) -> list[bool]:
     if type(given) is not int or given < 0:
         raise ConfigError(
             f"The GGUF file has {name}.attention.sliding_window_pattern = {given!r:.99}; it must "
-            f"be a number such as {PERIODS[name]}, or a list of one entry for each of {layers} layers."
+            f"be a number such as {PERIODS[name]}, or a list with an entry for each layer."
         )
     return [not given or layer % given < given - 1 for layer in range(layers)]
 

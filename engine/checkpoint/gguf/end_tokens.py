@@ -70,7 +70,7 @@ class Ends(NamedTuple):
     """`ids` are the tokens that end an answer, those that the file names first.
 
     `kinds` are the types of all tokens. A token with a known text has the type that llama.cpp
-    gives it, whatever the file says.
+    gives it, not the file's.
     """
 
     ids: list[int]
@@ -81,7 +81,7 @@ def token_id(settings: Mapping[str, Any], name: str, count: int) -> int | None:
     """Return the id of a special token, of `count` tokens: the file's, or llama.cpp's default."""
     number = settings.get(f"{KEY}{name}_token_id")
     if type(number) is not int or not 0 <= number < count:
-        number = DEFAULT_IDS.get(settings.get(f"{KEY}model", ""), {}).get(name, -1)
+        number = DEFAULT_IDS.get(str(settings.get(f"{KEY}model")), {}).get(name, -1)
     return number if 0 <= number < count else None
 
 
@@ -116,7 +116,7 @@ def ends_of(settings: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[
 
 
 def _taken_off(texts: set[str]) -> dict[str, int]:
-    """Return which of these ends are none beside the others, and their types."""
+    """Return which of these ends are none if the others are there, and their types."""
     calls = bool(texts & {"<|call|>", "<|calls|>"})
     found: dict[str, int] = {}
     if "<|end|>" in texts and calls and texts & {"<|return|>", "<|flush|>"}:

@@ -1,7 +1,7 @@
 """The settings of a GGUF file's architecture: computed, without effect, or refused by name.
 
-llama.cpp reads fewer keys than its converter writes, and drops the others without a word. What it
-reads for each architecture was found by running it. docs/gguf.md has the table.
+llama.cpp reads fewer keys than its converter writes, and drops the others without a word. The keys
+that it reads for each architecture were found by running it. docs/gguf.md has the table.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ WINDOWS = (
     "final_logit_softcapping",
 )
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
 ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
 COMPUTED = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
@@ -110,11 +111,11 @@ def architecture_of(settings: Settings) -> str:
             f"The GGUF file holds no model: its general.type is {kind!r:.99}. Give the file of the "
             "model."
         )
-    if name not in CLASSES:
+    if not isinstance(name, str) or name not in CLASSES:
         raise ConfigError(
             f"The GGUF architecture {name!r:.99} is not served; served are {', '.join(CLASSES)}."
         )
-    return str(name)
+    return name
 
 
 def own_settings(settings: Settings) -> dict[str, Any]:
@@ -134,9 +135,9 @@ def own_settings(settings: Settings) -> dict[str, Any]:
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
     original = "rope.scaling.original_context_length"
     for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original):
-        _check_number(start + key, own.get(key, 1), int)
+        _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
-        _check_number(start + key, own.get(key, 1), float)
+        _check_number(start + key, own.get(key, 1), float, math.inf)
     own.setdefault("attention.head_count_kv", own["attention.head_count"])
     own.setdefault("attention.key_length", own["embedding_length"] // own["attention.head_count"])
     _check_heads(start, own)
@@ -171,11 +172,14 @@ def _same_in_all_layers(key: str, values: list[Any], layers: Any) -> Any:
     return values[0]
 
 
-def _check_number(key: str, value: Any, kind: type[int] | type[float]) -> None:
+def _check_number(key: str, value: Any, kind: type[int] | type[float], limit: float) -> None:
     allowed = (int,) if kind is int else (int, float)
-    if type(value) not in allowed or not 0 < value < (2**31 if kind is int else math.inf):
+    if type(value) not in allowed or not 0 < value < limit:
         what = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"The GGUF file has {key} = {value!r:.99}; it must be {what} above 0.")
+        most = "" if limit == math.inf else f" and below {limit}"
+        raise ConfigError(
+            f"The GGUF file has {key} = {value!r:.99}; it must be {what} above 0{most}."
+        )
 
 
 def _check_heads(start: str, own: Settings) -> None:

@@ -127,7 +127,7 @@ def absent_biases(
     for name, stored in tensors.items():
         bias = name.removesuffix("weight") + "bias"
         is_weight = any(name.endswith(f".{part}.weight") for parts in groups for part in parts)
-        if is_weight and bias not in tensors:
+        if is_weight and stored.nbytes and bias not in tensors:
             found[bias] = StoredTensor(stored.file, KINDS[0], stored.shape[:1], 0, 0)
     return found
 

@@ -57,7 +57,7 @@ Settings = Mapping[str, Any]
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """Return the tokenizer. Raises ConfigError if it is missing, malformed or not served."""
     kind = settings.get(f"{KEY}model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(kind) if kind else None
+    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(str(kind))
     if build is None:
         raise ConfigError(
             f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are gpt2 and llama."
@@ -181,7 +181,7 @@ def _split_name(settings: Settings) -> str:
     """Return the name in SPLITS. Raises ConfigError if the file has another one."""
     pre = settings.get(f"{KEY}pre", "default")
     if pre == "default":
-        return SPLIT_OF_ARCHITECTURE.get(settings.get("general.architecture", ""), "default")
+        return SPLIT_OF_ARCHITECTURE.get(str(settings.get("general.architecture")), "default")
     if pre not in SPLITS:
         raise ConfigError(
             f"The GGUF file splits texts like {pre!r:.99} ({KEY}pre), which is not served; served "

@@ -1,4 +1,4 @@
-"""llama.cpp's rule of which tokens end an answer.
+"""llama.cpp's rule on the tokens that end an answer.
 
 Each row was run with `xllamacpp` 2026.10.11549 and with the libllama of `llama-cpp-python` 0.3.36
 (`llama_vocab_is_eog`, `llama_vocab_get_attr`). 1,600 random vocabularies were equal, too.
@@ -6,6 +6,7 @@ Each row was run with `xllamacpp` 2026.10.11549 and with the libllama of `llama-
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ MARKS = [text for texts in INFILL_MARKS.values() for text in texts]
 
 @pytest.mark.parametrize("kind", [NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE])
 @pytest.mark.parametrize("text", sorted(ENDS - {"</s>", "<|tool_response>"}) + INFILL)
-def test_known_text_ends_whatever_its_type_and_becomes_control(text: str, kind: int) -> None:
+def test_known_text_of_any_type_ends_and_becomes_control(text: str, kind: int) -> None:
     assert ends({text: kind}) == ({"</s>", text}, {text})
 
 
@@ -59,11 +60,8 @@ def test_texts_that_look_like_ends_are_none(text: str) -> None:
     assert ends({text: CONTROL})[0] == {"</s>"}
 
 
-OTHERS = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}
-
-
 @pytest.mark.parametrize(
-    ("beside", "remains"),
+    ("others", "remains"),
     [
         (("<|return|>", "<|call|>"), False),
         (("<|return|>", "<|calls|>"), False),
@@ -74,15 +72,17 @@ OTHERS = {"<|return|>", "<|call|>", "<|calls|>", "<|flush|>"}
         (("<|return|>",), True),
     ],
 )
-def test_end_of_a_message_is_taken_off_beside_calls(beside: tuple[str, ...], remains: bool) -> None:
-    found, control = ends(all_of(CONTROL, *beside, "<|end|>"))
-    assert found == {"</s>", *beside, *(["<|end|>"] if remains else [])}
+def test_end_of_a_message_is_taken_off_if_there_are_calls(
+    others: tuple[str, ...], remains: bool
+) -> None:
+    found, control = ends(all_of(CONTROL, *others, "<|end|>"))
+    assert found == {"</s>", *others, *(["<|end|>"] if remains else [])}
     assert ("<|end|>" in control) == remains
-    named = ends(all_of(CONTROL, *beside, "<|end|>"), eos_token_id=5 + len(beside))[0]
+    named = ends(all_of(CONTROL, *others, "<|end|>"), eos_token_id=5 + len(others))[0]
     assert ("<|end|>" in named) == remains
 
 
-def test_s_is_taken_off_beside_gemma4_and_plamo() -> None:
+def test_s_is_taken_off_with_tokens_of_gemma4_and_plamo() -> None:
     assert ends({"<|tool_response>": CONTROL})[0] == {"<|tool_response>"}
     assert ends({"<|plamo:eos|>": CONTROL})[0] == {"</s>"}
     assert ends({"<|plamo:eos|>": CONTROL}, eos_token_id=5)[0] == {"<|plamo:eos|>"}
@@ -109,6 +109,12 @@ def test_ids_of_the_file(tokens: dict[str, int], ids: dict[str, Any], due: set[s
 def test_mark_of_infill_stays_as_it_is_if_a_setting_names_another() -> None:
     marks = all_of(NORMAL, "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     assert ends(marks, prefix_token_id=3)[1] == {"<|fim_suffix|>", "<|fim_middle|>"}
+
+
+def test_docs_name_every_text() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "gguf.md").read_text()
+    missing = [text for text in (*ENDS, *INFILL) if text.replace("|", "\\|") not in page]
+    assert missing == []
 
 
 def test_gpt2_without_ids_ends_at_token_11() -> None:

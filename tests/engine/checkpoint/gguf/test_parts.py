@@ -26,7 +26,7 @@ MODELS = ["Qwen3-8B-Q4_K_M.gguf", "smtp-7B-Q8_0.gguf", "GLM-MTP-Q8_0.gguf", "Exp
 
 
 @pytest.mark.parametrize("name", SIDECARS)
-def test_model_is_found_beside_its_sidecar(name: str, tmp_path: Path) -> None:
+def test_model_is_found_in_a_folder_with_a_sidecar(name: str, tmp_path: Path) -> None:
     assert is_sidecar(Path(name))
     for file in (name, MODELS[0]):
         (tmp_path / file).touch()

@@ -10,7 +10,13 @@ import pytest
 
 from engine.checkpoint.folder import model_folder, notes_of, read_json
 from engine.checkpoint.gguf.config import config_of
-from engine.checkpoint.gguf.settings import CLASSES, notes_on, own_settings
+from engine.checkpoint.gguf.settings import (
+    CLASSES,
+    COMPUTED,
+    HARMLESS,
+    notes_on,
+    own_settings,
+)
 from engine.errors import ConfigError
 from tests.support.tiny_gguf import ARCHITECTURES, settings_of, write_tiny
 
@@ -79,6 +85,8 @@ def test_settings_without_effect_are_served(architecture: str) -> None:
         ("llama", {f"{ROPE}attn_factor": 0.0}, "llama.rope.scaling.attn_factor = 0.0; it must be"),
         ("llama", {"block_count": "two"}, "llama.block_count = 'two'; it must be a whole number"),
         ("llama", {"attention__head_count": 3, "attention__head_count_kv": 2}, "3 heads .* no m"),
+        ("llama", {"block_count": 2**30}, "llama.block_count = 1073741824; .* below 10000"),
+        ("llama", {"attention__key_length": 2**20}, "llama.attention.key_length = 1048576; it"),
         ("llama", {"attention__key_length": 15}, "heads of 15 dimensions; the number must be even"),
         ("llama", {"attention__head_count_kv": [1, 2]}, "in llama.attention.head_count_kv: .1"),
         ("llama", {"attention__head_count": [2]}, "llama.attention.head_count has 1 entries"),
@@ -105,6 +113,12 @@ def test_missing_setting_is_named(key: str) -> None:
     del given[f"llama.{key}"]
     with pytest.raises(ConfigError, match=f"lacks llama.{key}"):
         own_settings(given)
+
+
+def test_docs_name_every_setting() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "gguf.md").read_text()
+    keys = {key for computed in COMPUTED.values() for key in computed} | HARMLESS
+    assert sorted(key for key in keys if f"`{key}`" not in page) == ["tensor_data_layout"]
 
 
 def test_file_that_holds_no_model_is_refused() -> None:
