@@ -70,7 +70,7 @@ def _tool_calling(state: AppState) -> dict[str, Any]:
     """
     own = state.answers
     has_own = has_own_tools(state)
-    answers = own if has_own else state.hermes
+    answers = own if has_own and own and own.calls else state.hermes
     if state.task == "embed" or own is None or answers is None or answers.calls is None:
         return {"supported": False, "format": None}
     return {

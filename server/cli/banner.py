@@ -190,17 +190,20 @@ def answers(found: AnswerFormat | None, template: ChatTemplate | None = None) ->
     """Return how tool calls and reasoning are read, and whether that was confirmed."""
     if found is None:
         return []
+    has_tool_use = template is not None and template.has_tool_use
     reasoning = f", reasoning in {found.reasoning.open.strip()}" if found.reasoning else ""
-    if found.calls is None:
+    if found.calls is None and has_tool_use:
+        how = "hermes, because the template tool_use shows no calls"
+    elif found.calls is None:
         how = "the chat template shows none, so the system message describes tools (hermes)"
     else:
         how = f"{found.calls.name}, {CALL_SOURCES[found.source]}"
+        if has_tool_use:
+            how += " (chats with tools have the one named tool_use)"
         if found.round_trips:
             how += ", reads its own calls back"
         else:
             how += ", not confirmed: the template shows no call that could be read back"
-        if template is not None and template.has_tool_use:
-            how += "; chats with tools have the template tool_use"
     return [f"  tools     {how}{reasoning}"]
 
 

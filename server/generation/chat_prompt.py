@@ -129,9 +129,15 @@ def shows_tools_in_text(state: AppState, chat: Chat) -> bool:
 
 
 def has_own_tools(state: AppState) -> bool:
-    """Return whether the model's template shows tools and the format of its calls is known."""
-    is_known = state.answers is not None and state.answers.calls is not None
-    return is_known and state.template is not None and "tools" in state.template.for_tools.variables
+    """Return whether the model's template shows tools.
+
+    A template for all chats counts only if the format of its calls is known. One that is named
+    tool_use is for nothing else.
+    """
+    template = state.template
+    if template is None or "tools" not in template.for_tools.variables:
+        return False
+    return template.has_tool_use or (state.answers is not None and state.answers.calls is not None)
 
 
 def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

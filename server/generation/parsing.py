@@ -69,7 +69,7 @@ def check_tool_choice(chat: Chat) -> None:
 
 
 def _format_of(state: AppState, chat: Chat) -> AnswerFormat | None:
-    if shows_tools_in_text(state, chat):
+    if shows_tools_in_text(state, chat) or (state.answers and state.answers.calls is None):
         return state.hermes
     return state.answers
 

@@ -108,4 +108,29 @@ async def test_server_says_that_the_template_shows_tools(served: Served) -> None
     assert (info["chat_template"], info["tool_use_template"]) == (DEFAULT, TOOL_USE)
     state = served.app.state.penstock
     (line,) = answers(state.answers, state.template)
-    assert line.endswith("; chats with tools have the template tool_use")
+    assert "the chat template (chats with tools have the one named tool_use)" in line
+    assert line.endswith("reads its own calls back")
+
+
+async def test_tool_use_template_without_calls_is_used_and_read_as_hermes(
+    tmp_path: Path, says: Any
+) -> None:
+    """The commonest format is a guess. The tools are not described a second time."""
+    folder = write_model(tmp_path / "tiny")
+    file = folder / "tokenizer_config.json"
+    named = {"default": DEFAULT, "tool_use": "T{{ tools | tojson }}{{ messages[0].content }}"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": named}))
+    engine = FakeEngine(says(CALL), info=msgspec.structs.replace(INFO, max_model_len=4096))
+    async with serving(engine, folder) as served:
+        for choice in ("auto", "required"):
+            answer = (await served.chat(tools=[TOOL], tool_choice=choice)).json()
+            assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert (await served.chat()).json()["choices"][0]["message"]["content"] == CALL
+        prompt = served.app.state.penstock.tokenizer.decode(served.engine.requests[0].prompt)
+        found = (await served.http.get("/capabilities")).json()["tool_calling"]
+        state = served.app.state.penstock
+        (line,) = answers(state.answers, state.template)
+    assert prompt.startswith("T[{")
+    assert prompt.endswith("Hi")
+    assert (found["format"], found["shown_by"]) == ("hermes", "template")
+    assert "hermes, because the template tool_use shows no calls" in line
