@@ -20,10 +20,12 @@ from pydantic.json_schema import SkipJsonSchema
 from server.api.openai.schemas.fields import (
     INT32,
     INTEGER,
+    LIST,
     TRUE,
     Between,
     Count,
     TokenId,
+    having,
     never,
 )
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
@@ -59,6 +61,13 @@ OTHER_NAMES: dict[str, GrammarKind] = {
     **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), "grammar"),
 }
 NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
+NAMED_LOGPROBS: dict[str, Any] = {
+    "anyOf": [
+        never(logprob_token_ids=LIST),
+        having(logprobs={"type": ["boolean", "integer"], "not": {"const": False}}),
+    ]
+}
+SHARED_RULES = [NOT_STREAMED, NAMED_LOGPROBS]
 
 
 class StreamOptions(Part):
@@ -94,7 +103,7 @@ class GenerateBody(SamplingBody):
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None  # as in OpenAI's API
     _grammar: WantedGrammar | None = PrivateAttr(None)
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
+    model_config = ConfigDict(json_schema_extra={"allOf": SHARED_RULES})
 
     stream_options: StreamOptions | None = None
     """Options of a stream."""

@@ -27,6 +27,7 @@ async def encoder(model: Path) -> AsyncIterator[Served]:
         ([12, "ab", 13], [[12, 64, 65, 13]]),
         (["ab", [12, 13]], [[BOS, 64, 65], [12, 13]]),
         ([[1, 2], [12, "a"]], [[1, 2], [12, 64]]),
+        ([["a", "b"], "a"], [[64, 65], [BOS, 64]]),
         ({"prompt_string": "a"}, [[BOS, 64]]),
         ({"content": PARTS}, [[BOS, 64, 65]]),
         (["a", {"prompt_string": "b"}, {"content": PARTS}], [[BOS, 64], [BOS, 65], [BOS, 64, 65]]),
