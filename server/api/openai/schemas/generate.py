@@ -103,7 +103,7 @@ class GenerateBody(SamplingBody):
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None  # as in OpenAI's API
     _grammar: WantedGrammar | None = PrivateAttr(None)
 
-    model_config = ConfigDict(json_schema_extra={"allOf": SHARED_RULES})
+    model_config = ConfigDict(json_schema_extra={"allOf": [*SHARED_RULES]})
 
     stream_options: StreamOptions | None = None
     """Options of a stream."""
