@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
@@ -64,6 +64,7 @@ class Between:
 TokenId = Annotated[int, Between(0, INT32, TOKEN_ID)]
 Count = Annotated[int, Between(1, INT32)]
 Priority = Annotated[int, Between(-INT32, INT32)]
+TruncationSide = Literal["left", "right"]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 

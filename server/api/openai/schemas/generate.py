@@ -25,6 +25,7 @@ from server.api.openai.schemas.fields import (
     Between,
     Count,
     TokenId,
+    TruncationSide,
     having,
     never,
 )
@@ -97,6 +98,7 @@ class GenerateBody(SamplingBody):
     DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
         "n": 1,
         "min_tokens": 0,
+        "truncation_side": "left",
         "skip_special_tokens": True,
     }
     OPERATION: ClassVar[Operation]
@@ -117,6 +119,8 @@ class GenerateBody(SamplingBody):
         None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
     )
     """Read only the last tokens of the prompt; −1 leaves room for `max_tokens`. Not with `echo`."""
+    truncation_side: TruncationSide | None = None
+    """The side that `truncate_prompt_tokens` cuts off; `right` keeps the first tokens."""
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
     """Most tokens of an answer. More than the context has room for is lowered to that."""
     max_completion_tokens: Count | None = None
@@ -284,6 +288,7 @@ class GenerateBody(SamplingBody):
             n=self.n or 1,
             best_of=self.best_of,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
+            keeps_start=self.truncation_side == "right",
             max_tokens=self.max_new_tokens,
             default_max_tokens=self.DEFAULT_MAX_TOKENS,
             min_tokens=self.min_tokens or 0,

@@ -62,7 +62,7 @@ def _kind_of(value: Any) -> str:
     kinds = set(map(type, value))  # fast for a million token ids
     if kinds and kinds <= {int, float}:
         return "<ids>"
-    return "<mixed>" if int in kinds else "<list>"
+    return "<mixed>" if kinds & {int, float} else "<list>"
 
 
 def _kind_inside(value: Any) -> str:
