@@ -25,7 +25,7 @@ def check_token_ids(state: AppState, ids: Sequence[int], param: str) -> None:
     vocab_size = state.loaded().vocab_size
     largest = max(ids, default=0)
     if largest >= vocab_size:
-        message = f"Token id {largest} is not below the vocabulary size {vocab_size}."
+        message = f"Token id {largest} is out of vocabulary: it has {vocab_size} tokens."
         raise invalid(param, message)
 
 

@@ -28,6 +28,7 @@ class GenerationOptions:
 
     # None: the whole prompt, which must fit. -1: as many of its last tokens as fit.
     truncate_prompt_tokens: int | None = None
+    keeps_start: bool = False  # the first tokens in place of the last
 
     # Where the answer ends.
     max_tokens: int | None = None  # None: the default, or until the context is full

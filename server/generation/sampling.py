@@ -15,6 +15,7 @@ from server.state import AppState
 
 TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
 BANNED = float("-inf")  # logit bias of a token that is never sampled
+MAX_SHOWN = 5  # keys that an error message quotes
 MAX_BANNED_TOKENS = 2048  # in the sequences of one request: each step compares them all
 
 
@@ -29,11 +30,13 @@ def check_option_tokens(state: AppState, options: GenerationOptions) -> None:
 def _check_logit_bias(state: AppState, keys: Iterable[str]) -> None:
     """Raise a 400 ApiError if a key is not a token id."""
     vocab_size = state.loaded().vocab_size
-    for key in keys:
-        # "07" would name token 7 a second time.
-        if not TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
-            message = f"logit_bias: the key {key[:32]!r} is not a token id below {vocab_size}."
-            raise invalid("logit_bias", message)
+    # "07" would name token 7 a second time.
+    bad = [key for key in keys if not TOKEN_ID.fullmatch(key) or int(key) >= vocab_size]
+    if bad:
+        shown = ", ".join([repr(key[:32]) for key in bad[:MAX_SHOWN]])
+        more = ", …" if len(bad) > MAX_SHOWN else ""
+        message = f"logit_bias: not token ids below {vocab_size}: {shown}{more}."
+        raise invalid("logit_bias", message)
 
 
 def sampling_params(state: AppState, options: GenerationOptions) -> SamplingParams:

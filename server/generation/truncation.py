@@ -1,4 +1,4 @@
-"""truncate_prompt_tokens: only the last tokens of a prompt are read."""
+"""truncate_prompt_tokens: only the last, or the first, tokens of a prompt are read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
 
 
 def truncated(state: AppState, options: GenerationOptions, prompt: list[int]) -> list[int]:
-    """Return the last tokens of `prompt`, as many as the request asks for.
+    """Return the last tokens of `prompt`, as many as the request asks for, or the first ones.
 
     A BOS token at the start stays and counts, because many models fail without it.
     """
     most = _most_tokens(state, options)
     if most is None or len(prompt) <= most:
         return prompt
+    if options.keeps_start:
+        return prompt[:most]
     if most > 1 and prompt[0] == state.tokenizer.bos_token_id:
         return [prompt[0], *prompt[1 - most :]]
     return prompt[-most:]

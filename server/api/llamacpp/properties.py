@@ -20,6 +20,7 @@ from server.generation.chat_prompt import (
 )
 from server.generation.off_loop import off_loop
 from server.generation.parsing import check_tool_choice
+from server.generation.sampling import check_option_tokens
 from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import VERSION, state_of
@@ -84,6 +85,7 @@ async def _rendered(request: Request) -> tuple[ChatBody, Chat, str]:
     """Return the body, the chat, and the text of its prompt."""
     state = state_of(request)
     body = await read_unqueued(request, ChatBody)
+    check_option_tokens(state, body.options())
     size = len(await request.body())
     async with thread_turn(state, size):
         chat = await off_loop(size, body.chat)

@@ -80,13 +80,14 @@ def completion_logprobs(
 
 
 def _by_name(name: Naming, sampled: int, logprobs: TokenLogprobs) -> dict[str, float]:
-    """Return the logprobs of the likeliest tokens and of the sampled one, by name.
+    """Return the logprobs of the sampled token, which comes first, and of the likeliest, by name.
 
     Of tokens with equal text, which share one key, the likelier one is kept.
     """
     found: dict[str, float] = {}
-    for token, logprob in (*logprobs.top, (sampled, logprobs.logprob)):
-        found.setdefault(name(token), finite(logprob))
+    for token, logprob in ((sampled, logprobs.logprob), *logprobs.top):
+        text = name(token)
+        found[text] = max(found.get(text, MIN_LOGPROB), finite(logprob))
     return found
 
 

@@ -49,7 +49,9 @@ async def similarities(
     state = state_of(request)
     with state.client.reserve():
         first, second = [
-            await encode_texts(state, texts, body.truncate_prompt_tokens, name)
+            await encode_texts(
+                state, texts, body.truncate_prompt_tokens, name, keep_end=body.keeps_end
+            )
             for name, texts in (one, other)
         ]
     vectors, usage = await embed_tokens(request, body, first + second)

@@ -46,7 +46,8 @@ async def embed_texts(
     """
     state = state_of(request)
     with state.client.reserve():
-        token_lists = await encode_texts(state, texts, body.truncate_prompt_tokens, param)
+        most = body.truncate_prompt_tokens
+        token_lists = await encode_texts(state, texts, most, param, keep_end=body.keeps_end)
     return await embed_tokens(request, body, token_lists)
 
 

@@ -32,7 +32,7 @@ from server.api.openai.schemas.fields import (
     never,
     shape_of,
 )
-from server.api.openai.schemas.generate import NOT_STREAMED, GenerateBody
+from server.api.openai.schemas.generate import SHARED_RULES, GenerateBody
 from server.api.openai.schemas.tools import (
     FunctionChoice,
     FunctionName,
@@ -270,7 +270,7 @@ class ChatBody(GenerateBody):
     model_config = ConfigDict(
         json_schema_extra={
             "allOf": [
-                NOT_STREAMED,
+                *SHARED_RULES,
                 ONE_ENDING,
                 never(functions=FILLED_LIST, tools=FILLED_LIST),
                 never(functions=FILLED_LIST, tool_choice={"not": {"enum": [None, "auto"]}}),

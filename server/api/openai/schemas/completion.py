@@ -19,7 +19,7 @@ from server.api.openai.schemas.fields import (
     in_list,
     never,
 )
-from server.api.openai.schemas.generate import MAX_TOKENS_NAMES, NOT_STREAMED, GenerateBody
+from server.api.openai.schemas.generate import MAX_TOKENS_NAMES, SHARED_RULES, GenerateBody
 from server.generation.limits import MAX_CHOICES
 from server.http.body import failure
 
@@ -52,7 +52,7 @@ class CompletionBody(GenerateBody):
     DEFAULT_MAX_TOKENS = 16
     DEFAULTS: ClassVar[dict[str, Any]] = GenerateBody.DEFAULTS | {"max_tokens": DEFAULT_MAX_TOKENS}
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED, NOT_EMPTY, *WHOLE_ECHO]})
+    model_config = ConfigDict(json_schema_extra={"allOf": [*SHARED_RULES, NOT_EMPTY, *WHOLE_ECHO]})
 
     prompt: Prompts
     """Texts or their token ids; an empty text begins a new document."""

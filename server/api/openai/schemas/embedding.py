@@ -20,6 +20,7 @@ from server.api.openai.schemas.fields import (
     Count,
     OneOrMore,
     Priority,
+    TruncationSide,
     having,
     never,
 )
@@ -49,6 +50,13 @@ class TextsBody(EncoderBody):
 
     truncate_prompt_tokens: Count | Literal[-1] | None = None
     """Keep only this many first tokens of a text; −1: as many as the model accepts."""
+    truncation_side: TruncationSide | None = None
+    """The side that `truncate_prompt_tokens` cuts off; `left` keeps the last tokens."""
+
+    @property
+    def keeps_end(self) -> bool:
+        """Whether a text that is too long loses its beginning."""
+        return self.truncation_side == "left"
 
 
 class EmbeddingBody(TextsBody):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -84,6 +84,7 @@ def _not_all(value: Any) -> Any:
 
 Alternatives = Annotated[int, Between(0, MAX_ALTERNATIVES), BeforeValidator(_not_all)]
 Effort = Annotated[str, StringConstraints(max_length=32)]  # such as "none" or "high"
+TruncationSide = Literal["left", "right"]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 

@@ -20,11 +20,14 @@ from pydantic.json_schema import SkipJsonSchema
 from server.api.openai.schemas.fields import (
     INT32,
     INTEGER,
+    LIST,
     TRUE,
     Alternatives,
     Between,
     Count,
     TokenId,
+    TruncationSide,
+    having,
     never,
 )
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
@@ -60,6 +63,13 @@ OTHER_NAMES: dict[str, GrammarKind] = {
     **dict.fromkeys(("guided_grammar", "grammar", "ebnf"), "grammar"),
 }
 NOT_STREAMED = never(stream=TRUE, prompt_logprobs=INTEGER)
+NAMED_LOGPROBS: dict[str, Any] = {
+    "anyOf": [
+        never(logprob_token_ids=LIST),
+        having(logprobs={"type": ["boolean", "integer"], "not": {"const": False}}),
+    ]
+}
+SHARED_RULES = [NOT_STREAMED, NAMED_LOGPROBS]
 
 
 class StreamOptions(Part):
@@ -89,13 +99,14 @@ class GenerateBody(SamplingBody):
     DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
         "n": 1,
         "min_tokens": 0,
+        "truncation_side": "left",
         "skip_special_tokens": True,
     }
     OPERATION: ClassVar[Operation]
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None  # as in OpenAI's API
     _grammar: WantedGrammar | None = PrivateAttr(None)
 
-    model_config = ConfigDict(json_schema_extra={"allOf": [NOT_STREAMED]})
+    model_config = ConfigDict(json_schema_extra={"allOf": [*SHARED_RULES]})
 
     stream_options: StreamOptions | None = None
     """Options of a stream."""
@@ -109,6 +120,8 @@ class GenerateBody(SamplingBody):
         None, validation_alias=AliasChoices("truncate_prompt_tokens", "truncate")
     )
     """Read only the last tokens of the prompt; −1 leaves room for `max_tokens`. Not with `echo`."""
+    truncation_side: TruncationSide | None = None
+    """The side that `truncate_prompt_tokens` cuts off; `right` keeps the first tokens."""
     max_tokens: Annotated[Count | None, MAX_TOKENS_NAMES] = None
     """Most tokens of an answer. More than the context has room for is lowered to that."""
     max_completion_tokens: Count | None = None
@@ -276,6 +289,7 @@ class GenerateBody(SamplingBody):
             n=self.n or 1,
             best_of=self.best_of,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
+            keeps_start=self.truncation_side == "right",
             max_tokens=self.max_new_tokens,
             default_max_tokens=self.DEFAULT_MAX_TOKENS,
             min_tokens=self.min_tokens or 0,

@@ -62,25 +62,34 @@ def _kind_of(value: Any) -> str:
     kinds = set(map(type, value))  # fast for a million token ids
     if kinds and kinds <= {int, float}:
         return "<ids>"
-    return "<mixed>" if int in kinds else "<list>"
+    return "<mixed>" if kinds & {int, float} else "<list>"
+
+
+def _kind_inside(value: Any) -> str:
+    """Return the branch of an item of a list of prompts, which is no such list itself."""
+    kind = _kind_of(value)
+    return "<mixed>" if kind == "<list>" else kind
 
 
 Kind = Discriminator(_kind_of)
+KindInside = Discriminator(_kind_inside)
+SomeText = Annotated[str, StringConstraints(min_length=1), Tag("<one>")]
 Piece = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[TokenId, Tag("<id>")],
+    SomeText | Annotated[TokenId, Tag("<id>")],
     Discriminator(lambda value: "<one>" if isinstance(value, str) else "<id>"),
 ]
 Ids = Annotated[TokenIds, Tag("<ids>")]
-Mixed = Annotated[list[Piece], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("<mixed>")]
+Mixed = Annotated[
+    list[Piece], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS), Tag("<mixed>")
+]
 Object = Annotated[PromptObject, Tag("<object>")]
 AnyText = Annotated[str, Tag("<one>")]
-SomeText = Annotated[str, StringConstraints(min_length=1), Tag("<one>")]
 Many = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
-OnePrompt = Annotated[AnyText | Ids | Mixed | Object, Kind]
+OnePrompt = Annotated[AnyText | Ids | Mixed | Object, KindInside]
 Prompts = Annotated[
     AnyText | Ids | Mixed | Object | Annotated[list[OnePrompt], Many, Tag("<list>")], Kind
 ]
-OneInput = Annotated[SomeText | Ids | Mixed | Object, Kind]
+OneInput = Annotated[SomeText | Ids | Mixed | Object, KindInside]
 Inputs = Annotated[
     SomeText | Ids | Mixed | Object | Annotated[list[OneInput], Many, Tag("<list>")], Kind
 ]

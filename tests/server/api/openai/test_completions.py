@@ -188,13 +188,13 @@ async def test_completions_logprobs_have_openai_format(served):
     assert logprobs.text_offset == [0, 1, 2, 3, 4, 5, 6, 7, 7, 8, 9, 10, 11]
 
 
-async def test_completion_logprobs_sampled_token_outside_top_comes_last(served, encode):
+async def test_completion_logprobs_sampled_token_outside_top_comes_first(served, encode):
     choice = (await served.complete(logprobs=0)).json()["choices"][0]
     assert choice["logprobs"]["top_logprobs"][:2] == [{"H": -0.5}, {"e": -0.5}]
     sampled, first, second = encode("Hxy")
     item = TokenWithLogprobs(sampled, TokenLogprobs(-3.0, ((first, -0.1), (second, -0.2))), 0)
     found = completion_logprobs(served.app.state.penstock.tokenizer, [item])["top_logprobs"]
-    assert list(found[0].items()) == [("x", -0.1), ("y", -0.2), ("H", -3.0)]
+    assert list(found[0].items()) == [("H", -3.0), ("x", -0.1), ("y", -0.2)]
 
 
 async def test_completion_logprobs_tokens_of_equal_text_keep_higher_logprob(served, encode):

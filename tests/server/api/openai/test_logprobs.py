@@ -53,3 +53,12 @@ async def test_tokens_are_named_by_their_ids_if_the_request_says_so(served: Serv
     found = body["choices"][0]["logprobs"]
     assert found["tokens"] == names
     assert all(name in top for name, top in zip(names, found["top_logprobs"], strict=True))
+
+
+async def test_bad_keys_of_logit_bias_are_named_with_their_field(served: Served) -> None:
+    response = await served.chat(logit_bias={"7": 1, "bad1": 1, "bad2": 1})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "logit_bias")
+    assert error["message"] == "logit_bias: not token ids below 258: 'bad1', 'bad2'."
+    many = await served.chat(logit_bias={f"x{n}": 1 for n in range(9)})
+    assert many.json()["error"]["message"].endswith("'x3', 'x4', ….")

@@ -27,6 +27,8 @@ async def encoder(model: Path) -> AsyncIterator[Served]:
         ([12, "ab", 13], [[12, 64, 65, 13]]),
         (["ab", [12, 13]], [[BOS, 64, 65], [12, 13]]),
         ([[1, 2], [12, "a"]], [[1, 2], [12, 64]]),
+        (["a", 12.0], [[64, 12]]),
+        ([["a", "b"], "a"], [[64, 65], [BOS, 64]]),
         ({"prompt_string": "a"}, [[BOS, 64]]),
         ({"content": PARTS}, [[BOS, 64, 65]]),
         (["a", {"prompt_string": "b"}, {"content": PARTS}], [[BOS, 64], [BOS, 65], [BOS, 64, 65]]),
@@ -70,3 +72,27 @@ async def test_embeddings_bad_shape_is_a_400_naming_it(
 async def test_embeddings_with_a_million_ids_are_checked_quickly(encoder: Served) -> None:
     response = await encoder.http.post("/v1/embeddings", json={"input": [1] * 1_000_000})
     assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("side", "tokens"), [(None, [BOS, 64, 65]), ("right", [BOS, 64, 65]), ("left", [BOS, 66, 67])]
+)
+async def test_embeddings_truncation_side_says_what_is_cut_off(
+    encoder: Served, side: str | None, tokens: list[int]
+) -> None:
+    fields = {"truncate_prompt_tokens": 3, "truncation_side": side}
+    body = {"input": ["abcd", [1, 2, 3, 4]], **fields}
+    await encoder.http.post("/v1/embeddings", json=body)
+    ids = [2, 3, 4] if side == "left" else [1, 2, 3]
+    assert [text.tokens for text in encoder.engine.texts] == [tokens, ids]
+
+
+@pytest.mark.parametrize(
+    ("side", "tokens"), [(None, [5, 6, 7]), ("left", [5, 6, 7]), ("right", [1, 2, 3])]
+)
+async def test_completions_truncation_side_says_what_is_cut_off(
+    served: Served, side: str | None, tokens: list[int]
+) -> None:
+    fields = {"truncate_prompt_tokens": 3, "truncation_side": side}
+    await served.complete(prompt=[1, 2, 3, 4, 5, 6, 7], **fields)
+    assert served.engine.requests[-1].prompt == tokens
