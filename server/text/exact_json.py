@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-# What numbers that a double may not hold contain, once all digits and points are zeros.
+# A number that a double may not hold contains one of these, once digits and points are zeros.
 LONG = (b"0" * 16, b"0e000", b"0e-000")
 AS_ZEROS = bytes.maketrans(b"123456789.E+", b"0000000000e-")
 SHORT = 16  # characters of a decimal without an exponent that a double certainly holds

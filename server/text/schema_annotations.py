@@ -10,7 +10,7 @@ import re
 from sys import float_info
 from typing import Any
 
-# What llguidance compiles. Other formats are annotations.
+# The formats that llguidance compiles. Others are annotations.
 FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )

@@ -1,4 +1,4 @@
-"""What asserts nothing never refuses a schema; what cannot be followed is refused by name."""
+"""Annotations never refuse a schema; assertions that cannot be followed do so by name."""
 
 from __future__ import annotations
 
