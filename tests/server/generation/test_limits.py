@@ -81,7 +81,7 @@ async def test_strict_max_tokens_refuses_min_tokens_that_do_not_fit(
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"logit_bias": {"abc": 1}}, "logit_bias", "'abc' is not a token id below 258"),
+        ({"logit_bias": {"abc": 1}}, "logit_bias", "not token ids below 258: 'abc'"),
         ({"logit_bias": {"258": 1}}, "logit_bias", "'258'"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "100"),
         ({"logit_bias": {"a b": "x"}}, "logit_bias", "number"),
