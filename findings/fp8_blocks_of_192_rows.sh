@@ -10,7 +10,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.13.0
-"$folder/venv/bin/pip" install --quiet transformers==5.24.0 accelerate
+"$folder/venv/bin/pip" install --quiet transformers==5.24.0 accelerate==1.15.0
 "$folder/venv/bin/python" - "$folder" 2> "$folder/log" <<'PYTHON' || { cat "$folder/log"; exit 1; }
 import json, pathlib, sys
 import torch, transformers

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import conftest
-from tests.support.reference_data import ABSENT, LLAMA, located, references
+from tests.support.reference_data import ABSENT, located, references
 
 TESTS = Path(__file__).parents[1]
 ONE = TESTS / "support" / "reference_data.py"
@@ -56,4 +56,4 @@ def test_reference_data_that_is_absent_is_one_marked_parameter() -> None:
     [absent] = references("nothing/*.jinja")
     assert absent.values == ("nothing/*.jinja",)
     assert [mark.name for mark in absent.marks] == ["assets"]
-    assert located(LLAMA).is_relative_to(TESTS / "data")
+    assert located("texts.json").is_relative_to(TESTS / "data")
