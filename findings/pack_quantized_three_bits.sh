@@ -27,6 +27,7 @@ print(json.dumps(words))
 PYTHON
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.13.0
+"$folder/venv/bin/pip" install --quiet psutil==7.2.2
 for version in 0.15.0 0.20.1; do
   "$folder/venv/bin/pip" install --quiet transformers==5.24.0 "compressed-tensors==$version"
   "$folder/venv/bin/python" "$folder/pack.py" 2> "$folder/log" > "$folder/$version.json" \

@@ -37,7 +37,8 @@ def loaded(files, **settings):
     for name, value in files.items():
         (model / name).parent.mkdir(exist_ok=True)
         if isinstance(value, str):
-            (model / name).write_text(json.dumps({"weight_map": dict.fromkeys(weights, value)}))
+            index = {"metadata": {}, "weight_map": dict.fromkeys(weights, value)}
+            (model / name).write_text(json.dumps(index))
         else:
             tensors = {key: torch.full_like(tensor, value) for key, tensor in weights.items()}
             save_file(tensors, model / name, metadata={"format": "pt"})
