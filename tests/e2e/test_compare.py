@@ -33,7 +33,7 @@ def run(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("compare")
-    noisy_copy(model_folder("demo"), found / "other", noise=0.3)
+    noisy_copy(model_folder("demo"), found / "other", noise=0.5)
     lines = [PROMPTS[0], json.dumps({"prompt": PROMPTS[1]})]
     lines.append(json.dumps({"messages": [{"role": "user", "content": PROMPTS[2]}]}))
     (found / "prompts").write_text("\n\n".join(lines))
@@ -135,7 +135,7 @@ def test_models_with_other_tokens_have_answers_and_no_distance(folder: Path) -> 
         (("demo", "demo"), "{", "is not JSON"),
         (("demo", "demo"), '{"a":' * 100_000, "is not JSON"),
         (("demo", "demo"), '{"messages": []}', "a line is a text"),
-        (("demo", "demo"), "word " * 2000, "which the longest prompt and --max-tokens have"),
+        (("demo", "demo"), "word " * 20_000, "which the longest prompt and --max-tokens have"),
         (("demo", "nowhere"), "Hi", "nowhere"),
         pytest.param(
             *(("demo-translate", "demo-translate"), "Hi", "only decoders"), marks=pytest.mark.slow

@@ -145,8 +145,8 @@ def draw(case: str) -> Body:
     ids = [1, 2, *rng.sample(range(3, 259), 6), *rng.sample(range(259, 512), 4)]
     if rng.random() < 0.3:  # byte tokens, which may form characters or invalid UTF-8
         body["logit_bias"] = {str(i): rng.choice([-100, 0.5, 15, 20]) for i in ids}
-    if rng.random() < 0.2:
-        body["stop_token_ids"] = rng.sample(range(512), 9)
+    if rng.random() < 0.4:
+        body["stop_token_ids"] = rng.sample(range(259, 512), 9)
     logprobs = rng.choice([None, None, 0, 1, 5])
     if rng.random() < 0.2:
         body["prompt_logprobs"] = rng.choice([0, 1, 3])

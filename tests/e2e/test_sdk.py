@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
 
 from engine.checkpoint.folder import model_folder
 from engine.config import DEMO_MODEL
@@ -17,9 +19,25 @@ from tests.support.serve import Case, Server, serving
 KEY = "sk-of-the-test"
 # The story model has no chat template. With this one, it continues the text of the messages.
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
-ONCE: Any = [{"role": "user", "content": "Once upon a time,"}]
-TOLD = " there was a little girl named Lily. She loved to play outside"  # 12 tokens
-CHAT: dict[str, Any] = {"model": "tale", "messages": ONCE, "temperature": 0, "max_tokens": 12}
+MOST = 12  # tokens of an answer
+
+
+@dataclass(frozen=True)
+class Tale:
+    """A prompt, its greedy answer and the chat that asks for it."""
+
+    case: Case
+    told: str  # the text of the first MOST tokens
+    chat: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tale(llama: Path, stories: list[Case]) -> Tale:
+    case, tokenizer = stories[-1], Tokenizer.from_file(str(llama / "tokenizer.json"))
+    whole = tokenizer.decode(case.prompt_ids + case.ids[:MOST])
+    messages = [{"role": "user", "content": case.prompt}]
+    chat = {"model": "tale", "messages": messages, "temperature": 0, "max_tokens": MOST}
+    return Tale(case, whole.removeprefix(case.prompt), chat)
 
 
 @pytest.fixture(scope="module")
@@ -44,64 +62,66 @@ async def sdk_async(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
         yield sdk
 
 
-def test_chat_whole_and_streamed_are_equal(sdk: openai.OpenAI) -> None:
-    whole = sdk.chat.completions.create(**CHAT)
+def test_chat_whole_and_streamed_are_equal(sdk: openai.OpenAI, tale: Tale) -> None:
+    whole = sdk.chat.completions.create(**tale.chat)
     assert whole.object == "chat.completion"
     assert whole.model == "tale"
     [choice] = whole.choices
     assert choice.message.role == "assistant"
-    assert choice.message.content == TOLD
+    assert choice.message.content == tale.told
     assert choice.finish_reason == "length"
     assert whole.usage is not None
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 12)
-    assert whole.usage.total_tokens == 17
+    assert whole.usage.prompt_tokens == len(tale.case.prompt_ids)
+    assert whole.usage.completion_tokens == MOST
+    assert whole.usage.total_tokens == len(tale.case.prompt_ids) + MOST
 
     chunks = list(
-        sdk.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+        sdk.chat.completions.create(
+            **tale.chat, stream=True, stream_options={"include_usage": True}
+        )
     )
     *parts, last = chunks
     assert parts[0].choices[0].delta.role == "assistant"
     text = "".join(part.choices[0].delta.content or "" for part in parts)
-    assert text == TOLD
+    assert text == tale.told
     assert [p.choices[0].finish_reason for p in parts if p.choices[0].finish_reason] == ["length"]
     assert {part.usage for part in parts} == {None}
     assert last.choices == []
     assert last.usage is not None
-    assert last.usage.total_tokens == 17
+    assert last.usage == whole.usage
     assert len({chunk.id for chunk in chunks}) == 1
 
 
 async def test_async_chat_with_stop_equals_the_stream_helper(
-    sdk_async: openai.AsyncOpenAI,
+    sdk_async: openai.AsyncOpenAI, tale: Tale
 ) -> None:
-    fields = CHAT | {"stop": ". She"}
+    stop = tale.told[9:14]
+    fields = tale.chat | {"stop": stop}
     whole = await sdk_async.chat.completions.create(**fields)
     async with sdk_async.chat.completions.stream(**fields) as stream:
         deltas = [event.delta async for event in stream if event.type == "content.delta"]
         final = await stream.get_final_completion()
     for choice in (whole.choices[0], final.choices[0]):
-        assert choice.message.content == "".join(deltas) == TOLD.partition(". She")[0]
+        assert choice.message.content == "".join(deltas) == tale.told.partition(stop)[0]
         assert choice.finish_reason == "stop"
 
 
-def test_completion_whole_and_streamed_equal_the_reference(
-    sdk: openai.OpenAI, stories: list[Case]
-) -> None:
-    fields: dict[str, Any] = {"model": "tale", "prompt": "Once upon a time,", "temperature": 0}
-    whole = sdk.completions.create(**fields, max_tokens=12, logprobs=1)
-    assert whole.choices[0].text == TOLD
+def test_completion_whole_and_streamed_equal_the_reference(sdk: openai.OpenAI, tale: Tale) -> None:
+    fields: dict[str, Any] = {"model": "tale", "prompt": tale.case.prompt, "temperature": 0}
+    whole = sdk.completions.create(**fields, max_tokens=MOST, logprobs=1)
+    assert whole.choices[0].text == tale.told
     scores = whole.choices[0].logprobs
     assert scores is not None
-    assert scores.token_logprobs == pytest.approx(stories[1].logprobs[:12], abs=1e-3)
-    chunks = sdk.completions.create(**fields, max_tokens=12, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == TOLD
+    assert scores.token_logprobs == pytest.approx(tale.case.logprobs[:12], abs=1e-3)
+    chunks = sdk.completions.create(**fields, max_tokens=MOST, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == tale.told
 
 
 def test_completion_with_echo_and_no_new_tokens_returns_prompt_logprobs(
-    sdk: openai.OpenAI, stories: list[Case]
+    sdk: openai.OpenAI, tale: Tale
 ) -> None:
     """The prompt is text that the model generated, followed by one token that it did not."""
-    case = stories[1]
+    case = tale.case
     given = [*case.after(30).prompt_ids, 0]
     whole = sdk.completions.create(
         model="tale", prompt=[given, given[:1]], echo=True, logprobs=1, max_tokens=0
@@ -122,8 +142,8 @@ def test_completion_with_echo_and_no_new_tokens_returns_prompt_logprobs(
     assert only.token_logprobs == [None]
 
 
-def test_chat_with_seed_and_two_choices_is_repeatable(sdk: openai.OpenAI) -> None:
-    fields = CHAT | {"temperature": 1, "n": 2, "seed": 5}
+def test_chat_with_seed_and_two_choices_is_repeatable(sdk: openai.OpenAI, tale: Tale) -> None:
+    fields = tale.chat | {"temperature": 1, "n": 2, "seed": 5}
     first = [c.message.content for c in sdk.chat.completions.create(**fields).choices]
     assert len(set(first)) == 2
     streamed = ["", ""]
@@ -134,27 +154,28 @@ def test_chat_with_seed_and_two_choices_is_repeatable(sdk: openai.OpenAI) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_chat_with_stop_string_ends_before_it(sdk: openai.OpenAI, stream: bool) -> None:
-    # Three tokens. The text of the first two is held back until the third decides.
-    answer: Any = sdk.chat.completions.create(**CHAT, stop=["girl named Lily"], stream=stream)
+def test_chat_with_stop_string_ends_before_it(sdk: openai.OpenAI, stream: bool, tale: Tale) -> None:
+    # Several tokens. The text of the first ones is held back until the last decides.
+    stop = tale.told[8:22]
+    answer: Any = sdk.chat.completions.create(**tale.chat, stop=[stop], stream=stream)
     choices = [chunk.choices[0] for chunk in answer] if stream else [answer.choices[0]]
     texts = [(choice.delta if stream else choice.message).content or "" for choice in choices]
-    assert "".join(texts) == " there was a little "
+    assert "".join(texts) == tale.told.partition(stop)[0]
     assert choices[-1].finish_reason == "stop"
 
 
-def test_chat_with_logprobs_equals_the_reference(sdk: openai.OpenAI, stories: list[Case]) -> None:
-    answer = sdk.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
+def test_chat_with_logprobs_equals_the_reference(sdk: openai.OpenAI, tale: Tale) -> None:
+    answer = sdk.chat.completions.create(**tale.chat, logprobs=True, top_logprobs=3)
     scores = answer.choices[0].logprobs
     assert scores is not None
     assert scores.content is not None
     logprobs = [token.logprob for token in scores.content]
-    assert logprobs == pytest.approx(stories[1].logprobs[:12], abs=1e-3)
+    assert logprobs == pytest.approx(tale.case.logprobs[:12], abs=1e-3)
     for token in scores.content:
         assert len(token.top_logprobs) == 3
         assert token.top_logprobs[0].token == token.token, "greedy selects the most likely token"
     spelt = b"".join(bytes(token.bytes or ()) for token in scores.content).decode()
-    assert spelt == TOLD
+    assert spelt == tale.told
 
 
 def test_models_lists_the_served_name(sdk: openai.OpenAI) -> None:
@@ -162,21 +183,21 @@ def test_models_lists_the_served_name(sdk: openai.OpenAI) -> None:
     assert sdk.models.retrieve("tale").object == "model"
 
 
-def test_errors_raise_typed_exceptions(server: Server, sdk: openai.OpenAI) -> None:
+def test_errors_raise_typed_exceptions(server: Server, sdk: openai.OpenAI, tale: Tale) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
-        sdk.chat.completions.create(**CHAT | {"model": "tales"})
+        sdk.chat.completions.create(**tale.chat | {"model": "tales"})
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as bad:
-        sdk.chat.completions.create(**CHAT | {"temperature": 3})
+        sdk.chat.completions.create(**tale.chat | {"temperature": 3})
     assert bad.value.param == "temperature"
     messages = [{"role": "user", "content": "Once upon a time " * 200}]
     with pytest.raises(openai.BadRequestError) as long:
-        sdk.chat.completions.create(**CHAT | {"messages": messages})
+        sdk.chat.completions.create(**tale.chat | {"messages": messages})
     assert long.value.code == "context_length_exceeded"
     assert "512 tokens" in long.value.message
     stranger = sdk.with_options(api_key="sk-of-another")
     with pytest.raises(openai.AuthenticationError) as refused:
-        stranger.chat.completions.create(**CHAT, stream=True)
+        stranger.chat.completions.create(**tale.chat, stream=True)
     assert refused.value.code == "invalid_api_key"
     assert KEY not in server.log
 

@@ -166,7 +166,7 @@ def test_embeddings_with_invalid_parameters_are_refused(
     assert refusal(input="").param == "input"
     assert refusal(input=["x", ""]).param == "input.1"
     assert refusal(dimensions=385).param == "dimensions"
-    assert refusal(extra_body={"normalize": False}).param == "normalize"
+    assert refusal(extra_body={"normalize": "no"}).param == "normalize"
     long = "word " * 300
     error = refusal(input=["x", long])
     assert (error.param, error.code) == ("input.1", "context_length_exceeded")

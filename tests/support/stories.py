@@ -14,6 +14,7 @@ class Case:
     prompt_ids: list[int]
     ids: list[int]
     logprobs: list[float]
+    prompt: str = ""
 
     def after(self, count: int, most: int = 10**6) -> Case:
         """Move the first `count` output tokens to the prompt; expect at most `most` after them."""
@@ -25,4 +26,6 @@ class Case:
 
 def cases_of(folder: Path) -> list[Case]:
     cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return [Case(case["prompt_ids"], case["ids"], case["logprobs"]) for case in cases]
+    return [
+        Case(case["prompt_ids"], case["ids"], case["logprobs"], case["prompt"]) for case in cases
+    ]

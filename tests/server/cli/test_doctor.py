@@ -140,7 +140,7 @@ def test_examine_with_setting_that_serve_rejects_fails(
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("model.safetensors", None, "no *.safetensors"),
+        ("model.safetensors", None, "no model.safetensors"),
         ("model.safetensors", b"\x08", "is not a readable safetensors file"),
         ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", b"{bad", "Cannot read"),

@@ -50,7 +50,7 @@ async def test_answer_with_calls_ends_with_tool_use_however_it_was_chosen(
         message = await both(served, **fields)
     assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
     calls = [block for block in message["content"] if block["type"] == "tool_use"]
-    is_single = choice is not None and choice.get("disable_parallel_tool_use")
+    is_single = choice is not None and choice["type"] == "tool"
     assert len(calls) == (1 if is_single else text.count(CALL))
     assert all(call["input"] == {"city": "Rome"} for call in calls)
 
