@@ -61,7 +61,7 @@ async def service(
 async def run(served: Served) -> None:
     """Send requests one after the other, so that each step is the same in every run."""
     for seed in range(4):
-        body = {"prompt": [9] * (70 * seed + 3), "max_tokens": 9, "seed": seed}
+        body = {"prompt": [9] * (70 * seed + 3), "max_tokens": 12, "seed": seed}
         body["ignore_eos"] = True
         response = await served.http.post("/v1/completions", json=body)
         assert response.status_code == 200
