@@ -71,6 +71,7 @@ class Timings:
     prompt_ms: float  # from there to the first token of an answer
     generated_tokens: int
     generation_ms: float  # from the first token to the last
+    timed_tokens: int  # those that it took: all but the first of each answer
 
 
 @dataclass(frozen=True, slots=True)

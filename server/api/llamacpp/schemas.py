@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
 )
 
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
+from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
 from server.api.openai.schemas.generate import MAX_BIASES
@@ -139,6 +141,27 @@ class CompletionBody(SamplingBody):
             grammar=self._grammar,
             num_logprobs=self.n_probs or -1,
         )
+
+
+class LlamaChatBody(ChatBody):
+    """A chat by llama.cpp's own path."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = ChatBody.UNSUPPORTED | {
+        "return_progress": (False,),
+    }
+
+    verbose: bool | None = None
+    """Return the text of the prompt in `__verbose`; not in a stream."""
+
+    @model_validator(mode="after")
+    def _verbose_is_whole(self) -> Self:
+        if self.verbose and self.stream:
+            raise failure("unsupported", "is not supported in a stream", "verbose")
+        return self
+
+    def options(self) -> GenerationOptions:
+        """Return the parameters of the generation. llama.cpp's answers always have timings."""
+        return replace(super().options(), timings=True)
 
 
 class InfillBody(CompletionBody):
