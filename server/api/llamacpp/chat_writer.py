@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from server.api.llamacpp.progress import progress_of
 from server.api.openai.chat_writer import ChatWriter
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.timings import timing_fields
-from server.api.openai.writer import Json
+from server.api.openai.writer import Json, Part
 from server.generation.events import ChoiceEvents, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.text.tokenizer import Tokenizer
@@ -22,7 +23,11 @@ class LlamaChatWriter(ChatWriter):
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         self._timings = update.timings or self._timings
-        return super().chunks(update)
+        chunks = b""
+        with_timings = bool(self._body.timings_per_token)
+        for progress in progress_of(update, with_timings=with_timings):
+            chunks += self._chunk([self._delta_entry(update.index, Part({}))], **progress)
+        return chunks or super().chunks(update)
 
     def _role_chunk(self, index: int, *, is_null: bool = True) -> bytes:
         return super()._role_chunk(index, is_null=True)

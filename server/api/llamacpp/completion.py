@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from server.api.llamacpp.bias import bias_by_token
 from server.api.llamacpp.errors import own_errors
+from server.api.llamacpp.progress import check_progress
 from server.api.llamacpp.schemas import CompletionBody, InfillBody
 from server.api.llamacpp.writer import CompletionWriter
 from server.api.openai.schemas.generate import MAX_BIASES
@@ -61,6 +62,7 @@ async def infill(request: Request) -> Response:
 
 
 async def _options(state: AppState, body: CompletionBody) -> GenerationOptions:
+    check_progress(state, body.return_progress)
     biases = body.logit_bias or []
     size = sum([len(name) for name, _ in biases])
     bias = await off_loop(size, lambda: bias_by_token(state.tokenizer, biases, MAX_BIASES))

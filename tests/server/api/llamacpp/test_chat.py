@@ -151,3 +151,39 @@ async def test_openais_path_keeps_openais_error(served: Served) -> None:
 async def test_verbose_in_a_stream_is_refused(served: Served) -> None:
     response = await chat(served, verbose=True, stream=True)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "verbose")
+
+
+def reports(found: list[dict[str, Any]]) -> list[tuple[int, int, int]]:
+    progress = [part["prompt_progress"] for part in found if "prompt_progress" in part]
+    assert all(each["time_ms"] >= 0 for each in progress)
+    return [(each["total"], each["cache"], each["processed"]) for each in progress]
+
+
+async def test_progress_of_a_chat_comes_before_its_text(served: Served) -> None:
+    found = await chunks(served, PATHS[0], return_progress=True)
+    total = len(served.engine.requests[-1].prompt)
+    assert reports(found) == [(total, 0, 0), (total, 0, total)]
+    role, *progress = found[:3]
+    assert "role" in role["choices"][0]["delta"]
+    assert all("prompt_progress" in part for part in progress)
+    text = "".join([part["choices"][0]["delta"].get("content") or "" for part in found])
+    assert text == "Hello wörld!"
+    assert not reports(await chunks(served, PATHS[0]))
+
+
+async def test_progress_of_a_completion_has_timings_on_request(served: Served) -> None:
+    body = {"prompt": "abcd", "stream": True, "return_progress": True, "timings_per_token": True}
+    text = (await served.http.post("/completion", json=body)).text
+    found = [json.loads(part.removeprefix("data: ")) for part in text.split("\n\n") if part]
+    assert reports(found) == [(5, 0, 0), (5, 0, 5)]
+    first, second = [part["timings"] for part in found[:2]]
+    assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"]) == (0, 0.0, 0)
+    assert second["prompt_n"] == 5
+
+
+@pytest.mark.parametrize("path", [PATHS[0], "/completion"])
+async def test_progress_of_a_whole_answer_is_refused(served: Served, path: str) -> None:
+    body = {"messages": HI, "prompt": "a", "return_progress": True}
+    response = await served.http.post(path, json=body)
+    assert response.status_code == 400
+    assert "return_progress" in response.json()["error"]["message"]
