@@ -204,7 +204,7 @@ class ProcessClient:
         for prefill in outputs.prefills:
             if stream := self._streams.get(prefill.id):
                 begin = outputs.at - outputs.stats.step_seconds
-                stream.prefills[prefill.id].append((begin, outputs.at, prefill))
+                stream.add_prefill(begin, outputs.at, prefill)
         for lookup_id, cached_tokens in outputs.lookups.items():
             self._answered(lookup_id, cached_tokens)
         for output in outputs.tokens:

@@ -31,6 +31,8 @@ class OutputStream(Generic[Output]):
         self.admissions: dict[int, Admission] = {}
         # By request id: (begin of the step, end of the step, prefill).
         self.prefills: defaultdict[int, list[tuple[float, float, PrefillChunk]]] = defaultdict(list)
+        self.wakes_on_prefills = False  # set it to read empty batches when only these have grown
+        self._has_prefills = False
         self._unfinished = set(ids)
         self._pending: list[tuple[float, Output]] = []
         self._error: Exception | None = None
@@ -43,6 +45,12 @@ class OutputStream(Generic[Output]):
         if output.finish is not None:
             self._unfinished.discard(output.id)
         self._wake()
+
+    def add_prefill(self, begin: float, end: float, prefill: PrefillChunk) -> None:
+        self.prefills[prefill.id].append((begin, end, prefill))
+        if self.wakes_on_prefills:
+            self._has_prefills = True
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         self._error = error
@@ -72,7 +80,11 @@ class OutputStream(Generic[Output]):
         while True:
             if self._pending:
                 batch, self._pending = self._pending, []
+                self._has_prefills = False
                 yield batch
+            elif self._has_prefills:
+                self._has_prefills = False
+                yield []
             elif self._error is not None:
                 raise self._error
             elif not self._unfinished:

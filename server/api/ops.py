@@ -59,8 +59,10 @@ async def load(request: Request) -> dict[str, int]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus's text format."""
-    text = state_of(request).metrics.render()
-    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+    state = state_of(request)
+    response = Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+    response.raw_headers += state.metrics.headers
+    return response
 
 
 @router.get("/version")

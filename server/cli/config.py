@@ -50,7 +50,8 @@ ReasoningParser = Literal[
     "auto", "none", "think", "mistral", "cohere", "gemma4", "seed_oss", "apertus", "solar_open",
     "apriel", "granite", "gemma3n",
 ]  # fmt: skip
-MetricsCompat = Literal["none", "vllm"]
+Reasoning = Literal["auto", "on", "off"]
+MetricsCompat = Literal["none", "vllm", "llamacpp"]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,6 +130,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             HTTP,
             "Marks around the model's reasoning; auto finds them from the checkpoint, and none "
             "leaves reasoning in the content.",
+        ),
+    ] = "auto"
+    reasoning: Annotated[
+        Reasoning,
+        setting(
+            HTTP,
+            "Whether the chat template lets the model think, where it can and the request does not "
+            "say it; auto leaves it to the template.",
         ),
     ] = "auto"
     max_body_bytes: Annotated[
@@ -242,7 +251,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     metrics_compat: Annotated[
         MetricsCompat,
-        setting(METRICS, "vllm: also export the series of /metrics under vLLM's names."),
+        setting(METRICS, "Also export the series of /metrics under the names of another server."),
     ] = "none"
     enable_per_request_metrics: Annotated[
         bool,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.generation.off_loop import off_loop
@@ -96,7 +96,7 @@ async def render(state: AppState, chat: Chat) -> str:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
     messages = [_with_known_role(message) for message in chat.messages]
-    arguments = chat.thinking.arguments(template, chat.arguments)
+    arguments = _thinking(state, chat).arguments(template, chat.arguments)
     if state.answers is not None and state.answers.shows_one_call:
         messages = with_single_calls(messages)
     tools = _visible_tools(chat)
@@ -110,6 +110,14 @@ async def render(state: AppState, chat: Chat) -> str:
         continue_final_message=chat.continue_final_message,
         **arguments,
     )
+
+
+def _thinking(state: AppState, chat: Chat) -> Thinking:
+    """Return how the model thinks: as the request says, else as --reasoning says."""
+    wanted = state.config.reasoning
+    if wanted == "auto" or chat.thinking.turns_on is not None:
+        return chat.thinking
+    return replace(chat.thinking, is_on=wanted == "on")
 
 
 def template_of(state: AppState, chat: Chat) -> ChatTemplate | None:

@@ -58,7 +58,17 @@ class Finish:
     stop: str | None = None  # the stop string that ended the answer
 
 
-Event = PromptLogprobs | ReasoningDelta | TextDelta | ToolCallDelta | Finish
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a choice's prompt is computed. Comes before any text, if requested."""
+
+    total: int
+    cached: int  # tokens that the prefix cache held
+    processed: int  # with the cached ones
+    prompt_ms: float  # since the first step began
+
+
+Event = PromptProgress | PromptLogprobs | ReasoningDelta | TextDelta | ToolCallDelta | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ class Timings:
     prompt_ms: float  # from there to the first token of an answer
     generated_tokens: int
     generation_ms: float  # from the first token to the last
+    timed_tokens: int  # those that it took: all but the first of each answer
 
 
 @dataclass(frozen=True, slots=True)

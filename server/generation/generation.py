@@ -13,6 +13,7 @@ from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOut
 from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
+from server.generation.prompt_progress import ProgressReader
 from server.generation.recording import Recording
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
@@ -45,6 +46,12 @@ class Generation(Submission[TokenOutput]):
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]
         self._by_id = {state.client.next_id(): choice for choice in self._choices}
+        self._readers: dict[int, ProgressReader] = {}
+        if prepared.options.prompt_progress:
+            self._readers = {
+                request_id: ProgressReader(len(prepared.prompts[choice.prompt]))
+                for request_id, choice in self._by_id.items()
+            }
         self._timelines = [Timeline() for _ in self._choices]
         self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
         super().__init__(state, self._by_id, prepared.limiter)
@@ -54,6 +61,7 @@ class Generation(Submission[TokenOutput]):
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
         stream = self._client.submit(requests)
+        stream.wakes_on_prefills = bool(self._readers)
         if self._recording is not None:
             self._recording.begin(requests)
         if self._limiter is not None:
@@ -104,7 +112,18 @@ class Generation(Submission[TokenOutput]):
     async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
         """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
         async for batch in self._stream:
-            yield self._with_timings([choice.take() for choice in self._consume(batch)])
+            progress = self._progress()
+            yield progress + self._with_timings([choice.take() for choice in self._consume(batch)])
+
+    def _progress(self) -> list[ChoiceEvents]:
+        """Return what is new about the prompts, if the request wants it."""
+        updates = []
+        for request_id, reader in self._readers.items():
+            admission = self._admission(request_id)
+            started = self._submitted_at if admission is None else admission.at
+            if events := reader.read(self._stream.prefills[request_id], started):
+                updates.append(ChoiceEvents(self._by_id[request_id].index, events))
+        return updates
 
     async def collect(self) -> list[ChoiceEvents]:
         """Wait for the end, and return the events of each choice. Raises as iteration does."""

@@ -13,11 +13,21 @@ MAX_PROMPT_LOGPROBS = 2**18  # logprobs of prompts in one response, about 1 KB e
 MAX_ANSWER_LOGPROBS = 2**22  # logprobs of several choices in one response: up to 1 GB
 
 
-def context_exceeded(longest: int, requested: str, param: str) -> ApiError:
+class ContextExceeded(ApiError):
+    """A text is too long for the context; `tokens` is its length, if that is known."""
+
+    tokens: int | None = None
+
+
+def context_exceeded(
+    longest: int, requested: str, param: str, tokens: int | None = None
+) -> ContextExceeded:
     """Return the error for a text of more than `longest` tokens; `requested` names its length."""
     # LiteLLM looks for these words before it tries a model with a longer context.
     message = f"This model's maximum context length is {longest} tokens, but {requested}."
-    return invalid(param, message, "context_length_exceeded")
+    error = ContextExceeded(400, "context_length_exceeded", message, param=param)
+    error.tokens = tokens
+    return error
 
 
 def check_token_ids(state: AppState, ids: Sequence[int], param: str) -> None:
@@ -47,7 +57,8 @@ def token_limit(
         used = 1
     least = (options.max_tokens or 1) if state.config.strict_max_tokens else 1
     if max(len(prompt), used + least) > longest:
-        raise context_exceeded(longest, _requested(state, options, len(prompt), used), param)
+        requested = _requested(state, options, len(prompt), used)
+        raise context_exceeded(longest, requested, param, len(prompt))
     most = most_tokens(state, options)
     return longest - used if most is None else min(most, longest - used)
 

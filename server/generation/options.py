@@ -42,6 +42,8 @@ class GenerationOptions:
     # Timings are returned with the end of an answer, or with all of its parts.
     timings: bool = False
     timings_per_token: bool = False
+    # A stream reports each step that computes a part of a prompt.
+    prompt_progress: bool = False
 
     # How tokens become text.
     include_stop: bool = False  # the text contains the stop string or the end token

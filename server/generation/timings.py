@@ -47,4 +47,5 @@ def timings_of(
         prompt_ms=1000 * max(first - admitted, 0.0),
         generated_tokens=usage.completion_tokens,
         generation_ms=1000 * (last - first),
+        timed_tokens=max(usage.completion_tokens - len(begun), 0),
     )

@@ -8,7 +8,7 @@ differences of CLOCK_MONOTONIC stamps; see `Stamps` for the process that makes e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from engine.client.interface import EngineClient
 from engine.protocol import Admission, Ready, StepOutputs
 from server.cli.config import MetricsCompat
+from server.telemetry.metrics_llamacpp import LlamaCppNames
 from server.telemetry.metrics_vllm import VllmNames
 from server.telemetry.token_series import TokenSeries
 
@@ -67,6 +68,10 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
 }
 
 
+NAMES: dict[MetricsCompat, Callable[[Collector], Collector]] = {
+    "vllm": VllmNames,
+    "llamacpp": LlamaCppNames,
+}
 # As in `server.text.parsers.deltas`.
 CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
 
@@ -79,6 +84,7 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._compat = compat
+        self._started = int(time.time())
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last_step = 0
         self._make_histograms()
@@ -219,12 +225,19 @@ class Metrics:
         self._success.labels(**self._labels, finished_reason="stop").inc()
         self._e2e.observe(max(time.monotonic() - arrival, 0.0))
 
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The response headers that clients of the other server's names read, in its spelling."""
+        if self._compat != "llamacpp":
+            return []
+        return [(b"Process-Start-Time-Unix", str(self._started).encode())]
+
     def render(self) -> bytes:
         """Return all series in Prometheus' text format."""
         series = WithoutCreated(self.registry)
         text = generate_latest(series)
-        if self._compat == "vllm":
-            text += generate_latest(VllmNames(series))
+        if self._compat != "none":
+            text += generate_latest(NAMES[self._compat](series))
         return text
 
 

@@ -309,7 +309,7 @@ class FakeEngine:
                 running.stream.admissions[running.request.id] = admission
                 prefill = PrefillChunk(running.request.id, 0, len(running.request.prompt))
                 begin = max(at - 0.001, running.request.arrival)  # not before the request's arrival
-                running.stream.prefills[running.request.id].append((begin, at, prefill))
+                running.stream.add_prefill(begin, at, prefill)
                 prefills.append(prefill)
             output = self._sample(running)
             running.stream.deliver(at, output)

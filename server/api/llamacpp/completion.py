@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.llamacpp.bias import bias_by_token
+from server.api.llamacpp.errors import own_errors
+from server.api.llamacpp.progress import check_progress
 from server.api.llamacpp.schemas import CompletionBody, InfillBody
 from server.api.llamacpp.writer import CompletionWriter
 from server.api.openai.schemas.generate import MAX_BIASES
@@ -39,9 +41,10 @@ async def completion(request: Request) -> Response:
     body = await admit_and_read(request, CompletionBody, "generate")
     options = await _options(state, body)
     size = len(await request.body())
-    with state.client.reserve():
-        prompts = await off_loop(size, lambda: [_ids(state, given) for given in body.prompts])
-    return _answer(state, request, body, options, prompts)
+    with own_errors(state):
+        with state.client.reserve():
+            prompts = await off_loop(size, lambda: [_ids(state, given) for given in body.prompts])
+        return _answer(state, request, body, options, prompts)
 
 
 @router.post("/infill", openapi_extra=body_schema(InfillBody, streams=True))
@@ -52,12 +55,14 @@ async def infill(request: Request) -> Response:
     options = with_infill_ends(state, await _options(state, body))
     before = body.input_prefix + body.prompt
     texts = infill_prompts(state, [before], body.input_suffix, param="input_suffix")
-    with state.client.reserve():
-        prompts = await text_prompts(state, texts)
-    return _answer(state, request, body, options, prompts)
+    with own_errors(state):
+        with state.client.reserve():
+            prompts = await text_prompts(state, texts)
+        return _answer(state, request, body, options, prompts)
 
 
 async def _options(state: AppState, body: CompletionBody) -> GenerationOptions:
+    check_progress(state, body.return_progress)
     biases = body.logit_bias or []
     size = sum([len(name) for name, _ in biases])
     bias = await off_loop(size, lambda: bias_by_token(state.tokenizer, biases, MAX_BIASES))

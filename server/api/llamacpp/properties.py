@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.llamacpp.template_values import with_template_values
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS
 from server.api.receive import encode, read_unqueued, thread_turn
@@ -65,7 +66,7 @@ async def slots(request: Request) -> list[dict[str, Any]]:
 @router.post("/apply-template", openapi_extra=body_schema(ChatBody))
 async def apply_template(request: Request) -> Response:
     """Return the text of the prompt that a chat becomes."""
-    body, chat, text = await _rendered(request)
+    body, chat, text = await _rendered(request, is_own=True)
     return _json(request, {"prompt": text}, body, chat)
 
 
@@ -74,21 +75,27 @@ async def apply_template(request: Request) -> Response:
 async def input_tokens(request: Request) -> Response:
     """Return the number of tokens of the prompt that a chat becomes."""
     state = state_of(request)
-    body, chat, text = await _rendered(request)
+    is_own = not request.url.path.startswith("/v1/")
+    body, chat, text = await _rendered(request, is_own=is_own)
     async with thread_turn(state, len(text)):
         ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     counted = {"object": "response.input_tokens", "input_tokens": len(ids)}
     return _json(request, counted, body, chat)
 
 
-async def _rendered(request: Request) -> tuple[ChatBody, Chat, str]:
-    """Return the body, the chat, and the text of its prompt."""
+async def _rendered(request: Request, *, is_own: bool) -> tuple[ChatBody, Chat, str]:
+    """Return the body, the chat, and the text of its prompt.
+
+    `is_own`: as /chat/completions of llama.cpp reads it, otherwise as /v1/chat/completions does.
+    """
     state = state_of(request)
     body = await read_unqueued(request, ChatBody)
     check_option_tokens(state, body.options())
     size = len(await request.body())
     async with thread_turn(state, size):
         chat = await off_loop(size, body.chat)
+        if is_own:
+            chat = with_template_values(state, chat)
         check_tool_choice(chat)
         return body, chat, await chat_text(state, chat)
 

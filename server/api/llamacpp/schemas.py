@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -14,6 +15,7 @@ from pydantic import (
 )
 
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
+from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
 from server.api.openai.schemas.generate import MAX_BIASES
@@ -28,6 +30,11 @@ KINDS: dict[str, GrammarKind] = {"json_schema": "json_schema", "grammar": "gramm
 WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
 
 GIVEN = {"not": {"type": "null"}}
+
+
+def _check_progress(wanted: bool | None, stream: bool | None) -> None:
+    if wanted and not stream:
+        raise failure("unsupported", "needs stream to be true", "return_progress")
 
 
 class CompletionBody(SamplingBody):
@@ -54,7 +61,6 @@ class CompletionBody(SamplingBody):
         "mirostat": (0,),
         "n_indent": (0,),
         "post_sampling_probs": (False,),
-        "return_progress": (False,),
         "samplers": (),
         "t_max_predict_ms": (0, -1),
         "top_n_sigma": (-1,),
@@ -96,6 +102,8 @@ class CompletionBody(SamplingBody):
     """Return only these fields; `a/b` is the field b of the object a."""
     timings_per_token: bool | None = None
     """Return `timings` in each part of a stream, too."""
+    return_progress: bool | None = None
+    """Report each step that computes a part of a prompt in `prompt_progress`; of a stream."""
 
     _grammar: WantedGrammar | None = PrivateAttr(None)
 
@@ -107,6 +115,11 @@ class CompletionBody(SamplingBody):
         for name, value in given.items():
             kind = KINDS[name]
             self._grammar = WantedGrammar(name, kind, parsed(kind, value, name))
+        return self
+
+    @model_validator(mode="after")
+    def _progress_is_streamed(self) -> Self:
+        _check_progress(self.return_progress, self.stream)
         return self
 
     @model_validator(mode="after")
@@ -135,10 +148,31 @@ class CompletionBody(SamplingBody):
             max_tokens=limit,
             timings=True,
             timings_per_token=bool(self.timings_per_token),
+            prompt_progress=bool(self.return_progress),
             logit_bias=logit_bias,
             grammar=self._grammar,
             num_logprobs=self.n_probs or -1,
         )
+
+
+class LlamaChatBody(ChatBody):
+    """A chat by llama.cpp's own path."""
+
+    verbose: bool | None = None
+    """Return the text of the prompt in `__verbose`; not in a stream."""
+    return_progress: bool | None = None
+    """Report each step that computes a part of the prompt in `prompt_progress`; of a stream."""
+
+    @model_validator(mode="after")
+    def _verbose_is_whole(self) -> Self:
+        if self.verbose and self.stream:
+            raise failure("unsupported", "is not supported in a stream", "verbose")
+        _check_progress(self.return_progress, self.stream)
+        return self
+
+    def options(self) -> GenerationOptions:
+        """Return the parameters of the generation. llama.cpp's answers always have timings."""
+        return replace(super().options(), timings=True, prompt_progress=bool(self.return_progress))
 
 
 class InfillBody(CompletionBody):

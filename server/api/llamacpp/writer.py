@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from server.api.llamacpp.progress import progress_of
 from server.api.llamacpp.schemas import CompletionBody
 from server.api.openai.logprobs import finite
 from server.api.openai.timings import timing_fields
@@ -37,7 +38,9 @@ class CompletionWriter:
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         """Return a part for the text, and the end of the choice."""
-        events = b""
+        events = self._progress(update)
+        if events:
+            return events
         text, tokens, logprobs = _joined(update)
         self._texts[update.index] += text
         self._counts[update.index] += len(tokens)
@@ -51,6 +54,14 @@ class CompletionWriter:
         if finish is not None:
             end = self._head(update.index, text, ()) | self._end(update, finish)
             events += sse_event(orjson.dumps(self._selected(end)))
+        return events
+
+    def _progress(self, update: ChoiceEvents) -> bytes:
+        """Return the parts that tell how much of a prompt is computed."""
+        events = b""
+        for progress in progress_of(update, with_timings=bool(self._body.timings_per_token)):
+            part = self._head(update.index, "", ()) | {"stop": False} | progress
+            events += sse_event(orjson.dumps(part))
         return events
 
     def _part(

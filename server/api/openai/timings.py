@@ -9,10 +9,12 @@ from server.generation.events import Timings, Usage
 
 def timing_fields(timings: Timings) -> dict[str, Any]:
     """Return `timings` as llama.cpp's server has it: `predicted` are the generated tokens."""
+    predicted = _rate_fields("predicted", timings.timed_tokens, timings.generation_ms)
     return {
         "cache_n": timings.cached_tokens,
         **_rate_fields("prompt", timings.prompt_tokens, timings.prompt_ms),
-        **_rate_fields("predicted", timings.generated_tokens, timings.generation_ms),
+        **predicted,
+        "predicted_n": timings.generated_tokens,
     }
 
 
@@ -40,6 +42,7 @@ def metrics_field(usage: Usage) -> dict[str, Any]:
 
 def _rate_fields(name: str, tokens: int, milliseconds: float) -> dict[str, Any]:
     """Return a number of tokens, their time and their rates. A rate that is unknown is 0."""
+    milliseconds = round(milliseconds, 3)
     per_token = 0.0
     per_second = 0.0
     if tokens:
@@ -48,7 +51,7 @@ def _rate_fields(name: str, tokens: int, milliseconds: float) -> dict[str, Any]:
         per_second = 1000 * tokens / milliseconds
     return {
         f"{name}_n": tokens,
-        f"{name}_ms": round(milliseconds, 3),
-        f"{name}_per_token_ms": round(per_token, 3),
-        f"{name}_per_second": round(per_second, 3),
+        f"{name}_ms": milliseconds,
+        f"{name}_per_token_ms": per_token,
+        f"{name}_per_second": per_second,
     }

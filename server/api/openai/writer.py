@@ -142,7 +142,11 @@ class OpenAIWriter:
     def closing(self, usage: Usage) -> bytes:
         if not self._body.include_usage:
             return DONE
-        return self._chunk([], usage=usage_fields(usage), **metrics_field(usage)) + DONE
+        return self._chunk([], **self._usage_fields(usage)) + DONE
+
+    def _usage_fields(self, usage: Usage) -> Json:
+        """Return the fields of a stream's last chunk."""
+        return {"usage": usage_fields(usage), **metrics_field(usage)}
 
     def failure(self, error: ApiError) -> bytes:
         return sse_event(error.body(self._prepared.request_id))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.errors import RequestRejectedError
-from engine.protocol import Rejected
+from engine.protocol import PrefillChunk, Rejected
 from tests.support.client_rig import Client, read, token
 
 
@@ -84,3 +84,23 @@ async def test_stream_rejected_request_fails_only_its_submission(client: Client)
     assert a in client.endpoint.aborted[0]
     client.step(token(other, 7, "stop"))
     assert await read(bystander) == [[7]]
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+async def test_stream_wakes_on_prefills_on_request(client: Client, wakes: bool) -> None:
+    stream, (request_id,) = client.submit_prompts(1)
+    stream.wakes_on_prefills = wakes
+    batches = aiter(stream)
+    waiting = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    stream.add_prefill(1.0, 2.0, PrefillChunk(request_id, 0, 64))
+    await asyncio.sleep(0.01)
+    assert waiting.done() is wakes
+    assert len(stream.prefills[request_id]) == 1
+    if wakes:
+        assert await waiting == []
+        waiting = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    client.step(token(request_id, 4, "stop"))
+    assert [o.token for _, o in await waiting] == [4]

@@ -38,6 +38,7 @@ def test_timings_span_all_choices() -> None:
         prompt_ms=500,
         generated_tokens=30,
         generation_ms=2000,
+        timed_tokens=28,
     )
 
 
@@ -49,9 +50,9 @@ def test_timings_before_the_first_token_are_zero() -> None:
 
 
 def test_timing_fields_have_the_rates() -> None:
-    fields = timing_fields(Timings(9.0, 64, 36, 18.0, 30, 60.0))
+    fields = timing_fields(Timings(9.0, 64, 36, 18.0, 31, 60.0, 30))
     assert list(fields) == NAMES
-    assert list(fields.values()) == [64, 36, 18, 0.5, 2000, 30, 60, 2, 500]
+    assert list(fields.values()) == [64, 36, 18, 0.5, 2000, 31, 60, 2, 500]
 
 
 async def test_timings_are_in_a_whole_answer_only_on_request(served: Served) -> None:

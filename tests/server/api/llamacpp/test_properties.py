@@ -39,8 +39,9 @@ async def test_slots_are_the_sequences_of_a_step(served: Served) -> None:
 
 async def test_apply_template_returns_the_text_of_the_prompt(served: Served) -> None:
     response = await served.http.post("/apply-template", json={"messages": HI})
-    assert response.json() == {"prompt": "<s><user>Hi\n<assistant>"}
-    body = {"messages": HI, "add_generation_prompt": False, "chat_template_kwargs": {"odd": 1}}
+    assert response.json() == {"prompt": "<s><user>Hi\n<assistant><think>"}
+    arguments = {"odd": 1, "enable_thinking": False}
+    body = {"messages": HI, "add_generation_prompt": False, "chat_template_kwargs": arguments}
     response = await served.http.post("/apply-template", json=body)
     assert response.json() == {"prompt": "<s><user>Hi\n"}
     assert response.headers["x-ignored-params"] == "odd"
@@ -51,7 +52,9 @@ async def test_apply_template_returns_the_text_of_the_prompt(served: Served) -> 
 async def test_input_tokens_are_those_of_the_chat(served: Served, start: str) -> None:
     path = f"{start}/chat/completions/input_tokens"
     body = (await served.http.post(path, json={"messages": HI})).json()
-    usage = (await served.chat(max_tokens=1)).json()["usage"]
+    chat = {"messages": HI, "max_tokens": 1}
+    answer = await served.http.post(f"{start}/chat/completions", json=chat)
+    usage = answer.json()["usage"]
     assert body == {"object": "response.input_tokens", "input_tokens": usage["prompt_tokens"]}
 
 

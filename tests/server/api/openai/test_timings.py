@@ -15,7 +15,7 @@ NAMES = {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms"}
 
 
 def test_metrics_field_has_the_rates() -> None:
-    timings = Timings(9.0, 64, 36, 20.0, 31, 60.0)
+    timings = Timings(9.0, 64, 36, 20.0, 31, 60.0, 30)
     assert metrics_field(Usage(100, 31, 64, timings=timings)) == {
         "metrics": {
             "queue_time_ms": 9.0,
@@ -25,7 +25,7 @@ def test_metrics_field_has_the_rates() -> None:
             "tokens_per_second": 387.5,
         }
     }
-    one = metrics_field(Usage(1, 1, 0, timings=Timings(0.0, 0, 1, 4.0, 1, 0.0)))["metrics"]
+    one = metrics_field(Usage(1, 1, 0, timings=Timings(0.0, 0, 1, 4.0, 1, 0.0, 0)))["metrics"]
     assert "mean_itl_ms" not in one
     assert one["tokens_per_second"] == 250.0
     assert metrics_field(Usage(1, 1, 0)) == {}

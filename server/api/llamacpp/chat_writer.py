@@ -1,0 +1,47 @@
+"""Writer of chat.completion objects as llama.cpp's server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from server.api.llamacpp.progress import progress_of
+from server.api.openai.chat_writer import ChatWriter
+from server.api.openai.schemas.chat import ChatBody
+from server.api.openai.timings import timing_fields
+from server.api.openai.writer import Json, Part
+from server.generation.events import ChoiceEvents, Timings, Usage
+from server.generation.prepare import PreparedRequest
+from server.text.tokenizer import Tokenizer
+
+
+class LlamaChatWriter(ChatWriter):
+    """llama.cpp's first chunk has no content, its last one has the timings, and `__verbose`."""
+
+    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: ChatBody) -> None:
+        super().__init__(tokenizer, prepared, body)
+        self._timings: Timings | None = None
+
+    def chunks(self, update: ChoiceEvents) -> bytes:
+        self._timings = update.timings or self._timings
+        chunks = b""
+        with_timings = bool(self._body.timings_per_token)
+        for progress in progress_of(update, with_timings=with_timings):
+            chunks += self._chunk([self._delta_entry(update.index, Part({}))], **progress)
+        return chunks or super().chunks(update)
+
+    def _role_chunk(self, index: int, *, is_null: bool = True) -> bytes:
+        return super()._role_chunk(index, is_null=True)
+
+    def _usage_fields(self, usage: Usage) -> Json:
+        fields = super()._usage_fields(usage)
+        if self._timings is not None:
+            fields["timings"] = timing_fields(self._timings)
+        return fields
+
+    def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
+        fields = super()._whole_fields(answers)
+        if getattr(self._body, "verbose", None):
+            [prompt] = self._prepared.prompts
+            text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+            fields["__verbose"] = {"prompt": text}
+        return fields
