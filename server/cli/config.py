@@ -111,6 +111,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             },
         ),
     ] = ()
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        setting(
+            HTTP,
+            "Name tokens in `logprobs` by their ids, as `token_id:7`, unless a request sends "
+            "`return_tokens_as_token_ids: false`.",
+        ),
+    ] = False
     chat_template: Annotated[
         Annotated[str, msgspec.Meta(min_length=1)] | None,
         setting(

@@ -27,12 +27,13 @@ async def chat_completions(request: Request) -> Response:
     if len(body.echoed) * (body.n or 1) > most:
         message = f"The last message, once for each of n choices, has over {most} characters."
         raise invalid("echo", message)
+    names_ids = state.config.return_tokens_as_token_ids
     return await answer_chat(
         state,
         request,
         body.chat,
         body.options(),
-        lambda prepared: ChatWriter(state.tokenizer, prepared, body),
+        lambda prepared: ChatWriter(state.tokenizer, prepared, body, names_ids=names_ids),
         param="messages",
         ignored=body.ignored,
     )
