@@ -79,7 +79,7 @@ class StreamOptions(Part):
     include_usage: bool | None = None
     """Send the numbers of tokens in the last chunk."""
     continuous_usage_stats: bool | None = None
-    """Send the numbers of tokens so far in each chunk."""
+    """With `include_usage`: send the numbers of tokens so far in each chunk, too."""
 
 
 class GenerateBody(SamplingBody):
@@ -285,8 +285,10 @@ class GenerateBody(SamplingBody):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        """Whether each chunk of a stream has the usage so far: as in vLLM, only with the last."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
