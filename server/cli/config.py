@@ -14,6 +14,7 @@ BATCHES = "Files and batches"
 LOGGING = "Logging"
 METRICS = "Metrics and traces"
 # An origin as browsers send it (RFC 6454, section 6.2): lower case, without the default port.
+ROOT_PATH = r"^(/[A-Za-z0-9_][A-Za-z0-9._-]*)*\Z"
 ORIGIN = r"^(\*|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
 
 ToolCallParser = Literal[
@@ -59,6 +60,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     host: Annotated[str, setting(HTTP, "Address to bind.")] = "127.0.0.1"
     port: Annotated[int, setting(HTTP, "Port to bind; 0 picks a free one.", ge=0, le=65535)] = 8000
+    root_path: Annotated[
+        Annotated[str, msgspec.Meta(pattern=ROOT_PATH)],
+        setting(
+            HTTP,
+            "Prefix of paths that a proxy in front adds or does not remove, such as /llm: "
+            "/llm/v1/models is then served as /v1/models, and so is that itself.",
+            extra={"form": "empty, or segments of letters, digits, `-`, `_` and `.`, such as /llm"},
+        ),
+    ] = ""
     served_model_name: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
         setting(
@@ -112,6 +122,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             },
         ),
     ] = ()
+    return_tokens_as_token_ids: Annotated[
+        bool,
+        setting(
+            HTTP,
+            "Name tokens in `logprobs` by their ids, as `token_id:7`, unless a request sends "
+            "`return_tokens_as_token_ids: false`.",
+        ),
+    ] = False
     chat_template: Annotated[
         Annotated[str, msgspec.Meta(min_length=1)] | None,
         setting(

@@ -91,7 +91,7 @@ class RequestBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _in_origin_form(scope)
+        scope = _below_root(_in_origin_form(scope), self._state.config.root_path)
         exchange = Exchange(self._state, scope, receive, send)
         try:
             await self._app(exchange.routed_scope, exchange.receive, exchange.send)
@@ -146,6 +146,15 @@ def _in_origin_form(scope: Scope) -> Scope:
     path = match["path"] or "/"
     headers = [(b"host", match["host"].encode()), *others]
     return {**scope, "path": path, "raw_path": path.encode(), "headers": headers}
+
+
+def _below_root(scope: Scope, root: str) -> Scope:
+    """Return the scope of a request for `root` + PATH as one for PATH (--root-path)."""
+    path = scope["path"]
+    if not root or not path.startswith(f"{root}/"):
+        return scope
+    raw = scope["raw_path"].removeprefix(root.encode())
+    return {**scope, "path": path[len(root) :], "raw_path": raw}
 
 
 def new_request_id() -> str:

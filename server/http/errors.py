@@ -1,9 +1,9 @@
 """The error contract: one table from exceptions to error responses.
 
 Every response outside 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
-with a string or null as `code`. On the paths of Anthropic's API it has the body of that API. The
-message of a 5xx is fixed. An exception's own text may contain paths or addresses and goes to the
-log only.
+with a string or null as `code`. On the paths of Anthropic's API it has the body of that API, and
+on vLLM's /pooling the types of vLLM. The message of a 5xx is fixed. An exception's own
+text may contain paths or addresses and goes to the log only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from server.text.chat_template import TemplateError
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 # Paths of Anthropic's API, also behind a base URL that ends in /v1, which its clients add.
 ANTHROPIC_PATH = re.compile(r"(/v1)*/messages(/.*)?")
+VLLM_PATH = re.compile(r"/pooling")
+VLLM_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
 ANTHROPIC_TYPES = TYPES | {
     404: "not_found_error",
     408: "timeout_error",
@@ -71,11 +73,12 @@ class ApiError(Exception):
         message = self.message
         if self.code in FIELD_CODES:  # clients know OpenAI's words for the others
             message = self._message_with_field()
+        kind = TYPES.get(self.status, "server_error" if server_side else "invalid_request_error")
+        if VLLM_PATH.fullmatch(path):
+            kind = VLLM_TYPES.get(self.status, kind)
         error = {
             "message": f"{message} (request {request_id})" if server_side else message,
-            "type": TYPES.get(
-                self.status, "server_error" if server_side else "invalid_request_error"
-            ),
+            "type": kind,
             "param": self.param,
             "code": self.code,
         }

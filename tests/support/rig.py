@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import uvicorn
 from engine.config import EngineConfig
 from server.app import create_app
 from server.cli.config import ServerConfig
-from server.http.errors import ANTHROPIC_PATH
+from server.http.errors import ANTHROPIC_PATH, VLLM_PATH, VLLM_TYPES
 from server.http.listener import listen
 from server.lifetime import uvicorn_config
 from tests.support.fake_engine import FakeEngine
@@ -108,7 +108,8 @@ async def check_error(response: httpx2.Response) -> None:
         check_anthropic_error_body(response.json(), response.status_code)
         assert response.json()["request_id"] == response.headers["request-id"]
         return
-    check_error_body(response.json(), response.status_code)
+    types = VLLM_TYPES if VLLM_PATH.fullmatch(path) else {}
+    check_error_body(response.json(), response.status_code, types)
 
 
 def has_exception(record: logging.LogRecord) -> bool:
@@ -117,7 +118,8 @@ def has_exception(record: logging.LogRecord) -> bool:
     return bool(record.exc_info or words.get("exc_info") or words.get("exception"))
 
 
-def check_error_body(body: Any, status: int) -> None:
+def check_error_body(body: Any, status: int, types: Mapping[int, str] = {}) -> None:
+    """Check an error of OpenAI's form; `types` are other types that the path has."""
     assert list(body) == ["error"]
     error = dict(body["error"])
     if error["type"] == "exceed_context_size_error":  # llama.cpp's own routes add both lengths
@@ -126,7 +128,7 @@ def check_error_body(body: Any, status: int) -> None:
     assert list(error) == ["message", "type", "param", "code"]
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     default = "server_error" if status >= 500 else "invalid_request_error"
-    assert error["type"] == kinds.get(status, default)
+    assert error["type"] == types.get(status, kinds.get(status, default))
     assert status != 422
     assert isinstance(error["code"], str)
     assert isinstance(error["message"], str)

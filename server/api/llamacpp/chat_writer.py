@@ -17,8 +17,15 @@ from server.text.tokenizer import Tokenizer
 class LlamaChatWriter(ChatWriter):
     """llama.cpp's first chunk has no content, its last one has the timings, and `__verbose`."""
 
-    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: ChatBody) -> None:
-        super().__init__(tokenizer, prepared, body)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prepared: PreparedRequest,
+        body: ChatBody,
+        *,
+        names_ids: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, prepared, body, names_ids=names_ids)
         self._timings: Timings | None = None
 
     def chunks(self, update: ChoiceEvents) -> bytes:

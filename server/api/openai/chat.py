@@ -39,12 +39,13 @@ async def complete_chat(
     if len(body.echoed) * (body.n or 1) > most:
         message = f"The last message, once for each of n choices, has over {most} characters."
         raise invalid("echo", message)
+    names_ids = state.config.return_tokens_as_token_ids
     return await answer_chat(
         state,
         request,
         read_chat,
         body.options(),
-        lambda prepared: writer(state.tokenizer, prepared, body),
+        lambda prepared: writer(state.tokenizer, prepared, body, names_ids=names_ids),
         param="messages",
         ignored=body.ignored,
     )

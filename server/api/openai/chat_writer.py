@@ -19,8 +19,15 @@ class ChatWriter(OpenAIWriter):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: ChatBody) -> None:
-        super().__init__(tokenizer, prepared, body)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prepared: PreparedRequest,
+        body: ChatBody,
+        *,
+        names_ids: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, prepared, body, names_ids=names_ids)
         self._calls_functions = bool(body.functions)  # which OpenAI's API had before tools
         use = body.tool_use
         self._names_function = use.name is not None

@@ -42,4 +42,6 @@ async def completions(request: Request) -> Response:
     prepared = prepare(
         state, request, options, prompts, param="prompt", echoes=echoes, ignored=body.ignored
     )
-    return respond(state, prepared, CompletionWriter(state.tokenizer, prepared, body))
+    names_ids = state.config.return_tokens_as_token_ids
+    writer = CompletionWriter(state.tokenizer, prepared, body, names_ids=names_ids)
+    return respond(state, prepared, writer)

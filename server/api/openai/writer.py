@@ -92,7 +92,15 @@ class OpenAIWriter:
     whole_object: ClassVar[str]  # `object` of a whole answer
     chunk_object: ClassVar[str]  # `object` of a chunk
 
-    def __init__(self, tokenizer: Tokenizer, prepared: PreparedRequest, body: GenerateBody) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prepared: PreparedRequest,
+        body: GenerateBody,
+        *,
+        names_ids: bool = False,
+    ) -> None:
+        """`names_ids`: tokens in `logprobs` are named by their ids, unless the body says no."""
         self._tokenizer = tokenizer
         self._prepared = prepared
         self._body = body
@@ -100,7 +108,8 @@ class OpenAIWriter:
         self._created = int(time.time())
         self._prompt_tokens = sum(map(len, prepared.prompts))
         self._num_tokens = 0  # generated and written so far, in all choices
-        self._token_name = id_name if body.return_tokens_as_token_ids else None
+        asked = body.return_tokens_as_token_ids
+        self._token_name = id_name if (names_ids if asked is None else asked) else None
         self._text_chunks: dict[int, tuple[bytes, bytes]] = {}  # by index: before and after a text
         plain = prepared.options.num_logprobs < 0 and not body.return_token_ids
         self._has_plain_texts = plain and not body.continuous_usage

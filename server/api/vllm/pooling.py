@@ -34,5 +34,7 @@ async def pooling(request: Request) -> Response:
     body = await admit_and_read(request, PoolingBody, "embed")
     if body.task not in (None, "embed"):
         message = f"Unsupported task: {body.task!r}; this model has one vector for each text."
+        if body.task == "plugin":
+            message = "No IOProcessor plugin installed. The one task here is embed."
         raise unsupported("task", message)
     return await answer_vectors(request, body, POOLING)

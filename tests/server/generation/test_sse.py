@@ -104,9 +104,17 @@ async def test_include_usage_adds_final_chunk_with_usage(served):
     assert all("usage" not in chunk for chunk in events((await served.chat(stream=True)).text)[:-1])
 
 
-@pytest.mark.parametrize("include", [True, False])
-async def test_continuous_usage_counts_the_tokens_of_each_chunk(served, include):
+@pytest.mark.parametrize("include", [None, False])
+async def test_continuous_usage_needs_include_usage(served, include):
     options = {"continuous_usage_stats": True, "include_usage": include}
+    answer = await served.complete(stream=True, stream_options=options)
+    *chunks, done = events(answer.text)
+    assert (done, len(chunks) > 1) == ("[DONE]", True)
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_continuous_usage_counts_the_tokens_of_each_chunk(served):
+    options = {"continuous_usage_stats": True, "include_usage": True}
     answer = await served.complete(stream=True, prompt=["a", "bc"], n=2, stream_options=options)
     *chunks, done = events(answer.text)
     assert done == "[DONE]"
@@ -117,7 +125,7 @@ async def test_continuous_usage_counts_the_tokens_of_each_chunk(served, include)
         usage = chunk["usage"]
         assert usage["prompt_tokens"] == 5, "with a BOS token each"
         assert usage["total_tokens"] == 5 + usage["completion_tokens"]
-    assert (chunks[-1]["choices"] == []) == include
+    assert chunks[-1]["choices"] == []
 
 
 async def test_openai_client_accumulates_streamed_choices(served):

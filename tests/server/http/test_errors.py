@@ -93,6 +93,8 @@ CHAT_CASES: Cases = [
     ({"stop_token_ids": [1, 258, 2]}, "stop_token_ids", BAD),
     ({"stream": "yes"}, "stream", BAD),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", BAD),
+    ({"stream_options": {"include_usage": True}}, "stream_options", BAD),
+    ({"stream": False, "stream_options": {}}, "stream_options", BAD),
     ({"max_tokens": 2, "min_tokens": 3}, "min_tokens", BAD),
     ({"model": "gpt-4"}, "model", "model_not_found"),
     ({"model": "../../etc/passwd"}, "model", "model_not_found"),

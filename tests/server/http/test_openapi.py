@@ -135,6 +135,14 @@ SAID = {"role": "assistant", "content": "a"}
         (CHAT, 400, [{"messages": HI, "top_logprobs": 1}]),
         (CHAT, 400, [{"messages": HI, "logprobs": False, "top_logprobs": 1}]),
         (CHAT, 400, [{"messages": HI, "stream": True, "prompt_logprobs": 0}]),
+        (CHAT, 200, [{"messages": HI, "stream": False, "stream_options": None}]),
+        (CHAT, 200, [{"messages": HI, "stream": True, "stream_options": {"include_usage": True}}]),
+        (
+            CHAT,
+            400,
+            [{"messages": HI, "stream": value, "stream_options": {}} for value in (None, False)],
+        ),
+        (COMPLETE, 400, [{"prompt": "a", "stream_options": {"include_usage": True}}]),
         (CHAT, 400, [{"messages": HI, "logit_bias": {key: 1}} for key in ("258", "07", "-1", "")]),
         (CHAT, 400, [{"messages": HI, "logit_bias": {"1": 101}}]),
         (

@@ -69,14 +69,17 @@ NAMED_LOGPROBS: dict[str, Any] = {
         having(logprobs={"type": ["boolean", "integer"], "not": {"const": False}}),
     ]
 }
-SHARED_RULES = [NOT_STREAMED, NAMED_LOGPROBS]
+OF_STREAMS: dict[str, Any] = {
+    "anyOf": [having(stream=TRUE), {"properties": {"stream_options": {"type": "null"}}}]
+}
+SHARED_RULES = [NOT_STREAMED, NAMED_LOGPROBS, OF_STREAMS]
 
 
 class StreamOptions(Part):
     include_usage: bool | None = None
     """Send the numbers of tokens in the last chunk."""
     continuous_usage_stats: bool | None = None
-    """Send the numbers of tokens so far in each chunk."""
+    """With `include_usage`: send the numbers of tokens so far in each chunk, too."""
 
 
 class GenerateBody(SamplingBody):
@@ -109,7 +112,7 @@ class GenerateBody(SamplingBody):
     model_config = ConfigDict(json_schema_extra={"allOf": [*SHARED_RULES]})
 
     stream_options: StreamOptions | None = None
-    """Options of a stream."""
+    """Options of a stream; needs `stream`, as in OpenAI's API."""
     n: Annotated[int, Between(1, 128)] | None = None
     """Choices per prompt; choice k has seed + k. Prompts and `n` make at most 2,048 choices."""
     # At least n, which JSON Schema cannot say.
@@ -187,7 +190,7 @@ class GenerateBody(SamplingBody):
     return_token_ids: bool | None = None
     """Also return the token ids of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
-    """Name tokens in `logprobs` by their ids, as `token_id:7`."""
+    """Name tokens in `logprobs` by their ids, as `token_id:7`; default: as the flag says."""
     logprob_token_ids: (
         Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_NAMED)] | None
     ) = None
@@ -222,6 +225,12 @@ class GenerateBody(SamplingBody):
     def _prompt_logprobs_need_whole_answer(self) -> Self:
         if self.stream and self.asks_prompt_logprobs:
             raise failure("unsupported", "is not supported with stream: true", "prompt_logprobs")
+        return self
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise failure("invalid", "is only allowed with stream: true", "stream_options")
         return self
 
     @model_validator(mode="after")
@@ -276,8 +285,10 @@ class GenerateBody(SamplingBody):
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether each chunk of a stream has the usage so far."""
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+        """Whether each chunk of a stream has the usage so far: as in vLLM, only with the last."""
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""

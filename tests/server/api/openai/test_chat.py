@@ -274,7 +274,7 @@ async def test_chat_ignored_header_lists_unknown_nested_members(served):
         {"response_format": {"type": "text"}},
         {"modalities": ["text"]},
         {"prompt_logprobs": False, "length_penalty": 1.0, "typical_p": 1},
-        {"stream_options": {"include_usage": True}},
+        {"stream_options": None},
         {"stop": []},
         {"n": 16},
         {"logit_bias": {}},

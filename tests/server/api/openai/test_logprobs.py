@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.rig import Served
+from tests.support.fake_engine import FakeEngine, Script
+from tests.support.rig import Served, serving
 
 
 async def test_logprob_token_ids_reach_the_engine_once_each(served: Served) -> None:
@@ -53,6 +56,19 @@ async def test_tokens_are_named_by_their_ids_if_the_request_says_so(served: Serv
     found = body["choices"][0]["logprobs"]
     assert found["tokens"] == names
     assert all(name in top for name, top in zip(names, found["top_logprobs"], strict=True))
+
+
+@pytest.mark.parametrize(("asked", "named"), [(None, True), (True, True), (False, False)])
+async def test_the_flag_names_tokens_by_their_ids_unless_a_request_says_no(
+    model: Path, says: Callable[[str], Script], asked: bool | None, named: bool
+) -> None:
+    fields = {"max_tokens": 2, "return_tokens_as_token_ids": asked}
+    async with serving(FakeEngine(says("Hi")), model, return_tokens_as_token_ids=True) as served:
+        chat = (await served.chat(logprobs=True, **fields)).json()["choices"][0]
+        completion = (await served.complete(logprobs=1, **fields)).json()["choices"][0]
+    tokens = [entry["token"] for entry in chat["logprobs"]["content"]]
+    for token in (*tokens, *completion["logprobs"]["tokens"]):
+        assert token.startswith("token_id:") is named
 
 
 async def test_bad_keys_of_logit_bias_are_named_with_their_field(served: Served) -> None:

@@ -34,12 +34,38 @@ async def test_pooling_returns_the_vectors_of_embeddings(encoder: Served, task: 
     assert body["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
 
 
-@pytest.mark.parametrize("task", ["classify", "token_classify", "token_embed", "plugin"])
-async def test_pooling_of_another_task_is_refused(encoder: Served, task: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "start"),
+    [
+        ("classify", "Unsupported task: 'classify'"),
+        ("token_classify", "Unsupported task: 'token_classify'"),
+        ("token_embed", "Unsupported task: 'token_embed'"),
+        ("plugin", "No IOProcessor plugin installed."),
+    ],
+)
+async def test_pooling_of_another_task_is_refused(encoder: Served, task: str, start: str) -> None:
     response = await encoder.http.post("/pooling", json={"input": "a", "task": task})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "task")
-    assert error["message"].startswith(f"Unsupported task: {task!r}")
+    assert error["message"].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind"),
+    [
+        ({"task": "classify"}, 400, "BadRequestError"),
+        ({"dimensions": 0}, 400, "BadRequestError"),
+        ({"model": "other"}, 404, "NotFoundError"),
+    ],
+)
+async def test_errors_of_pooling_have_types_of_vllm(
+    encoder: Served, fields: dict[str, Any], status: int, kind: str
+) -> None:
+    response = await encoder.http.post("/pooling", json={"input": "a", **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (status, kind)
+    other = await encoder.http.post("/v1/embeddings", json={"input": "a", "model": "other"})
+    assert other.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""--root-path: a prefix that a proxy leaves before every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import msgspec
+import pytest
+
+from server.cli.config import ServerConfig
+from tests.support.fake_engine import FakeEngine, Script
+from tests.support.rig import serving
+
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_paths_below_the_root_path_are_served_as_those_without_it(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    engine = FakeEngine(says("Hello"))
+    async with serving(engine, model, root_path="/llm", key="k", api_key=("k",)) as served:
+        for path in ("/llm/v1/chat/completions", "/v1/chat/completions"):
+            chat = await served.http.post(path, json=BODY)
+            assert chat.json()["choices"][0]["message"]["content"] == "Hello"
+            bare = await served.http.post(path, json=BODY, headers={"authorization": ""})
+            assert bare.status_code == 401
+        for path in ("/llm/health", "/llm/openapi.json"):
+            assert (await served.http.get(path)).status_code == 200
+        for path in ("/llm", "/llm/llm/health", "/llmv1/models", "/other/health"):
+            assert (await served.http.get(path)).status_code == 404
+
+
+async def test_errors_below_the_root_path_have_the_form_of_their_api(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("Hello")), model, root_path="/a/b") as served:
+        host, port = served.address
+        async with httpx2.AsyncClient(base_url=f"http://{host}:{port}") as http:
+            response = await http.post("/a/b/v1/messages", json={})
+        assert (response.status_code, response.json()["type"]) == (400, "error")
+
+
+@pytest.mark.parametrize("value", ["llm", "/llm/", "/", "/..", "/a/../b", "/a b", "/a%2Fb", "/a\n"])
+def test_values_that_are_no_prefix_are_refused(value: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"root_path": value}, ServerConfig)
+    assert msgspec.convert({"root_path": "/a-1/b.c"}, ServerConfig).root_path == "/a-1/b.c"
