@@ -64,8 +64,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[str, msgspec.Meta(pattern=ROOT_PATH)],
         setting(
             HTTP,
-            "Prefix of paths that a proxy in front adds or does not remove, such as /llm: "
-            "/llm/v1/models is then served as /v1/models, and so is that itself.",
+            "Prefix that a proxy adds to paths, such as /llm: /llm/v1/models is then served as "
+            "/v1/models, which still works.",
             extra={"form": "empty, or segments of letters, digits, `-`, `_` and `.`, such as /llm"},
         ),
     ] = ""
@@ -126,8 +126,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         setting(
             HTTP,
-            "Name tokens in `logprobs` by their ids, as `token_id:7`, unless a request sends "
-            "`return_tokens_as_token_ids: false`.",
+            "Name tokens in `logprobs` by their ids, as `token_id:7`, unless a request says false.",
         ),
     ] = False
     chat_template: Annotated[
@@ -154,8 +153,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Reasoning,
         setting(
             HTTP,
-            "Whether the chat template lets the model think, where it can and the request does not "
-            "say it; auto leaves it to the template.",
+            "Whether the model thinks if the request does not say it; auto: as the chat template "
+            "does.",
         ),
     ] = "auto"
     max_body_bytes: Annotated[
