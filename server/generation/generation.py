@@ -112,8 +112,8 @@ class Generation(Submission[TokenOutput]):
     async def __aiter__(self) -> AsyncIterator[list[ChoiceEvents]]:
         """Yield the events that are ready, by choice. Raises EngineError and ApiError."""
         async for batch in self._stream:
-            progress = self._progress()
-            yield progress + self._with_timings([choice.take() for choice in self._consume(batch)])
+            updates = self._with_timings([choice.take() for choice in self._consume(batch)])
+            yield self._progress() + updates if self._readers else updates
 
     def _progress(self) -> list[ChoiceEvents]:
         """Return what is new about the prompts, if the request wants it."""

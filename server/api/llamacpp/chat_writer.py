@@ -6,27 +6,15 @@ from collections.abc import Sequence
 
 from server.api.llamacpp.progress import progress_of
 from server.api.openai.chat_writer import ChatWriter
-from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.timings import timing_fields
 from server.api.openai.writer import Json, Part
 from server.generation.events import ChoiceEvents, Timings, Usage
-from server.generation.prepare import PreparedRequest
-from server.text.tokenizer import Tokenizer
 
 
 class LlamaChatWriter(ChatWriter):
     """llama.cpp's first chunk has no content, its last one has the timings, and `__verbose`."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prepared: PreparedRequest,
-        body: ChatBody,
-        *,
-        names_ids: bool = False,
-    ) -> None:
-        super().__init__(tokenizer, prepared, body, names_ids=names_ids)
-        self._timings: Timings | None = None
+    _timings: Timings | None = None  # the latest ones
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         self._timings = update.timings or self._timings
