@@ -112,7 +112,8 @@ class GenerateRequest(Message, frozen=True):
     params: SamplingParams
     arrival: float  # when the HTTP request arrived
     priority: int = 0
-    salt: str = ""  # tenant: only requests with an equal salt share cached prefixes
+    salt: str = ""  # only requests with an equal salt share cached prefixes
+    tenant: str = ""  # the owner of the request's API key: a limit may be a share for each tenant
     encoder_prompt: TokenIds = field(default_factory=list)
     explain: Explain | None = None
     adapter: int = 0  # 0: none
@@ -139,6 +140,7 @@ class EmbedRequest(Message, frozen=True):
     pooling: Pooling
     arrival: float  # when the HTTP request arrived
     priority: int = 0
+    tenant: str = ""
 
     @property
     def size(self) -> int:

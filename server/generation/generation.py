@@ -88,6 +88,7 @@ class Generation(Submission[TokenOutput]):
             arrival=prepared.arrival,
             priority=prepared.options.priority,
             salt=prepared.salt,
+            tenant=prepared.tenant,
             encoder_prompt=encoder_prompt,
             adapter=prepared.adapter,
         )

@@ -136,6 +136,7 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
         arrival=request.state.arrival,
         priority=options.priority,
         salt=request.state.tenant + options.cache_salt,
+        tenant=request.state.tenant,
         encoder_prompt=encoder_prompt,
         explain=Explain(answer, params, body.candidates or MAX_CANDIDATES, max_per_step),
         adapter=0 if adapter is None else adapter.id,
