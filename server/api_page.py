@@ -32,7 +32,7 @@ A default of sampling may come from the checkpoint's `generation_config.json`
 ([models.md](models.md#settings-of-a-checkpoint)).
 
 Tools, structured output, prompt logprobs and what is not served: [generation.md](generation.md).
-Files and batches: [batches.md](batches.md). Errors: [clients.md](clients.md#errors)."""
+Files and batches: [batches.md](batches.md). Errors: [errors.md](errors.md)."""
 
 
 def main() -> int:

@@ -94,6 +94,19 @@ ROUTE_FILES = (
     ui_watch,
 )
 ROUTERS = [file.router for file in ROUTE_FILES]
+# Paths of Ollama's own API, which clients of Ollama try first.
+_OPENAI = "this is Ollama's API. Set the client to OpenAI's API, with a base URL that ends in /v1"
+OLLAMA = {
+    "/api/chat": f"{_OPENAI}, and use /v1/chat/completions.",
+    "/api/generate": f"{_OPENAI}, and use /v1/completions.",
+    "/api/embed": f"{_OPENAI}, and use /v1/embeddings.",
+    "/api/embeddings": f"{_OPENAI}, and use /v1/embeddings.",
+    "/api/tags": f"{_OPENAI}. /v1/models lists the models.",
+    "/api/show": f"{_OPENAI}. /v1/models describes the models.",
+    "/api/ps": f"{_OPENAI}. /v1/models lists the models.",
+    "/api/version": f"{_OPENAI}. /version has the version.",
+    "/api/pull": "models are downloaded by the command `penstock pull ORG/NAME`.",
+}
 PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
 
 
@@ -227,7 +240,9 @@ def _hint(path: str) -> str:
             advice = "Anthropic's clients add /v1 to the base URL."
         return f"Not Found: did you mean {meant}? {advice}"
     meant = "/".join(["", *names])
-    return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
+    if meant in PATHS:
+        return f"Not Found: did you mean {meant}?"
+    return f"Not Found: {OLLAMA[meant]}" if meant in OLLAMA else ""
 
 
 @asynccontextmanager

@@ -26,8 +26,9 @@ from server.cli.exit_codes import MEANINGS
 
 PREFIX = "PENSTOCK_"
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
-# Kubernetes sets PENSTOCK_PORT=tcp://... and more in every pod if a Service is named `penstock`.
-SERVICE_LINK = re.compile(r"PENSTOCK_(SERVICE_|PORT_\d+_)\w+")
+# Kubernetes sets PENSTOCK_PORT=tcp://... and more in every pod if a Service is named `penstock`,
+# and PENSTOCK_NAME_PORT=tcp://... if it is named `penstock-name`.
+SERVICE_LINK = re.compile(r"PENSTOCK_(\w+_)?(SERVICE_(HOST|PORT)\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
 TEXTS = "a string or a list of strings; in YAML, quote numbers"
 HUMAN_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgt])(i?b?)", re.IGNORECASE)
@@ -161,7 +162,8 @@ def load(
     if file is None and (named := environ.get(CONFIG_VARIABLE)):
         file = Path(named)
     from_file = _from_file(file, known) if file else {}
-    from_environment, warnings = _from_environment(environ, known)
+    from_environment = _from_environment(environ, known)
+    warnings = []
     from_flags = {n: (v, known[n].flag) for n, v in flags.items() if v not in (None, [])}
     for secret in (known[name] for name in from_flags if known[name].marked("secret")):
         warnings.append(
@@ -206,11 +208,10 @@ def _convert(setting: Setting, value: Any) -> Any:
     return converted
 
 
-def _from_environment(
-    environ: Mapping[str, str], known: Mapping[str, Setting]
-) -> tuple[Layer, list[str]]:
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, Setting]) -> Layer:
+    """Return the settings in the environment. Raises ConfigError for unknown variables."""
     layer: Layer = {}
-    warnings = []
+    errors = []
     settings_by_variable = {setting.variable: setting for setting in known.values()}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE:
@@ -225,8 +226,10 @@ def _from_environment(
             layer[setting.name] = (parts if setting.repeats else text, variable)
         else:
             hint = _hint(variable, settings_by_variable)
-            warnings.append(f"The environment variable {variable} is not a setting.{hint}")
-    return layer, warnings
+            errors.append(f"The environment variable {variable} is not a setting.{hint}")
+    if errors:
+        raise ConfigError(*errors)
+    return layer
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

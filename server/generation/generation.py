@@ -18,6 +18,7 @@ from server.generation.recording import Recording
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
 from server.generation.trace import trace_of
+from server.http.access_log import AccessRecord
 from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
 from server.observe.choice_record import ChoiceRecord, num_preemptions
@@ -264,6 +265,7 @@ class Generation(Submission[TokenOutput]):
     def _on_close(self, reason: AbortReason | None) -> None:
         if self._recording is not None and reason is None:
             self._recording.write(self._choices)
+        self._fill(self.prepared.access, reason)
         recorded, self._recorded = self._recorded, None
         if self._tracing is None and recorded is None:
             return
@@ -273,6 +275,17 @@ class Generation(Submission[TokenOutput]):
             self._recorder.end(recorded, now, records, reason)
         if self._tracing is not None:
             self._tracing.record(trace_of(self.prepared, records, self.usage(), reason, now))
+
+    def _fill(self, access: AccessRecord, reason: AbortReason | None) -> None:
+        """Complete the request's record in the access log."""
+        usage = self.usage()
+        access.cached_tokens = usage.cached_tokens
+        access.output_tokens = usage.completion_tokens
+        first_tokens = [line.first_token for line in self._timelines if line.first_token]
+        if first_tokens:
+            access.ttft_ms = round((min(first_tokens) - self.prepared.arrival) * 1000)
+        reasons = [choice.finish or reason for choice in self._choices]
+        access.finish_reason = ",".join(dict.fromkeys(filter(None, reasons)))
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
         admission = self._admission(request_id)

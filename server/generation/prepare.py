@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from starlette.datastructures import Headers
@@ -23,6 +23,7 @@ from server.generation.parsing import Parsing
 from server.generation.prompts import Echo
 from server.generation.sampling import check_first_tokens, check_option_tokens, sampling_params
 from server.generation.truncation import truncated
+from server.http.access_log import AccessRecord
 from server.http.body import ignored_header
 from server.http.errors import unsupported
 from server.http.rate_limits import RateLimiter
@@ -55,6 +56,7 @@ class PreparedRequest:
     adapter: int = 0  # its number in the engine; 0: the base model alone
     parsing: Parsing | None = None  # None: the answers are plain text
     limiter: RateLimiter | None = None  # of the request's key, if it has limits
+    access: AccessRecord = field(default_factory=AccessRecord)  # of the access log
 
     @property
     def num_choices(self) -> int:
@@ -124,8 +126,11 @@ def prepare(
     params = sampling_params(state, options)
     check_first_tokens(state, params)
     adapter = state.adapters.find(options.model)
+    access: AccessRecord = request.state.access
+    access.model = state.model_name(options.model)
+    access.prompt_tokens = sum(map(len, prompts))
     return PreparedRequest(
-        model=state.model_name(options.model),
+        model=access.model,
         adapter=0 if adapter is None else adapter.id,
         fingerprint=state.fingerprint_of(adapter),
         options=options,
@@ -142,6 +147,7 @@ def prepare(
         salt=request.state.tenant + options.cache_salt,
         tenant=request.state.tenant,
         limiter=request.state.limiter,
+        access=access,
     )
 
 

@@ -19,6 +19,8 @@ from server.http.listener import address_of, is_loopback
 from server.http.rate_limits import KeyLimits, RateLimiter, parse_limits
 
 NO_LIMITS = KeyLimits()
+LABEL_DIGITS = 8  # of a key's SHA-256 digest, if the key has no label
+LABEL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class ApiKey:
     text: str
     limits: KeyLimits = NO_LIMITS
     is_admin: bool = False
+    label: str = ""  # for the log; "": the first digits of the digest
 
     @property
     def digest(self) -> bytes:
@@ -46,6 +49,7 @@ class ApiKeys:
         self._digests: list[bytes] = []
         self._admins: frozenset[str] = frozenset()  # names of the owners of admin keys
         self._limiters: dict[str, RateLimiter] = {}  # by name of the owner
+        self._labels: dict[str, str] = {}  # by name of the owner
         self.reload()
 
     def __len__(self) -> int:
@@ -68,6 +72,7 @@ class ApiKeys:
         self._digests = [key.digest for key in keys]
         self._admins = frozenset(key.digest.hex() for key in keys if key.is_admin)
         self._limiters = limiters
+        self._labels = {key.digest.hex(): key.label for key in keys if key.label}
 
     def is_admin(self, name: str | None) -> bool:
         """Whether the owner that `find` has named has an admin key; without keys, everyone."""
@@ -81,6 +86,10 @@ class ApiKeys:
         given = hashlib.sha256(key).digest()
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         return given.hex() if any(matches) else None
+
+    def label(self, name: str) -> str | None:
+        """Return what the log calls the owner that `find` has named; None for no key."""
+        return self._labels.get(name, name[:LABEL_DIGITS]) or None
 
     def limiter(self, name: str) -> RateLimiter | None:
         """Return the limiter of the owner that `find` has named; None if there are no limits."""
@@ -134,8 +143,19 @@ def _key_in(line: str, where: str) -> ApiKey:
     text, *words = re.split("[ \t]+", line)
     if not all("=" in word for word in words):
         raise _invalid_key(where)
+    label = ""
+    limits = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name != "label":
+            limits.append(word)
+        elif LABEL.fullmatch(value):
+            label = value
+        else:
+            message = "label must be 1 to 64 letters, digits, or characters of `._@-`"
+            raise ConfigError(f"{where}: {message}.")
     try:
-        return ApiKey(text, parse_limits(words))
+        return ApiKey(text, parse_limits(limits), label=label)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}.") from error
 
@@ -143,6 +163,7 @@ def _key_in(line: str, where: str) -> ApiKey:
 # The built-in pages send it. A page of another origin cannot do so without a preflight, which is
 # refused.
 UI_HEADER = "x-penstock-ui"
+PROXY_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "cf-connecting-ip", "true-client-ip"})
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 UI, UI_DATA = "/ui", "/ui/api/"  # the pages, which hold no data; and what they ask for
 UPLOAD_PATH = "/v1/files"  # its bodies are written to the disk as they arrive
@@ -165,6 +186,15 @@ def allowed_hosts(host: str) -> frozenset[str]:
     """
     local = {"localhost", "127.0.0.1", "::1", host.strip("[]").lower(), str(address_of(host))}
     return frozenset(local if is_loopback(host) else ())
+
+
+def is_forwarded(headers: Headers) -> bool:
+    """Whether a proxy has forwarded a request: its client may be on another machine.
+
+    The headers are those of RFC 7239 (Forwarded), RFC 9110 (Via) and of common proxies. A client
+    that sends one itself only loses rights.
+    """
+    return any(name in PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers)
 
 
 def is_page(path: str) -> bool:
@@ -201,6 +231,7 @@ class Gate:
             if INSIDE in scope:  # a line of a batch, whose creation passed these checks
                 scope["state"]["tenant"] = scope[INSIDE]
                 scope["state"]["limiter"] = None
+                scope["state"]["access"].key = self._keys.label(scope[INSIDE])
             elif scope["path"] not in OPEN_PATHS:
                 self._check_host(headers)
                 if not is_page(scope["path"]):
@@ -228,7 +259,8 @@ class Gate:
     def _check_key(self, scope: Scope, headers: Headers) -> RateLimiter | None:
         """Return the limiter of the request's key, if the key has limits."""
         if not self._keys:
-            scope["state"]["is_admin"] = True
+            # Behind a proxy, clients of a loopback server come from the network.
+            scope["state"]["is_admin"] = not is_forwarded(headers)
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -240,6 +272,7 @@ class Gate:
                 "or `x-api-key: KEY`."
             )
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
+        scope["state"]["access"].key = self._keys.label(name)
         if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
             scope["state"]["tenant"] = name
         scope["state"]["is_admin"] = self._keys.is_admin(name)

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import EngineUnavailableError
+from server.http.access_log import AccessRecord, forwarded_for, log
 from server.http.auth import OPEN_PATHS, is_page
 from server.http.errors import ApiError, ClientGone, StreamBroken
 from server.http.rate_limits import RATE_LIMIT_HEADERS
@@ -30,7 +31,6 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 PROBED_PATHS = OPEN_PATHS | {"/metrics", "/ui/api/watch", "/ui/api/blocks", "/ui/api/hello"}
 LINGER = 5.0  # seconds to keep reading a body that is refused
 
-log = structlog.get_logger("server.access")
 # Headers that scripts of web pages may read, with their meaning for the page of the API.
 RESPONSE_HEADERS = {
     "x-request-id": "the id of the request in logs and errors; the client's own, if it is valid",
@@ -195,6 +195,10 @@ class Exchange:
         self._scope_state = scope_state
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        self._record = AccessRecord(forwarded_for=forwarded_for(headers))
+        if scope.get("client"):  # a line of a batch has none
+            self._record.client = scope["client"][0]
+        scope_state["access"] = self._record  # Gate and Submission add what they know
         structlog.contextvars.clear_contextvars()
         structlog.contextvars.bind_contextvars(request_id=self.id)
 
@@ -241,9 +245,8 @@ class Exchange:
         return self.status if self._complete else self.cut
 
     def log(self) -> None:
-        write = log.debug if self.is_probe else log.info
-        write(
-            "request",
+        self._record.log(
+            is_probe=self.is_probe,
             method=self._scope["method"],
             path=self._scope["path"],
             status=self.outcome,

@@ -168,6 +168,14 @@ def test_prometheus_rule_objects_equal_rules_file(
         )
 
 
+def test_helm_monitoring_runbooks_are_at_the_address_of_the_setting() -> None:
+    page = "https://wiki.example/penstock"
+    things = helm({"monitoring": {"enabled": True, "runbooks": page}})
+    rules = by_name(things)["PrometheusRule", "penstock"]["spec"]["groups"][0]["rules"]
+    urls = [rule["annotations"]["runbook_url"] for rule in rules]
+    assert urls == [f"{page}#{rule['alert'].lower()}" for rule in rules]
+
+
 # ---- settings and routes of the server ------------------------------------------------------
 
 

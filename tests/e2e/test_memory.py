@@ -1,6 +1,6 @@
 """A server's memory: the plan holds under load, a container's limit is enough, servers share.
 
-PENSTOCK_TEST_INSTRUCT_MODEL names a folder with a larger model than the demo's.
+TESTS_INSTRUCT_MODEL names a folder with a larger model than the demo's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support import web
 from tests.support.serve import Server, serving, starting
 
 pytestmark = pytest.mark.slow
-MODEL = os.environ.get("PENSTOCK_TEST_INSTRUCT_MODEL", "demo")
+MODEL = os.environ.get("TESTS_INSTRUCT_MODEL", "demo")
 LOAD_S = 60 * float(os.environ.get("MEMORY_MINUTES", "10"))
 CLIENTS, MB, GIB = 64, 10**6, 2**30
 KV_BYTES = 128 << 20  # small, so that the load fills all of it

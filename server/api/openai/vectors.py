@@ -56,11 +56,13 @@ async def embed_tokens(
 ) -> tuple[Vectors, Usage]:
     """Return the vector of each list of token ids, and the usage."""
     given = request.state
+    tokens = sum(map(len, token_lists))
+    given.access.model = state_of(request).model_name(body.model)
+    given.access.prompt_tokens = tokens
     with Embedding(
         state_of(request), token_lists, given.arrival, body.priority or 0, given.limiter
     ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
-    tokens = sum(map(len, token_lists))
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}
 
 

@@ -12,7 +12,8 @@ from server.state import AppState, state_of
 def state_for_ui(request: Request) -> AppState:
     """Return the state for a request to /ui/api.
 
-    Raises a 404 ApiError where /ui/api is off, and a 403 without the header X-Penstock-UI.
+    Raises a 404 ApiError where /ui/api is off, and a 403 without the header X-Penstock-UI, or if a
+    proxy has forwarded the request to a server without keys.
     """
     state = state_of(request)
     if not state.serves_ui:
@@ -21,6 +22,12 @@ def state_for_ui(request: Request) -> AppState:
     if UI_HEADER not in request.headers:
         message = "Requests to /ui/api need the header `X-Penstock-UI: 1`."
         raise ApiError(403, "missing_header", message)
+    if not state.keys and not is_admin(request):
+        message = (
+            "A proxy has forwarded this request, and the server has no API key, so /ui/api is "
+            "refused. Start the server with --api-key-file, or open the pages without the proxy."
+        )
+        raise ApiError(403, "api_key_required", message)
     return state
 
 

@@ -23,7 +23,7 @@ function start(url, key, more = []) {
     name: "penstock",
     base_url: `${url}/v1`,
     wire_api: "responses",
-    env_key: "PENSTOCK_KEY",
+    env_key: "PENSTOCK_API_KEY",
     request_max_retries: 0,
     stream_max_retries: 0,
   };
@@ -35,7 +35,7 @@ function start(url, key, more = []) {
   const model = ["-m", "demo", "-c", 'model_provider="penstock"'];
   const child = spawn(codex, [...fixed, ...model, ...settings, ...more, "--", question], {
     cwd: folder,
-    env: { ...process.env, CODEX_HOME: folder, PENSTOCK_KEY: key },
+    env: { ...process.env, CODEX_HOME: folder, PENSTOCK_API_KEY: key },
     stdio: ["ignore", "pipe", "inherit"],
   });
   let text = "";

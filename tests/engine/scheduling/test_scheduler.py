@@ -1,6 +1,6 @@
 """The scheduler under simulated random traffic, and each of its rules alone.
 
-Replay a run with `PENSTOCK_TEST_SEED=<seed> pytest tests/engine/scheduling -k random`.
+Replay a run with `TESTS_SEED=<seed> pytest tests/engine/scheduling -k random`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def run_seeds(seeds: Iterable[int]) -> list[Simulation]:
         except Exception as error:
             raise AssertionError(
                 f"Random traffic failed with {error!r}. Replay it with\n"
-                f"PENSTOCK_TEST_SEED={seed} pytest tests/engine/scheduling -k random"
+                f"TESTS_SEED={seed} pytest tests/engine/scheduling -k random"
             ) from error
     return simulations
 
 
 def test_scheduler_random_traffic_gives_expected_outputs() -> None:
-    if (seed := os.environ.get("PENSTOCK_TEST_SEED")) is not None:
+    if (seed := os.environ.get("TESTS_SEED")) is not None:
         run_seeds([int(seed)])
         return
     simulations = run_seeds(SEEDS)
@@ -145,8 +145,8 @@ def test_planted_bug_is_found_and_replays(plant: Plant, monkeypatch: pytest.Monk
     plant(monkeypatch)
     with pytest.raises(AssertionError) as found:
         run_seeds(SEEDS)
-    seed = str(found.value).split("PENSTOCK_TEST_SEED=")[1].split(" pytest ")[0]
-    monkeypatch.setenv("PENSTOCK_TEST_SEED", seed)
+    seed = str(found.value).split("TESTS_SEED=")[1].split(" pytest ")[0]
+    monkeypatch.setenv("TESTS_SEED", seed)
     with pytest.raises(AssertionError) as replayed:
         test_scheduler_random_traffic_gives_expected_outputs()
     assert str(replayed.value) == str(found.value)

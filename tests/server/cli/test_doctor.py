@@ -117,7 +117,7 @@ def test_examine_checks_the_settings() -> None:
         "ok", "valid; org/name is not in the cache, `penstock serve` will download it"
     )  # fmt: skip
     unknown = by_name(PENSTOCK_TREADS="1")["settings"]
-    assert (unknown.level, "PENSTOCK_THREADS?" in unknown.text) == ("warn", True)
+    assert (unknown.level, "PENSTOCK_THREADS?" in unknown.text) == ("fail", True)
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,14 @@ def test_pull_demo_model_prints_its_folder(name: str) -> None:
     assert Path(answer.stdout.strip()) == model_folder(name)
 
 
-def test_serve_warnings_go_to_stderr_and_hide_the_secret() -> None:
-    answer = penstock("serve", "/none", "--api-key", "s3cret", PENSTOCK_POTR="1")
+def test_serve_with_unknown_variable_exits_with_2_and_a_hint() -> None:
+    answer = penstock("serve", "/none", PENSTOCK_POTR="1")
+    assert answer.returncode == 2
     assert "Did you mean PENSTOCK_PORT?" in answer.stderr
+
+
+def test_serve_warnings_go_to_stderr_and_hide_the_secret() -> None:
+    answer = penstock("serve", "/none", "--api-key", "s3cret")
     assert "--api-key stays in the shell" in answer.stderr
     assert "s3cret" not in answer.stderr
     assert answer.stdout == ""

@@ -156,10 +156,19 @@ def test_load_with_missing_file_raises(tmp_path: Path) -> None:
         load({}, {}, tmp_path / "missing.yaml")
 
 
-def test_load_with_unknown_variable_warns_with_a_hint() -> None:
-    _, _, warnings = load({}, {"PENSTOCK_MAX_NUM_SEQ": "5"}, None)
-    assert len(warnings) == 1
-    assert "Did you mean PENSTOCK_MAX_NUM_SEQS?" in warnings[0]
+def test_load_with_unknown_variables_raises_with_hints() -> None:
+    environ = {"PENSTOCK_MAX_NUM_SEQ": "5", "PENSTOCK_XYZZY": "1", "OTHER": "2"}
+    with pytest.raises(ConfigError) as error:
+        load({}, environ, None)
+    assert "PENSTOCK_MAX_NUM_SEQ is not a setting. Did you mean PENSTOCK_MAX_NUM_SEQS?" in str(
+        error.value
+    )
+    assert "PENSTOCK_XYZZY is not a setting." in str(error.value)
+
+
+def test_load_ignores_unknown_variables_that_are_empty() -> None:
+    """Compose files set an empty variable for a value that was not given."""
+    assert load({}, {"PENSTOCK_MAX_NUM_SEQ": ""}, None)[0] == ServerConfig()
 
 
 def test_load_ignores_kubernetes_service_link_variables() -> None:
@@ -168,6 +177,11 @@ def test_load_ignores_kubernetes_service_link_variables() -> None:
         "PENSTOCK_SERVICE_PORT_HTTP": "8000",
         "PENSTOCK_PORT": "tcp://10.0.0.1:8000",
         "PENSTOCK_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "PENSTOCK_GATEWAY_SERVICE_HOST": "10.0.0.2",
+        "PENSTOCK_GATEWAY_SERVICE_PORT": "80",
+        "PENSTOCK_GATEWAY_PORT": "tcp://10.0.0.2:80",
+        "PENSTOCK_GATEWAY_PORT_80_TCP": "tcp://10.0.0.2:80",
+        "PENSTOCK_GATEWAY_PORT_80_TCP_PROTO": "tcp",
     }
     assert load({}, links, None) == (ServerConfig(), EngineConfig(), [])
 

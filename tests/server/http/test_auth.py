@@ -162,3 +162,45 @@ def test_read_keys_reads_file_and_rejects_invalid_keys(tmp_path):
         read_keys(ServerConfig(api_key_file=str(file)))
     with pytest.raises(ConfigError, match="missing"):
         read_keys(ServerConfig(api_key_file=str(tmp_path / "missing")))
+
+
+PROXIED = [
+    {"x-forwarded-for": "192.0.2.1"},
+    {"X-Forwarded-Host": "llm.example"},
+    {"forwarded": "for=192.0.2.1;proto=https"},
+    {"x-real-ip": "192.0.2.1"},
+    {"via": "1.1 proxy"},
+]
+
+
+@pytest.mark.parametrize("header", PROXIED)
+async def test_proxied_client_of_a_server_without_keys_is_remote(model, says, header):
+    async with serving(FakeEngine(says("x")), model) as served:
+        page = {"x-penstock-ui": "1"}
+        assert (await served.http.get("/ui/api/hello", headers=page)).status_code == 200
+        refused = await served.http.get("/ui/api/hello", headers=page | header)
+        assert refused.status_code == 403
+        assert "no API key" in refused.json()["error"]["message"]
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            refused = await served.http.post(path, json={}, headers=header)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                403, "admin_key_required",
+            )  # fmt: skip
+        answer = await served.http.post("/v1/completions", json={"prompt": "x"}, headers=header)
+        assert answer.status_code == 200
+
+
+async def test_proxied_client_with_an_admin_key_is_an_admin(model, says, tmp_path):
+    (tmp_path / "admins").write_text("mighty\n")
+    config = {"admin_key_file": str(tmp_path / "admins")}
+    async with serving(FakeEngine(says("x")), model, "mighty", **config) as served:
+        headers = {"x-penstock-ui": "1", "x-forwarded-for": "192.0.2.1"}
+        hello = await served.http.get("/ui/api/hello", headers=headers)
+        assert hello.json()["role"] == "admin"
+
+
+@pytest.mark.parametrize("label", ["", "a,b", "x" * 65, "ä"])
+def test_key_file_with_invalid_label_raises(tmp_path, label):
+    (tmp_path / "keys").write_text(f"sk-a label={label}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 1: label must be"):
+        read_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))

@@ -533,14 +533,14 @@ async def test_unexpected_exception_returns_500_without_its_text(served, monkeyp
     assert (await served.http.get("/health")).status_code == 200
 
 
-def test_every_error_code_is_in_docs_clients_md():
+def test_every_error_code_is_in_docs_errors_md():
     text = "".join(path.read_text() for path in Path("server").rglob("*.py"))
     written = re.findall(r'ApiError\(\s*\d+,\s*"([a-z_]+)"|invalid\(.*, "([a-z_]+)"\)', text)
     tables = [*VALIDATION_CODES.values(), *HTTP_CODES.values()]
     codes = {*map("".join, written), *tables, *(code for code, _, _ in UNAVAILABLE.values())}
     assert {"invalid_json", "server_overloaded", "numerical_error", "not_allowed"} <= codes
-    page = Path("docs/clients.md").read_text()
-    table = page[page.index("## Errors") : page.index("## When a stream fails")]
+    page = Path("docs/errors.md").read_text()
+    table = page[page.index("## Codes") : page.index("## When a stream fails")]
     columns = [line.split("|")[2] for line in table.splitlines() if line[:3] in ("| 4", "| 5")]
     named = {code for column in columns for code in re.findall(r"`([a-z_]+)`", column)}
     of_engine = {"context_length_exceeded", "adapter_unavailable"}

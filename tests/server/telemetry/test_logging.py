@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
@@ -12,8 +13,9 @@ import structlog
 from engine.errors import RemoteTraceback
 from server.cli.config import ServerConfig
 from server.telemetry.logging import HANDLER, configure
+from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
-from tests.support.rig import serving
+from tests.support.rig import eventually, serving
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +127,71 @@ async def test_access_log_disabled_logs_no_request(capsys, model, says):
     async with serving(FakeEngine(says("x")), model, access_log=False) as served:
         await served.complete(temperature=9)
     assert access(capsys.readouterr().err) == []
+
+
+async def test_access_log_has_model_tokens_times_and_client(capsys, model, says):
+    async with serving(FakeEngine(says("wörld")), model) as served:
+        name = served.app.state.penstock.names[0]
+        headers = {"x-forwarded-for": "203.0.113.7, 10.0.0.1\x1b[31m"}
+        body = {"prompt": "abc", "stream": True}
+        await served.http.post("/v1/completions", json=body, headers=headers)
+        await served.http.get("/v1/models")
+    generated, listed = access(capsys.readouterr().err)
+    assert generated["model"] == name
+    assert generated["prompt_tokens"] > 0
+    assert generated["output_tokens"] > 0
+    assert generated["cached_tokens"] == 0
+    assert 0 <= generated["ttft_ms"] <= generated["ms"]
+    assert generated["finish_reason"] == "stop"
+    assert generated["client"] == "127.0.0.1"
+    assert generated["forwarded_for"].startswith("203.0.113.7, 10.0.0.1")
+    assert "\x1b" not in generated["forwarded_for"]
+    assert "key" not in generated
+    assert not {"model", "prompt_tokens", "output_tokens", "finish_reason"} & listed.keys()
+
+
+async def test_access_log_of_several_choices_has_each_finish_reason_once(capsys, model, says):
+    async with serving(FakeEngine(says("abcdef")), model) as served:
+        await served.complete(n=3, max_tokens=1)
+        await served.complete(prompt=["a", "b"])
+        await served.complete(prompt="a " * 5000)
+    cut, both, refused = access(capsys.readouterr().err)
+    assert (cut["finish_reason"], cut["output_tokens"]) == ("length", 3)
+    assert both["finish_reason"] == "stop"
+    assert refused["status"] == 400
+    assert "output_tokens" not in refused
+
+
+async def test_access_log_of_an_aborted_stream_says_why(capsys, model):
+    engine = FakeEngine(lambda request: [65] * 200)
+    engine.delay = 0.01
+    async with serving(engine, model) as served:
+        stream = await served.openai.completions.create(
+            model=served.app.state.penstock.names[0], prompt="x", stream=True, max_tokens=200
+        )
+        await anext(aiter(stream))
+        await stream.close()
+        await eventually(lambda: engine.aborted, "the engine knows")
+    (record,) = access(capsys.readouterr().err)
+    assert (record["status"], record["finish_reason"]) == (499, "disconnect")
+    assert 0 < record["output_tokens"] < 200
+
+
+async def test_access_log_names_keys_by_label_or_digest(capsys, model, says, tmp_path):
+    (tmp_path / "keys").write_text("sk-alice label=alice\nsk-bob\n")
+    async with serving(FakeEngine(says("x")), model, api_key_file=str(tmp_path / "keys")) as served:
+        for key in ("sk-alice", "sk-bob", "sk-eve"):
+            headers = {"authorization": f"Bearer {key}"}
+            await served.http.get("/v1/models", headers=headers)
+    text = capsys.readouterr().err
+    assert "sk-" not in text
+    digest = hashlib.sha256(b"sk-bob").hexdigest()
+    assert [record.get("key") for record in access(text)] == ["alice", digest[:8], None]
+
+
+async def test_access_log_of_embeddings_has_model_and_prompt_tokens(capsys, model):
+    async with serving(FakeEncoder(lambda r: []), model) as served:
+        await served.http.post("/v1/embeddings", json={"input": ["a", "b"]})
+    (record,) = access(capsys.readouterr().err)
+    assert record["prompt_tokens"] > 0
+    assert "output_tokens" not in record

@@ -1,0 +1,185 @@
+"""Flags of other servers, with what takes their place in Penstock.
+
+`penstock serve` refuses them with that advice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+LLAMA, VLLM, SGLANG, OLLAMA = "llama.cpp", "vLLM", "SGLang", "Ollama"
+
+# Flags that Penstock has under another name.
+SAME: dict[str, dict[str, str]] = {
+    LLAMA: {
+        "-m": "--model",
+        "-c": "--max-model-len",
+        "--ctx-size": "--max-model-len",
+        "-np": "--max-num-seqs",
+        "--parallel": "--max-num-seqs",
+        "-b": "--max-num-batched-tokens",
+        "--batch-size": "--max-num-batched-tokens",
+        "-ub": "--max-num-batched-tokens",
+        "--ubatch-size": "--max-num-batched-tokens",
+        "-t": "--threads",
+        "-tb": "--threads",
+        "--threads-batch": "--threads",
+        "-dev": "--device",
+        "-fa": "--attention-backend",
+        "--flash-attn": "--attention-backend",
+        "-ctk": "--kv-cache-dtype",
+        "--cache-type-k": "--kv-cache-dtype",
+        "-ctv": "--kv-cache-dtype",
+        "--cache-type-v": "--kv-cache-dtype",
+        "-ts": "--tensor-parallel-size",
+        "--tensor-split": "--tensor-parallel-size",
+        "-sm": "--tensor-parallel-size",
+        "--split-mode": "--tensor-parallel-size",
+        "-a": "--served-model-name",
+        "--alias": "--served-model-name",
+        "-md": "--speculative-model",
+        "--model-draft": "--speculative-model",
+        "--lora": "--lora-modules",
+        "--chat-template-file": "--chat-template",
+        "--reasoning-format": "--reasoning-parser",
+        "--api-prefix": "--root-path",
+        "-to": "--send-timeout",
+        "--timeout": "--send-timeout",
+        "--no-webui": "--no-ui",
+        "--webui": "--ui",
+        "-v": "--log-level debug",
+        "--verbose": "--log-level debug",
+        "-lv": "--log-level",
+        "--log-verbosity": "--log-level",
+        "--log-disable": "--log-level error",
+    },
+    VLLM: {
+        "-tp": "--tensor-parallel-size",
+        "-q": "--quantization",
+        "-O": "--enforce-eager",
+        "--no-enable-log-requests": "--no-access-log",
+        "--disable-log-requests": "--no-access-log",
+        "--disable-uvicorn-access-log": "--no-access-log",
+        "--uvicorn-log-level": "--log-level",
+        "--speculative-config": "--speculation",
+        "--enable-lora": "--lora-modules",
+        "--otlp-traces-endpoint": "--tracing",
+        "--kv-cache-memory": "--kv-cache-memory-bytes",
+        "--default-chat-template-kwargs": "--reasoning",
+    },
+    SGLANG: {
+        "--model-path": "--model",
+        "--context-length": "--max-model-len",
+        "--max-running-requests": "--max-num-seqs",
+        "--max-prefill-tokens": "--max-num-batched-tokens",
+        "--chunked-prefill-size": "--max-num-batched-tokens",
+        "--mem-fraction-static": "--gpu-memory-utilization",
+        "--tp": "--tensor-parallel-size",
+        "--tp-size": "--tensor-parallel-size",
+        "--page-size": "--block-size",
+        "--disable-cuda-graph": "--enforce-eager",
+        "--disable-radix-cache": "--no-enable-prefix-caching",
+        "--enable-deterministic-inference": "--batch-invariant",
+        "--lora-paths": "--lora-modules",
+        "--speculative-algorithm": "--speculation",
+        "--speculative-draft-model-path": "--speculative-model",
+        "--admin-api-key": "--admin-key-file",
+    },
+    OLLAMA: {"--num-ctx": "--max-model-len", "--num-parallel": "--max-num-seqs"},
+}
+
+_ALWAYS = "it is always on"
+_WITHOUT = "Penstock needs no such flag"
+_REQUEST = "send it with each request"
+# Flags without a counterpart, with the reason.
+INSTEAD: dict[str, dict[str, str]] = {
+    LLAMA: {
+        "-hf": "give the repository as MODEL: penstock serve ORG/NAME, with --gguf-file FILE",
+        "-hfr": "give the repository as MODEL: penstock serve ORG/NAME",
+        "--hf-repo": "give the repository as MODEL: penstock serve ORG/NAME",
+        "-hff": "use --gguf-file FILE",
+        "--hf-file": "use --gguf-file FILE",
+        "-ngl": "all layers are on the GPU, if there is one; see --device",
+        "--gpu-layers": "all layers are on the GPU, if there is one; see --device",
+        "--n-gpu-layers": "all layers are on the GPU, if there is one; see --device",
+        "-cb": _ALWAYS,
+        "--cont-batching": _ALWAYS,
+        "--jinja": "templates are always Jinja",
+        "--metrics": "/metrics is always served; see --metrics-compat llamacpp",
+        "--slots": "/slots is always served",
+        "--props": "/props can be read, but not be changed",
+        "--embedding": "the checkpoint says whether it makes vectors",
+        "--embeddings": "the checkpoint says whether it makes vectors",
+        "--rerank": "the checkpoint says whether it makes vectors",
+        "--reranking": "the checkpoint says whether it makes vectors",
+        "--mlock": _WITHOUT,
+        "--mmap": "weights are always mapped",
+        "--no-mmap": "weights are always mapped",
+        "-n": "send max_tokens with each request",
+        "--predict": "send max_tokens with each request",
+        "--n-predict": "send max_tokens with each request",
+        "-s": "send seed with each request",
+        "--seed": "send seed with each request",
+        "--temp": "send temperature with each request",
+        "--temperature": "send temperature with each request",
+        "--top-k": _REQUEST,
+        "--top-p": _REQUEST,
+        "--min-p": _REQUEST,
+        "--repeat-penalty": "send repetition_penalty with each request",
+        "--mmproj": "images are not served",
+        "--rope-scaling": "the checkpoint's own RoPE scaling is used",
+    },
+    VLLM: {
+        "--trust-remote-code": "code of a checkpoint is never executed",
+        "--enable-chunked-prefill": _ALWAYS,
+        "--enable-auto-tool-choice": _ALWAYS,
+        "--swap-space": "preempted requests are computed again",
+        "--cpu-offload-gb": "weights are not offloaded; see --plan",
+        "--tokenizer": "the tokenizer is the checkpoint's",
+        "--revision": "the newest revision is downloaded; give a local folder for another",
+        "--task": "the checkpoint says what it is for",
+        "--runner": "the checkpoint says what it is for",
+        "--download-dir": "set HF_HOME",
+        "--hf-token": "set HF_TOKEN",
+        "--ssl-keyfile": "a proxy does TLS; see docs/security.md",
+        "--ssl-certfile": "a proxy does TLS; see docs/security.md",
+        "-pp": "use --tensor-parallel-size, or one server for each GPU",
+        "--pipeline-parallel-size": "use --tensor-parallel-size, or one server for each GPU",
+        "-dp": "start one server for each GPU",
+        "--data-parallel-size": "start one server for each GPU",
+        "--limit-mm-per-prompt": "images are not served",
+    },
+    OLLAMA: {
+        "--keepalive": "the model stays loaded until the server ends",
+        "--keep-alive": "the model stays loaded until the server ends",
+        "--think": "use --reasoning, or reasoning_effort of a request",
+    },
+}
+
+
+def advice(flag: str, known: Collection[str]) -> str:
+    """Return what takes the place of `flag`, or "" if no served flag or server has this name.
+
+    `known` are Penstock's own flags.
+    """
+    dashed = flag.replace("_", "-")
+    if flag != dashed and dashed in known:
+        return f"{flag} is written {dashed}."
+    for server, flags in SAME.items():
+        if dashed in flags:
+            return f"{flag} is a flag of {server}; Penstock's is {flags[dashed]}."
+    for server, reasons in INSTEAD.items():
+        if dashed in reasons:
+            return f"{flag} is a flag of {server}: {reasons[dashed]}."
+    return ""
+
+
+def first_advice(arguments: Sequence[str], known: Collection[str]) -> str:
+    """Return the advice for the first unknown flag that has one; "" if there is none."""
+    for argument in arguments:
+        if argument == "--":
+            break
+        flag = argument.partition("=")[0]
+        if flag.startswith("-") and flag not in known and (text := advice(flag, known)):
+            return text
+    return ""

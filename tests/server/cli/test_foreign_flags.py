@@ -1,0 +1,49 @@
+"""Flags of other servers are answered with Penstock's."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.cli.foreign_flags import INSTEAD, SAME, first_advice
+from server.cli.settings import settings
+from tests.support.command_line import penstock
+
+FLAGS = {setting.flag for setting in settings()} | {
+    f"--no-{setting.flag[2:]}" for setting in settings() if setting.is_switch
+}
+
+
+def test_flags_of_other_servers_lead_to_flags_that_exist():
+    for flags in SAME.values():
+        for theirs, ours in flags.items():
+            assert ours.split()[0] in FLAGS, theirs
+            assert theirs not in FLAGS, f"{theirs} is a flag of Penstock's, too"
+    for reasons in INSTEAD.values():
+        assert not reasons.keys() & FLAGS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-c", "4096"], "-c is a flag of llama.cpp; Penstock's is --max-model-len."),
+        (["--ctx-size=4096"], "--ctx-size is a flag of llama.cpp; Penstock's is --max-model-len."),
+        (["--max_model_len", "9"], "--max_model_len is written --max-model-len."),
+        (["--trust_remote_code"], "--trust_remote_code is a flag of vLLM: code of a checkpoint"),
+        (["--context-length", "9"], "a flag of SGLang; Penstock's is --max-model-len."),
+        (["--host", "::1", "-ngl", "99"], "-ngl is a flag of llama.cpp: all layers are on the GPU"),
+        (["--", "-c"], ""),
+        (["--unknown"], ""),
+        (["--host", "0.0.0.0"], ""),
+    ],
+)
+def test_first_advice_names_our_flag(arguments, text):
+    found = first_advice(arguments, FLAGS)
+    assert text in found
+    assert bool(found) == bool(text)
+
+
+@pytest.mark.parametrize("command", ["serve", "run-batch"])
+def test_command_with_a_foreign_flag_exits_with_2(command):
+    answer = penstock(command, "demo", "-c", "4096")
+    assert answer.returncode == 2
+    assert "Penstock's is --max-model-len." in answer.stderr
