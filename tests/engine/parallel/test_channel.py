@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -75,3 +77,22 @@ def test_message_that_is_cut_off_raises_eof_error() -> None:
         sender.close()
         with pytest.raises(EOFError):
             Receiver(pipe).receive()
+
+
+class Narrow(io.BytesIO):
+    """A pipe that takes 7 bytes at a time, as a full pipe does."""
+
+    def write(self, data: Any) -> int:
+        return super().write(bytes(data)[:7])
+
+
+def test_message_through_a_pipe_that_takes_a_part_arrives_whole() -> None:
+    pipe = Narrow()
+    message = ReadAdapter(3, "/a/long/path/to/an/adapter")
+    Sender(pipe).send(message)
+    Sender(pipe).send(Capture())
+    receiver = Receiver(io.BytesIO(pipe.getvalue()))
+    assert receiver.receive() == message
+    assert receiver.receive() == Capture()
+    with pytest.raises(EOFError):
+        receiver.receive()

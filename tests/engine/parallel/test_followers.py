@@ -61,6 +61,26 @@ def killed_during_a_collective() -> None:
         raise RuntimeError("Connection reset by peer")
 
 
+def killed_before_a_message() -> None:
+    with Followers(CONFIG, WAITS) as followers:
+        followers._is_reported = True  # the signal comes too late
+        followers._processes[0].kill()
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def ended_one_after_the_other(reports: list[FollowerDiedError]) -> None:
+    """Rank 2 ends because rank 1 has: only the first end is an error."""
+    with Followers(CONFIG, WAITS) as followers:
+        try:
+            followers._processes[0].kill()
+            time.sleep(10)
+        except FollowerDiedError as error:
+            reports.append(error)
+        followers._processes[1].kill()
+        followers._processes[1].wait()
+        time.sleep(0.1)
+
+
 def failing() -> None:
     with Followers(CONFIG, WAITS):
         # A child that has not executed its command yet is not found by it.
@@ -86,10 +106,45 @@ def test_failed_collective_is_explained_by_the_death_behind_it() -> None:
     assert str(caught.value.__cause__) == "Connection reset by peer"
 
 
+def test_broken_pipe_is_explained_by_the_death_behind_it() -> None:
+    with pytest.raises(FollowerDiedError, match="rank 1 was killed by signal 9") as caught:
+        killed_before_a_message()
+    assert isinstance(caught.value.__cause__, BrokenPipeError)
+
+
+def test_follower_that_ends_after_another_is_not_reported() -> None:
+    reports: list[FollowerDiedError] = []
+    ended_one_after_the_other(reports)
+    assert [str(report) for report in reports] == ["The process of rank 1 was killed by signal 9."]
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_follower_that_exits_is_reported_with_its_status(status: int) -> None:
+    exits = [sys.executable, "-c", f"import sys; sys.exit({status})"]
+    text = f"The process of rank 1 exited with status {status}."
+    config = EngineConfig(tensor_parallel_size=2)
+    with pytest.raises(FollowerDiedError, match=text), Followers(config, exits):
+        time.sleep(10)
+
+
 def test_error_of_rank_0_stays_and_ends_the_followers() -> None:
     with pytest.raises(ValueError, match="own"):
         failing()
     assert children() == []
+
+
+def test_follower_that_does_not_end_by_itself_is_killed() -> None:
+    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with Followers(EngineConfig(tensor_parallel_size=2), hangs) as followers:
+        [process] = followers._processes
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_followers_leave_no_open_file() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with Followers(CONFIG, WAITS):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_followers_end_with_the_engine_in_silence() -> None:

@@ -234,8 +234,9 @@ async def test_openai_client_retrieves_lists_and_deletes(served):
     assert (await responses.retrieve(answer.id)).output_text == "Hello wörld!"
     page = await responses.input_items.list(answer.id)
     assert [item.content[0].text for item in page.data] == ["Hi"]
-    with pytest.raises(openai.BadRequestError, match="Only a background response"):
+    with pytest.raises(openai.BadRequestError, match="Only a background response") as refused:
         await responses.cancel(answer.id)
+    assert refused.value.param == "response_id"
     await responses.delete(answer.id)
     with pytest.raises(openai.NotFoundError) as error:
         await responses.retrieve(answer.id)
@@ -297,6 +298,9 @@ async def test_streamed_response_cannot_be_streamed_again(served):
     answer = await create(served)
     response = await served.http.get(f"/v1/responses/{answer['id']}?stream=true")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "stream")
+    for off in ("false", "False", "0"):
+        path = f"/v1/responses/{answer['id']}?stream={off}"
+        assert (await served.http.get(path)).status_code == 200
 
 
 @pytest.fixture
