@@ -107,6 +107,7 @@ class EngineCore:
         self.admitted: list[Admission] = []  # not sent yet
         self.inspection: Inspection | None = None  # None: nothing can look into this engine
         self.running = True
+        self.num_handled = 0  # messages
 
     def run(self) -> None:
         """Run until a Shutdown message arrives."""
@@ -125,6 +126,7 @@ class EngineCore:
             self.matchers.wait()
         elif idle and not self.adapters.is_loading and not self.runner.capture_when_idle():
             messages = self.endpoint.drain(block=True)
+        self.num_handled += len(messages)
         for message in messages:
             self.handle(message)
         for request, error in self.matchers.compiled():
@@ -147,7 +149,7 @@ class EngineCore:
         elif (messages or refused) and not step:
             # Nothing was computed, but aborts changed the counts of requests and blocks.
             now, stats = time.monotonic(), self.stats()
-            self.endpoint.send(StepOutputs(now, [], [], stats))
+            self.endpoint.send(StepOutputs(now, [], [], stats, num_handled=self.num_handled))
             if self.inspection is not None:
                 self.inspection.stepped(None, now, stats)
         elif not step and self.adapters.is_loading:
@@ -167,8 +169,10 @@ class EngineCore:
                 self._inspect(message)
             case CacheLookup():
                 found = {message.id: self.scheduler.num_cached(message)}
-                now = time.monotonic()
-                self.endpoint.send(StepOutputs(now, [], [], self.stats(), lookups=found))
+                now, count = time.monotonic(), self.num_handled
+                self.endpoint.send(
+                    StepOutputs(now, [], [], self.stats(), lookups=found, num_handled=count)
+                )
             case LoadAdapter() | UnloadAdapter():
                 self.adapters.handle(message)
             case Shutdown():
@@ -208,7 +212,11 @@ class EngineCore:
         vectors = self.scheduler.embeds.retire(pending.embeddings())
         stats = self.stats(pending.step, now - pending.launched_at)
         prefills = list(pending.step.prefills)
-        self.endpoint.send(StepOutputs(now, outputs, admitted, stats, vectors, prefills))
+        self.endpoint.send(
+            StepOutputs(
+                now, outputs, admitted, stats, vectors, prefills, num_handled=self.num_handled
+            )
+        )
         if self.inspection is not None:
             self.inspection.stepped(pending, now, stats)
 

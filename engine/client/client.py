@@ -48,7 +48,7 @@ from engine.protocol import (
     TokenOutput,
 )
 from engine.watch_messages import Blocks, StepTrace, Watch
-from engine.wire import FromEngine
+from engine.wire import FromEngine, ToEngine
 
 log = logging.getLogger(__name__)
 POLL_S = 0.5  # seconds between hang checks
@@ -77,6 +77,7 @@ class ProcessClient:
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
+        self._num_sent = self._num_handled = 0  # messages to the engine
         self._fatal: str | None = None
         self._child = child
         self._hang_watch: asyncio.Task[None] | None = None
@@ -123,8 +124,7 @@ class ProcessClient:
         silent, sign = 0.0, self._last_sign
         while silent <= most:
             await asyncio.sleep(POLL_S)
-            waits = self._streams or self._lookups or self._watch_id
-            silent = silent + POLL_S if waits and sign == self._last_sign else 0.0
+            silent = silent + POLL_S if self._waits and sign == self._last_sign else 0.0
             sign = self._last_sign
         if self._death is None and self._child is not None:
             text = (
@@ -134,6 +134,25 @@ class ProcessClient:
             self._child.process.send_signal(DUMP_STACKS)
             self._loop.call_later(LAST_WORDS_S, self._child.process.kill)
             self._end(EngineDeadError(text))
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the engine must still send something.
+
+        It must also confirm messages without an answer: the abort of a client that gave up is the
+        last sign of work that a hung engine has.
+        """
+        is_confirmed = self._num_handled >= self._num_sent
+        return bool(self._streams or self._lookups or self._watch_id or not is_confirmed)
+
+    def _begin_to_wait(self) -> None:
+        if not self._waits:
+            self._last_sign = time.monotonic()  # an idle engine sends nothing
+
+    def _send(self, message: ToEngine) -> None:
+        self._begin_to_wait()
+        self._endpoint.send(message)
+        self._num_sent += 1
 
     def _end(self, death: EngineDeadError) -> None:
         """Handle the death of an engine that was not shut down."""
@@ -197,6 +216,7 @@ class ProcessClient:
 
     def _on_step(self, outputs: StepOutputs) -> None:
         self._stats = outputs.stats
+        self._num_handled = outputs.num_handled
         self._queue.admitted((a.id for a in outputs.admitted), outputs.at)
         for admission in outputs.admitted:
             if stream := self._streams.get(admission.id):
@@ -271,7 +291,7 @@ class ProcessClient:
             result: LensResult = await self._answer_to(request)
         except asyncio.CancelledError:
             if self._death is None:
-                self._endpoint.send(Abort([request.id]))
+                self._send(Abort([request.id]))
             raise
         return result
 
@@ -281,16 +301,17 @@ class ProcessClient:
 
     def unload_adapter(self, adapter: int) -> None:
         if self._death is None:
-            self._endpoint.send(UnloadAdapter(adapter))
+            self._send(UnloadAdapter(adapter))
 
     async def _answer_to(self, message: CacheLookup | LensRequest | LoadAdapter) -> Any:
         if self._death is not None:
             raise self._death
         if self.info is None:
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
+        self._begin_to_wait()
         lookup = self._lookups[message.id] = asyncio.get_running_loop().create_future()
         try:
-            self._endpoint.send(message)
+            self._send(message)
             return await lookup
         finally:
             del self._lookups[message.id]
@@ -300,7 +321,7 @@ class ProcessClient:
         watch_id = self.next_id()
         self._watch_id = 0
         if self._death is None:
-            self._endpoint.send(Watch(watch_id, listener is not None))
+            self._send(Watch(watch_id, listener is not None))
             if listener is not None:
                 self._watch_id = watch_id
         elif listener is not None:
@@ -323,14 +344,13 @@ class ProcessClient:
         if self._death is not None:
             raise self._death
         self._queue.check(sum(counts), sum(sizes), self._stats)
-        if not self._streams:
-            self._last_sign = time.monotonic()  # an idle engine sends nothing
+        self._begin_to_wait()
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
         try:
             for request, count, size in zip(requests, counts, sizes, strict=True):
                 self._streams[request.id] = stream
                 self._queue.join(request.id, count, size)
-                self._endpoint.send(request)
+                self._send(request)
         except BaseException:
             stream.close()  # abort the requests already sent: the caller gets no stream
             raise
@@ -341,14 +361,14 @@ class ProcessClient:
             self._streams.pop(request_id, None)
         self._queue.forget(ids)
         if self._death is None:
-            self._endpoint.send(Abort(ids))
+            self._send(Abort(ids))
 
     @property
     def busy(self) -> bool:
         return bool(self._streams)
 
     def last_step_age(self) -> float:
-        return time.monotonic() - self._last_sign if self._streams else 0.0
+        return time.monotonic() - self._last_sign if self._waits else 0.0
 
     def drain(self) -> None:
         if self.state in ("loading", "ready"):

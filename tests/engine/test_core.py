@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.adapter_messages import UnloadAdapter
 from engine.core import EngineCore
 from engine.layers.weights.onednn import PackedWeight
-from engine.protocol import CacheLookup, Rejected, Shutdown, StepOutputs
+from engine.protocol import Abort, CacheLookup, Rejected, Shutdown, StepOutputs
+from engine.watch_messages import Watch
 from tests.support.driver import MODES, Driver, each
 
 modes = pytest.mark.parametrize("mode", each(MODES))
@@ -280,6 +282,20 @@ def test_core_abort_of_last_request_reports_empty_engine(checkpoint: Path) -> No
     last = driver.sent[-1]
     assert isinstance(last, StepOutputs)
     assert (last.tokens, last.stats.running, last.stats.blocks_held) == ([], 0, 0)
+
+
+@modes
+def test_core_confirms_each_message(checkpoint: Path, mode: dict[str, Any]) -> None:
+    """Otherwise the client would take the engine for hung, or a hung one for idle."""
+    driver = Driver(checkpoint, **mode)
+    running = driver.submit([1, 2, 3], 50)
+    driver.turn(3)
+    messages = [Abort([999]), UnloadAdapter(1), Watch(998, False), Abort([running]), Abort([7])]
+    for count, message in enumerate(messages, 2):  # the request was the first
+        driver.inbox.append(message)
+        driver.turn(3)
+        last = [sent for sent in driver.sent if isinstance(sent, StepOutputs)][-1]
+        assert last.num_handled == count, message
 
 
 def test_core_rejection_is_sent_in_same_turn(checkpoint: Path) -> None:

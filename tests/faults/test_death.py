@@ -281,6 +281,20 @@ async def test_hung_engine_is_killed_and_its_requests_fail(llama: Path) -> None:
 
 
 @pytest.mark.slow
+async def test_hung_engine_is_noticed_after_all_clients_have_given_up(llama: Path) -> None:
+    with serving(llama, "--stall-timeout", "4") as server:
+        async with server.http() as http:
+            server.engine.suspend()
+            for _ in range(3):
+                with pytest.raises(httpx2.ReadTimeout):
+                    await http.post("/v1/completions", json={"prompt": "Tim"}, timeout=0.5)
+            _, status = await first_failure(http)
+            assert status == "dead"
+        assert server.status() == exit_codes.ENGINE_DIED
+        assert "sent nothing for 4 s (--stall-timeout" in server.last_line
+
+
+@pytest.mark.slow
 async def test_requests_that_wait_for_hung_engine_are_counted(
     llama: Path, stories: list[Case]
 ) -> None:

@@ -95,7 +95,11 @@ class Client(ProcessClient):
         stats: EngineStats | None = None,
     ) -> None:
         admissions = [Admission(i, at, 0) for i in admitted]
-        self._on_message(StepOutputs(at, list(tokens), admissions, stats or EngineStats()))
+        count = len(self.endpoint.sent)
+        outputs = StepOutputs(
+            at, list(tokens), admissions, stats or EngineStats(), num_handled=count
+        )
+        self._on_message(outputs)
 
     def die(self, code: int) -> None:
         self._on_exit(code)

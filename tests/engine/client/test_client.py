@@ -238,6 +238,44 @@ async def test_client_watcher_gets_the_end_of_the_engine(client: Client) -> None
     assert [type(message) for message in seen] == [EngineDeadError] * 2
 
 
+@pytest.mark.parametrize(
+    "kind", ["closed stream", "cancelled lookup", "unload adapter", "end of watch"]
+)
+async def test_client_engine_that_confirms_no_message_is_hung(
+    client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Clients give up before --stall-timeout, so only their aborts are left."""
+    monkeypatch.setattr(client_module, "POLL_S", 0.01)
+    client.config = EngineConfig(stall_timeout=0.05)
+    client.child.send_signal = lambda number: None
+    client._loop = asyncio.get_running_loop()
+    if kind == "closed stream":
+        client.submit_prompts(1)[0].close()
+    elif kind == "cancelled lookup":
+        waiting = asyncio.ensure_future(client.num_cached([1], ""))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    elif kind == "unload adapter":
+        client.unload_adapter(1)
+    else:
+        client.watch(None)
+    assert client.last_step_age() > 0
+    await asyncio.wait_for(client._watch_for_hang(), 5)
+    assert client.state == "dead"
+
+
+async def test_client_engine_that_has_confirmed_the_abort_may_be_silent(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "POLL_S", 0.01)
+    client.config = EngineConfig(stall_timeout=0.05)
+    client.submit_prompts(1, 2)[0].close()
+    client.step()  # it has taken both requests and the abort
+    assert client.last_step_age() == 0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client._watch_for_hang(), 0.3)
+
+
 @pytest.mark.parametrize("kind", ["lookup", "lens", "watch"])
 async def test_client_engine_that_answers_no_question_is_hung(
     client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -275,7 +313,8 @@ async def test_client_engine_that_has_answered_all_questions_may_be_silent(
     await asyncio.sleep(0)
     [*_, sent] = client.endpoint.sent
     assert isinstance(sent, CacheLookup)
-    client._on_message(StepOutputs(1.0, [], [], EngineStats(), lookups={sent.id: 1}))
+    found = {sent.id: 1}
+    client._on_message(StepOutputs(1.0, [], [], EngineStats(), lookups=found, num_handled=2))
     await lookup
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client._watch_for_hang(), 0.3)
