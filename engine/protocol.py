@@ -23,6 +23,7 @@ from typing import Literal
 
 from msgspec import field
 
+from engine.ablation import Ablation
 from engine.batch_variance import BatchVariance
 from engine.message import Message, Record, TokenIds
 
@@ -117,6 +118,7 @@ class GenerateRequest(Message, frozen=True):
     explain: Explain | None = None
     adapter: int = 0  # 0: none
     tenant: str = ""  # the owner of the request's API key: a limit may be a share for each tenant
+    ablation: Ablation | None = None  # None: the whole model
 
     @property
     def grammar(self) -> Grammar | None:
@@ -243,6 +245,8 @@ class Ready(Message, frozen=True):
     memory: tuple[MemoryEntry, ...] = ()  # of rank 0
     other_ranks: tuple[tuple[MemoryEntry, ...], ...] = ()  # the memory of ranks 1, 2, ...
     max_lens_tokens: int = 0  # the longest text of a LensRequest
+    # Heads of each layer that an Ablation may name; empty if the model or its ranks take none.
+    ablatable_heads: tuple[int, ...] = ()
     quantization: str | None = None  # int8, int4 or fp8, if linear weights are kept so
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
     speculative_model: str | None = None  # the name of the model that drafts tokens

@@ -24,6 +24,30 @@ class Watch(Message, frozen=True):
     on: bool
 
 
+class MeasureWaits(Message, frozen=True):
+    """Begin to measure how long the engine's threads wait for a core, or stop.
+
+    While it is `on`, the engine sends a StepWaits behind each StepOutputs of a step.
+    """
+
+    on: bool
+    # What the engine's main thread had waited in its life when this was sent; -1: not known.
+    waited_ns: int = -1
+
+
+class StepWaits(Message, frozen=True):
+    """The time in which threads of the engine were ready to run and had no core.
+
+    A step took longer by `longest` at least and by `total` at most: threads may wait at the same
+    time. All are 0 where the system does not count.
+    """
+
+    step: int  # as in EngineStats
+    idle: float  # seconds between the step before and the arrival of the last request
+    longest: float  # seconds, of the computing thread that has waited longest
+    total: float  # seconds, of all computing threads
+
+
 class StepTrace(Message, frozen=True):
     """Events in the engine since the last StepTrace, up to the StepOutputs before it."""
 

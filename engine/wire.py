@@ -18,7 +18,7 @@ from engine.protocol import (
     Shutdown,
     StepOutputs,
 )
-from engine.watch_messages import Blocks, StepTrace, Watch
+from engine.watch_messages import Blocks, MeasureWaits, StepTrace, StepWaits, Watch
 
 ToEngine = (
     GenerateRequest
@@ -29,6 +29,7 @@ ToEngine = (
     | UnloadAdapter
     | Abort
     | Watch
+    | MeasureWaits
     | Shutdown
 )
 FromEngine = (
@@ -39,6 +40,7 @@ FromEngine = (
     | AdapterLoaded
     | Explained
     | StepTrace
+    | StepWaits
     | Blocks
     | Rejected
     | Notice

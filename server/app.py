@@ -40,7 +40,7 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
-from server.api.ui import explain, hello, lens, pages, prompt
+from server.api.ui import ablate, explain, hello, lens, pages, prompt
 from server.api.ui import model as ui_model
 from server.api.ui import requests as ui_requests
 from server.api.ui import watch as ui_watch
@@ -90,6 +90,7 @@ ROUTE_FILES = (
     lens,
     prompt,
     ui_model,
+    ablate,
     explain,
     ui_watch,
 )
@@ -129,7 +130,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     keys = ApiKeys(config)
     _check_ui(config, keys)
-    recorder = Recorder(client.step_listeners)
+    recorder = Recorder(client.step_listeners, client.measure_waits)
     state = AppState(
         config=config,
         client=client,

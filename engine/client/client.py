@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.client.admission import AdmissionControl
-from engine.client.interface import State, WatchListener
+from engine.client.interface import State, WaitListener, WatchListener
 from engine.client.output_stream import OutputStream
 from engine.client.subprocess import EngineProcess, exit_message
 from engine.config import EngineConfig
@@ -47,7 +47,7 @@ from engine.protocol import (
     StepOutputs,
     TokenOutput,
 )
-from engine.watch_messages import Blocks, StepTrace, Watch
+from engine.watch_messages import Blocks, MeasureWaits, StepTrace, StepWaits, Watch
 from engine.wire import FromEngine, ToEngine
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class ProcessClient:
         # By message id: the answers to CacheLookup, LensRequest and LoadAdapter messages.
         self._lookups: dict[int, asyncio.Future[Any]] = {}
         self._watcher: WatchListener | None = None
+        self._wait_listener: WaitListener | None = None  # None: nothing was ever recorded
         self._watch_id = 0  # of a Watch whose Blocks has not come; 0: none
         self._queue = AdmissionControl(config)
         self._ids = 0
@@ -187,6 +188,9 @@ class ProcessClient:
                     self._watch_id = 0
                 if self._watcher is not None:  # otherwise it was sent before the engine knew
                     self._watcher(message)
+            case StepWaits():
+                if self._wait_listener is not None:
+                    self._wait_listener(message)
             case Progress():
                 self.progress = message
             case Ready():
@@ -327,6 +331,13 @@ class ProcessClient:
         elif listener is not None:
             listener(self._death)
         return watch_id
+
+    def measure_waits(self, listener: WaitListener | None) -> None:
+        if listener is not None:
+            self._wait_listener = listener
+        if self._death is None:
+            waited = self._child.waited_ns() if self._child else -1
+            self._send(MeasureWaits(listener is not None, waited))
 
     def reserve(self) -> contextlib.AbstractContextManager[None]:
         return self._queue.reserve(self._stats)

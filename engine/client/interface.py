@@ -19,10 +19,11 @@ from engine.protocol import (
     StepOutputs,
     TokenOutput,
 )
-from engine.watch_messages import Blocks, StepTrace
+from engine.watch_messages import Blocks, StepTrace, StepWaits
 
 State = Literal["loading", "ready", "draining", "dead"]
 WatchListener = Callable[[StepTrace | Blocks | EngineDeadError], None]
+WaitListener = Callable[[StepWaits], None]
 
 
 class EngineClient(Protocol):
@@ -87,6 +88,10 @@ class EngineClient(Protocol):
         """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.
         `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs. At the
         end of the engine it gets the error."""
+
+    def measure_waits(self, listener: WaitListener | None) -> None:
+        """Begin to measure how long steps wait for a core; None ends it. `listener`, the only one,
+        gets a StepWaits behind each StepOutputs of a step, also those sent before the end."""
 
     def next_id(self) -> int: ...
 

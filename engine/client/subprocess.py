@@ -56,6 +56,13 @@ class EngineProcess:
         self.wait()
         self.close()
 
+    def waited_ns(self) -> int:
+        """Return how long the main thread has waited for a core, by Linux's count; -1: not known."""
+        try:
+            return int(Path(f"/proc/{self.process.pid}/schedstat").read_bytes().split()[1])
+        except (OSError, IndexError, ValueError):
+            return -1
+
     def wait(self) -> int:
         """Wait until the process ends; return its exit status."""
         with self.process:  # closes the pipe only after the end: closing it would end the process

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from engine.inspect.ablations import Ablations
+from engine.inspect.core_waits import CoreWaits
 from engine.inspect.lens import look
 from engine.inspect.lens_queue import LensQueue
 from engine.inspect.watch import EngineWatch
@@ -15,18 +17,20 @@ from engine.protocol import Abort, EngineStats, GenerateRequest, StepOutputs
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
-from engine.watch_messages import Watch
+from engine.watch_messages import MeasureWaits, Watch
 
 
 class Inspectors:
-    """The lens and the watch of one engine. `send` sends a message to the API process."""
+    """The lens, the watch and the measured waits of one engine. `send` sends a message to the API process."""
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, send: Callable[[Message], None]
     ) -> None:
         self._scheduler, self._runner, self._send = scheduler, runner, send
+        self.ablations = Ablations(runner)
         self.lenses = LensQueue(partial(look, runner))
         self.watch: EngineWatch | None = None  # None without a viewer
+        self.waits: CoreWaits | None = None  # None while no request is recorded
 
     @property
     def has_work(self) -> bool:
@@ -40,8 +44,15 @@ class Inspectors:
                 self.lenses.drop(message.ids)
             case Watch():
                 self._watch(message)
-            case GenerateRequest() if self.watch is not None:
-                self.watch.add(message)
+            case MeasureWaits():
+                self.waits = CoreWaits(message.waited_ns) if message.on else None
+            case GenerateRequest():
+                if self.waits is not None:
+                    self.waits.arrived()
+                if message.ablation is not None:
+                    self.ablations.add(message.id, message.ablation)
+                if self.watch is not None:
+                    self.watch.add(message)
 
     def work(self) -> None:
         """Compute a piece of a lens, unless requests wait."""
@@ -62,6 +73,10 @@ class Inspectors:
 
     def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
         """Report a step that was retired, or changes without a step."""
+        if self.waits is not None and pending is not None:
+            self._send(self.waits.of_step(stats.step))
+        if self.ablations:
+            self.ablations.keep(self._scheduler.sequences)
         if self.watch is None:
             return
         step, launched = (pending.step, pending.launched_at) if pending else (None, 0.0)

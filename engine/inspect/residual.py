@@ -61,7 +61,7 @@ class ResidualTaps:
         self._index = self._positions if stack == "decoder" else self._positions[:0]
         self.streams.clear()
         self._last_normed = None
-        tapped = [(name, layer) for name, layer in self._model.named_modules() if _joins(layer)]
+        tapped = [(name, layer) for name, layer in self._model.named_modules() if joins(layer)]
         try:
             for name, layer in tapped:
                 vars(layer)["add"] = self._tap(name, layer, getattr(layer, "add"))  # noqa: B009
@@ -123,7 +123,7 @@ class ResidualTaps:
         return JoinedStream(total.index_select(0, index), normed.index_select(0, index))
 
 
-def _joins(layer: nn.Module) -> bool:
+def joins(layer: nn.Module) -> bool:
     return callable(getattr(layer, "add", None))
 
 

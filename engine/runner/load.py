@@ -20,6 +20,7 @@ from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
+from engine.inspect.ablations import ablatable_heads
 from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
@@ -165,6 +166,7 @@ def _facts(
         memory=memory,
         other_ranks=memory_of_others(plan, memory),
         max_lens_tokens=_max_lens_tokens(plan, max_model_len),
+        ablatable_heads=() if plan.ranks.count > 1 else ablatable_heads(plan.model),
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),

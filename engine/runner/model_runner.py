@@ -47,6 +47,9 @@ MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
 FEW_TOKENS, TEXT_TOKENS_MULTIPLE, STEP_TOKENS_MULTIPLE = 32, 16, 8
 
 
+Forward = Callable[[ForwardBatch], torch.Tensor]
+
+
 class Followers(Protocol):
     """The other ranks, which compute the same steps: `engine/parallel/followers.py`."""
 
@@ -97,7 +100,9 @@ class ModelRunner:
         self._can_capture = True
         self._resident, self._resident_at = 0, -MEMORY_INTERVAL
         # Computes hidden states [T, hidden] of any batch, and faster than Python for few decodes.
-        self.programs: Callable[[ForwardBatch], torch.Tensor] | None = None
+        self.programs: Forward | None = None
+        # Returns what computes the hidden states of a step in place of the model; None: the model.
+        self.forward_of: Callable[[Step], Forward | None] | None = None
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -140,16 +145,19 @@ class ModelRunner:
     def _compute(self, step: Step) -> tuple[torch.Tensor, bool, Sequence[PendingKnown]]:
         """Return logits [R, V] of the slices that sample, whether a graph left them, and what
         slices want of known tokens."""
-        shape = self._captured_shape(step)
+        changed = None if self.forward_of is None else self.forward_of(step)
+        shape = None if changed else self._captured_shape(step)
         if self.graphs is not None and shape is not None:
             return self.graphs.compute(shape, step.slices), True, []
-        logits, known = self._compute_eagerly(step)
+        logits, known = self._compute_eagerly(step, changed or self._forward)
         return logits, False, known
 
-    def _compute_eagerly(self, step: Step) -> tuple[torch.Tensor, Sequence[PendingKnown]]:
+    def _compute_eagerly(
+        self, step: Step, forward: Forward
+    ) -> tuple[torch.Tensor, Sequence[PendingKnown]]:
         """Compute any step, kernel by kernel."""
         batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
-        hidden = self._forward(batch)
+        hidden = forward(batch)
         known: Sequence[PendingKnown] = self._prompt_logprobs(step.slices, hidden)
         if self.rows.explain and step.prefills:
             known = [*known, *self._explained(step.slices, hidden)]

@@ -27,11 +27,20 @@ class BlockHasher:
         self.block_size = block_size
         self._key = key
 
-    def root(self, salt: str, encoder_prompt: Sequence[int], adapter: int = 0) -> bytes:
-        """Return the parent of a sequence's first hash: of its tenant, adapter and source."""
+    def root(
+        self,
+        salt: str,
+        encoder_prompt: Sequence[int],
+        adapter: int = 0,
+        ablation_key: Sequence[int] = (),
+    ) -> bytes:
+        """Return the parent of a sequence's first hash: of its tenant, adapter and source, and of
+        its ablation."""
         tenant = salt.encode()
         if adapter:
             tenant = self._digest((-1, adapter), tenant)  # no block has a negative token
+        if ablation_key:
+            tenant = self._digest(ablation_key, tenant)
         # Hash the tenant first: sources have any length, so joining both would be ambiguous.
         return self._digest(encoder_prompt, self._digest((), tenant)) if encoder_prompt else tenant
 

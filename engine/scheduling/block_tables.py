@@ -335,7 +335,7 @@ class BlockTables:
             return
         if not sequence.hash_root:
             sequence.hash_root = self.hasher.root(
-                sequence.salt, sequence.encoder_prompt, sequence.adapter
+                sequence.salt, sequence.encoder_prompt, sequence.adapter, sequence.ablation_key
             )
         self.hasher.extend(sequence.hashes, sequence.tokens, sequence.hash_root)
 

@@ -37,6 +37,8 @@ class Sequence:
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
         self.adapter: int = request.adapter  # 0: none
         self.adapter_slot: int = 0  # while it runs
+        # Its KV is that of no request with another one.
+        self.ablation_key: tuple[int, ...] = request.ablation.key if request.ablation else ()
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
         self.num_prompt_logprobs: int = 0  # how many are known, sent ones included
         self.num_tokens: int = self.prompt_length

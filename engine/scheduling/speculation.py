@@ -67,7 +67,7 @@ class Speculation:
         """Return up to `most` tokens to assume behind the last token of a decoding sequence."""
         is_decode = sequence.num_tokens > sequence.prompt_length
         most = min(most, self._most, sequence.num_samples_left - 1)
-        if most <= 0 or not is_decode or sequence.explain:
+        if most <= 0 or not is_decode or sequence.explain or sequence.ablation_key:
             return []
         sequence.drafts.is_forced = False
         draft = self._allowed if sequence.is_constrained else self._likely

@@ -41,7 +41,7 @@ class Generation(Submission[TokenOutput]):
         self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
         self._recorded: OpenRequest | None = None  # None: not recorded
         self._recording: Recording | None = None  # None without --record
-        if state.record is not None:
+        if state.record is not None and prepared.ablation is None:  # else it cannot be repeated
             self._recording = Recording(state.record, prepared, VERSION)
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
@@ -61,6 +61,18 @@ class Generation(Submission[TokenOutput]):
 
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
+        recorder = self._recorder
+        if not (self._wants_record or recorder.is_leased):
+            return self._submit(requests)
+        with recorder.lease():  # before the first step
+            stream = self._submit(requests)
+            prepared = self.prepared
+            self._recorded = recorder.begin(
+                prepared.request_id, prepared.tenant, prepared.arrival, list(self._by_id)
+            )
+        return stream
+
+    def _submit(self, requests: list[GenerateRequest]) -> OutputStream[TokenOutput]:
         stream = self._client.submit(requests)
         stream.wakes_on_prefills = bool(self._readers)
         if self._recording is not None:
@@ -68,11 +80,6 @@ class Generation(Submission[TokenOutput]):
         if self._limiter is not None:
             self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
         self._metrics.request_n.observe(self.prepared.options.n)
-        if self._wants_record or self._recorder.is_leased:
-            prepared = self.prepared
-            self._recorded = self._recorder.begin(
-                prepared.request_id, prepared.tenant, prepared.arrival, list(self._by_id)
-            )
         return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
@@ -92,6 +99,7 @@ class Generation(Submission[TokenOutput]):
             tenant=prepared.tenant,
             encoder_prompt=encoder_prompt,
             adapter=prepared.adapter,
+            ablation=prepared.ablation,
         )
 
     def _params(self, choice: Choice) -> SamplingParams:

@@ -9,6 +9,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
+from engine.ablation import Ablation
 from engine.protocol import SamplingParams
 from server.generation.limits import (
     check_answer_logprobs,
@@ -57,6 +58,7 @@ class PreparedRequest:
     parsing: Parsing | None = None  # None: the answers are plain text
     limiter: RateLimiter | None = None  # of the request's key, if it has limits
     access: AccessRecord = field(default_factory=AccessRecord)  # of the access log
+    ablation: Ablation | None = None  # None: the whole model
 
     @property
     def num_choices(self) -> int:

@@ -2,7 +2,7 @@
 
 A step takes D = a + b * prefill + c * decode + d * context: a constant (reading the weights), then
 prompt tokens, decoded tokens, and pairs of a query and a key. The coefficients are >= 0, and
-fitted to the recorded steps by least squares.
+fitted to the recorded steps by least squares. What a step waited for a core is not part of D.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ FEATURES = 4  # constant, prefill, decode, context
 # A step that took this many times as long as the model says was stalled by something else.
 STALL = 3.0
 MAX_STALLS = 0.05  # share of the steps that may be left out of the fit as stalls
+MOST_WAITING = 0.95  # share of a step that is left out of the fit as waiting
 TIE = 1e-12  # of the sum of squares: a coefficient must improve the fit by more
 
 
@@ -94,6 +95,19 @@ def durations(steps: Sequence[RecordedStep]) -> Floats:
     return np.maximum(seconds, 1e-9)
 
 
+def waits_of(steps: Sequence[RecordedStep], excess: Floats) -> Floats:
+    """Return the seconds that each step waited for a core.
+
+    Threads wait for each other, so a step took longer by the longest wait of a thread at least, and
+    by the sum of all if no two threads waited at once. `excess` is what each step took beyond its
+    work; the value between the two that is nearest to it is returned.
+    """
+    longest = np.array([step.longest_wait for step in steps], np.float64)
+    total = np.array([step.total_wait for step in steps], np.float64)
+    within: Floats = np.minimum(np.clip(excess, longest, total), durations(steps))
+    return within
+
+
 def fit(steps: Sequence[RecordedStep]) -> StepModel:
     """Fit the model to these steps."""
     if not steps:
@@ -102,14 +116,20 @@ def fit(steps: Sequence[RecordedStep]) -> StepModel:
     features = np.ones((len(steps), FEATURES))
     for column, amounts in enumerate((members.prefill, members.decode, members.context), 1):
         features[:, column] = np.bincount(members.step, amounts, len(steps))
-    seconds = durations(steps)
+    wall = durations(steps)
+    # The longest wait of a thread is the least that the step waited. A step that mostly waited says
+    # little about its work, so it has less weight.
+    weights = 1 - np.minimum(waits_of(steps, np.zeros(len(steps))) / wall, MOST_WAITING)
+    seconds = wall * weights
     is_usable = _without_stalls(features, seconds)
-    features, seconds = features[is_usable], seconds[is_usable]
-    constant, prefill, decode, context = nnls(features, seconds).tolist()
+    features, seconds, weights = features[is_usable], seconds[is_usable], weights[is_usable]
+    weighted = nnls(features * weights[:, None], seconds * weights)
+    constant, prefill, decode, context = weighted.tolist()
     residual = seconds - features @ np.array([constant, prefill, decode, context])
-    error = float(residual @ residual)
-    spread = float(((seconds - seconds.mean()) ** 2).sum())
-    r2 = 1 - error / spread if spread > TIE * float(seconds @ seconds) else 1.0
+    error = float(residual**2 @ weights**2)
+    mean = np.average(seconds, weights=weights**2)
+    spread = float(((seconds - mean) ** 2) @ weights**2)
+    r2 = 1 - error / spread if spread > TIE * float(seconds**2 @ weights**2) else 1.0
     left_out = len(steps) - len(seconds)
     return StepModel(constant, prefill, decode, context, len(seconds), left_out, r2)
 

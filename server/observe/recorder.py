@@ -11,10 +11,12 @@ import contextlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
+from engine.client.interface import WaitListener
 from engine.protocol import PrefillChunk, StepOutputs
+from engine.watch_messages import StepWaits
 from server.observe.choice_record import ChoiceRecord
 
 FIT_STEPS = 2048  # steps that the step model is fitted to
@@ -41,6 +43,11 @@ class RecordedStep:
     contexts: array[int]  # keys that each decode attended to; 0: unknown
     encoded_ids: tuple[int, ...]  # requests with a text that was encoded
     encoded_tokens: int  # of all these texts together
+    # Seconds that threads of the engine waited for a core: before the step, while there was none;
+    # in it, the longest of one, and the sum of all.
+    idle_wait: float = 0.0
+    longest_wait: float = 0.0
+    total_wait: float = 0.0
 
     @property
     def num_bytes(self) -> int:
@@ -79,11 +86,17 @@ class RecordedRequest:
 class Recorder:
     """Keeps the last steps and the last requests, within fixed numbers and bytes.
 
-    `listeners` is the client's list of step listeners. Everything runs in the event loop's thread.
+    `listeners` is the client's list of step listeners; `measure_waits` is the client's method.
+    Everything runs in the event loop's thread.
     """
 
-    def __init__(self, listeners: list[Callable[[StepOutputs], None]]) -> None:
+    def __init__(
+        self,
+        listeners: list[Callable[[StepOutputs], None]],
+        measure_waits: Callable[[WaitListener | None], None] = lambda _: None,
+    ) -> None:
         self._listeners = listeners
+        self._measure_waits = measure_waits
         self._leases = 0
         self._steps: deque[RecordedStep] = deque()
         self._first_place = 0  # of the oldest step kept
@@ -113,11 +126,13 @@ class Recorder:
         self._leases += 1
         if self._leases == 1:
             self._listeners.append(self._on_step)
+            self._measure_waits(self._on_waits)
 
     def _release(self) -> None:
         self._leases -= 1
         if self._leases == 0:
             self._listeners.remove(self._on_step)
+            self._measure_waits(None)
             self._contexts = {}
             self._busy_until = 0.0
 
@@ -182,6 +197,14 @@ class Recorder:
         self._steps.append(step)
         self._step_bytes += step.num_bytes
         self._forget_steps()
+
+    def _on_waits(self, waits: StepWaits) -> None:
+        """Note the waits of the last step; those of the last one of a lease come after its end."""
+        if self._steps and self._steps[-1].number == waits.step:
+            last = self._steps[-1]
+            self._steps[-1] = replace(
+                last, idle_wait=waits.idle, longest_wait=waits.longest, total_wait=waits.total
+            )
 
     def _recorded(self, outputs: StepOutputs, begin: float) -> RecordedStep:
         """Return a step, and note how long the sequences in it are now."""

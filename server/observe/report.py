@@ -195,6 +195,7 @@ def _step(share: StepShare, arrival: float) -> Json:
         "base": _ms(share.base),
         "own": _ms(share.own),
         "others": _ms(share.others),
+        "waiting": _ms(share.waiting),
         "unexplained": _ms(share.unexplained),
     }
 

@@ -5,6 +5,7 @@
 - `base`: the constant of the steps that computed something of it
 - `own`: its own tokens in these steps
 - `others`: the tokens of other requests in these steps
+- `waiting`: threads of the engine waited for a core, in these steps and before the first one
 - `unexplained`: the rest, where the steps took longer (or less, if negative) than the model says
 """
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from server.observe.blame import Floats, Members, StepModel, durations, members_of
+from server.observe.blame import Floats, Members, StepModel, durations, members_of, waits_of
 from server.observe.recorder import RecordedRequest, RecordedStep
 
 Bools = np.ndarray[tuple[int, ...], np.dtype[np.bool]]
@@ -43,6 +44,7 @@ class StepShare:
     base: float
     own: float
     others: float
+    waiting: float
     unexplained: float
 
 
@@ -72,7 +74,9 @@ def waterfall_of(
     begins = np.array([max(step.begin, submitted) for step in kept], np.float64)
     ends = np.array([min(step.end, engine_end) for step in kept], np.float64)
     split = _Split(request, kept, begins, ends, model)
-    queue_us = _us(split.queue_seconds + _waited_without_steps(request, submitted, begins, ends))
+    idle = _waited_without_steps(request, submitted, begins, ends)
+    idle_waiting = min(idle, split.idle_wait)
+    queue_us = _us(split.queue_seconds + idle - idle_waiting)
     others, queued = split.by_request(split.shared), split.by_request(split.queued)
     decodes = split.by_request(split.members.decode)
     neighbours = [
@@ -93,6 +97,7 @@ def waterfall_of(
         "base": _us(float(split.base.sum())),
         "own": _us(float(split.own.sum())),
         "others": sum(one.others_us for one in neighbours),
+        "waiting": _us(float(split.waiting.sum()) + idle_waiting),
     }
     parts["unexplained"] = wall_us - sum(parts.values())
     return Waterfall(
@@ -147,6 +152,8 @@ class _Split:
         is_own = np.isin(members.id, request.opened.ids)
         self._is_queue: Bools = np.bincount(members.step, is_own, count) == 0
         runs = ~self._is_queue
+        first = np.flatnonzero(runs)[:1]
+        self.idle_wait = sum(steps[place].idle_wait for place in first.tolist())
         self.queue_seconds = float(self._within[self._is_queue].sum())
         self.base = runs * share * model.constant
         self.own = share * np.bincount(members.step, self.costs * is_own, count)
@@ -156,6 +163,8 @@ class _Split:
         self.queued: Floats = _shares(members, self.costs, count) * self._within[members.step]
         self.queued = self.queued * in_queue
         self._others = np.bincount(members.step, self.shared, count)
+        explained = self.base + self.own + self._others
+        self.waiting: Floats = runs * share * waits_of(steps, (self._within - explained) / share)
 
     def by_request(self, amounts: np.typing.ArrayLike) -> dict[int, float]:
         """Return the sum of `amounts`, one for each member, by request. Leaves out zeros."""
@@ -166,14 +175,16 @@ class _Split:
 
     def shares(self) -> list[StepShare]:
         runs = ~self._is_queue
-        unexplained = runs * (self._within - self.base - self.own - self._others)
+        explained = self.base + self.own + self._others + self.waiting
+        unexplained = runs * (self._within - explained)
+        parts = [self.base, self.own, self._others, self.waiting, unexplained]
         return [
-            StepShare(step, *times, is_queue, *parts)
-            for step, times, is_queue, parts in zip(
+            StepShare(step, *times, is_queue, *seconds)
+            for step, times, is_queue, seconds in zip(
                 self._steps,
                 zip(self._begins.tolist(), self._ends.tolist(), strict=True),
                 self._is_queue.tolist(),
-                np.stack([self.base, self.own, self._others, unexplained], 1).tolist(),
+                np.stack(parts, 1).tolist(),
                 strict=True,
             )
         ]

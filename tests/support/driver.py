@@ -15,6 +15,7 @@ from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import nn
 
+from engine.ablation import Ablation
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.inspect.inspectors import Inspectors
@@ -278,15 +279,23 @@ class Driver:
         salt: str = "",
         source: list[int] | None = None,
         adapter: int = 0,
+        ablation: Ablation | None = None,
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
         self._ids += 1
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
-        times = arrival, priority
         self.inbox.append(
             GenerateRequest(
-                self._ids, prompt, sampling, *times, salt, source or [], adapter=adapter
+                self._ids,
+                prompt,
+                sampling,
+                arrival,
+                priority,
+                salt,
+                source or [],
+                adapter=adapter,
+                ablation=ablation,
             ),
         )
         return self._ids

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.client.admission import AdmissionControl
-from engine.client.interface import State, WatchListener
+from engine.client.interface import State, WaitListener, WatchListener
 from engine.client.output_stream import OutputStream
 from engine.config import EngineConfig
 from engine.errors import (
@@ -113,6 +113,7 @@ class FakeEngine:
     looks: list[LensRequest] = field(default_factory=list)
     lens: Callable[[LensRequest], LensResult] = lambda request: LensResult(request.id)
     watcher: WatchListener | None = None
+    wait_listener: WaitListener | None = None  # None: waits are not measured
     watch_calls: list[bool] = field(default_factory=list)  # whether each began to watch
 
     def __post_init__(self) -> None:
@@ -197,6 +198,9 @@ class FakeEngine:
         self.looks.append(as_received(request))
         await self.lens_gate.wait()
         return self.lens(request)
+
+    def measure_waits(self, listener: WaitListener | None) -> None:
+        self.wait_listener = listener
 
     def watch(self, listener: WatchListener | None) -> int:
         """Answer with the running requests; each has one block, which has its id."""

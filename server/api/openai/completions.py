@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.ablation import Ablation
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.writer import CompletionWriter
 from server.api.receive import admit_and_read
@@ -19,7 +22,7 @@ from server.generation.prompts import (
 )
 from server.generation.response import respond
 from server.http.openapi import body_schema
-from server.state import state_of
+from server.state import AppState, state_of
 
 router = APIRouter()
 
@@ -27,8 +30,14 @@ router = APIRouter()
 @router.post("/v1/completions", openapi_extra=body_schema(CompletionBody, streams=True))
 async def completions(request: Request) -> Response:
     """Continuations of one or more prompts; choice `prompt * n + k` is the k-th of a prompt."""
-    state = state_of(request)
     body = await admit_and_read(request, CompletionBody, "generate")
+    return await complete(state_of(request), request, body)
+
+
+async def complete(
+    state: AppState, request: Request, body: CompletionBody, ablation: Ablation | None = None
+) -> Response:
+    """Return the response to a body that was admitted. Raises a 400 or 503 ApiError."""
     options = body.options()
     texts: Prompts = body.prompts
     if body.suffix:
@@ -42,6 +51,8 @@ async def completions(request: Request) -> Response:
     prepared = prepare(
         state, request, options, prompts, param="prompt", echoes=echoes, ignored=body.ignored
     )
+    if ablation is not None:
+        prepared = replace(prepared, ablation=ablation)
     names_ids = state.config.return_tokens_as_token_ids
     writer = CompletionWriter(state.tokenizer, prepared, body, names_ids=names_ids)
     return respond(state, prepared, writer)

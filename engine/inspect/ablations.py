@@ -1,0 +1,171 @@
+"""Ablations: compute steps in which some requests have heads or layers of the decoder switched off.
+
+The step is computed by the model's own code and kernels, without graphs and programs. Masks change
+only the tokens of these requests, so the others keep every bit:
+
+- a head's output is zero behind attention, before the output projection;
+- a sublayer's output is zero where it joins the residual stream, at the `add` of a norm or Join.
+
+Michel, Levy, Neubig: Are Sixteen Heads Really Better than One? (arXiv 1905.10650).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from engine.ablation import Ablation
+from engine.attention.backend import AttentionPlan
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import LayerKV
+from engine.attention.spec import AttentionSpec
+from engine.inspect.residual import joins
+from engine.layers.attention import Attention
+from engine.models.base import Model
+from engine.runner.model_runner import Forward, ModelRunner
+from engine.scheduling.step import Step
+
+
+class AblatedTokens(NamedTuple):
+    """Tokens [first, end) of a step that belong to a request with an ablation."""
+
+    first: int
+    end: int
+    ablation: Ablation
+
+
+class Ablations:
+    """The requests of the engine that have an ablation, by id.
+
+    While there are some, it is the runner's `forward_of`.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._of: dict[int, Ablation] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, request_id: int, ablation: Ablation) -> None:
+        self._of[request_id] = ablation
+        self._runner.forward_of = self.forward_of
+
+    def keep(self, ids: Collection[int]) -> None:
+        """Forget all requests but those with these ids."""
+        self._of = {key: ablation for key, ablation in self._of.items() if key in ids}
+        if not self._of:
+            self._runner.forward_of = None
+
+    def forward_of(self, step: Step) -> Forward | None:
+        """Return what computes the hidden states of a step; None if the model does it alone."""
+        found = []
+        end = 0
+        for s in step.slices:
+            end += s.count
+            if s.id in self._of:
+                found.append(AblatedTokens(end - s.count, end, self._of[s.id]))
+        return partial(self._forward, found) if found else None
+
+    def _forward(self, tokens: Sequence[AblatedTokens], batch: ForwardBatch) -> torch.Tensor:
+        masks = StepMasks(self._runner, tokens, batch.num_tokens)
+        ablated = replace(batch, plan=AblatedPlan(batch.plan, masks))
+        with masks.applied():
+            return self._runner.forward(ablated)
+
+
+class StepMasks:
+    """What is switched off in a step of T tokens, by layer, and which layer is being computed."""
+
+    def __init__(self, runner: ModelRunner, tokens: Sequence[AblatedTokens], count: int) -> None:
+        self._module = cast(nn.Module, runner.model)
+        self._layers = {
+            id(runner.kv.layers[attention.index]): layer
+            for layer, attention in enumerate(decoder_attention(runner.model))
+        }
+        self.layer = -1  # -1: none yet
+        self.heads: dict[int, torch.Tensor] = {}  # by layer: [T, H, 1], True for those that are off
+        self._off: dict[int, torch.Tensor] = {}  # by layer: [T, 1], True for tokens without it
+        sizes = [attention.spec.num_heads for attention in decoder_attention(runner.model)]
+        for first, end, ablation in tokens:
+            for layer, head in ablation.heads:
+                if layer not in self.heads:
+                    shape = (count, sizes[layer], 1)
+                    self.heads[layer] = torch.zeros(shape, dtype=torch.bool, device=runner.device)
+                self.heads[layer][first:end, head] = True
+            for layer in ablation.layers:
+                if layer not in self._off:
+                    off = torch.zeros((count, 1), dtype=torch.bool, device=runner.device)
+                    self._off[layer] = off
+                self._off[layer][first:end] = True
+
+    def enter(self, kv: LayerKV | None) -> None:
+        """Note that attention over `kv` is computed. Self-attention begins a layer."""
+        self.layer = self._layers.get(id(kv), self.layer)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Replace `add` of all norms and joins, and restore it on exit."""
+        tapped = [layer for layer in self._module.modules() if joins(layer)] if self._off else []
+        try:
+            for layer in tapped:
+                vars(layer)["add"] = self._masked(getattr(layer, "add"))  # noqa: B009
+            yield
+        finally:
+            for layer in tapped:
+                vars(layer).pop("add", None)
+
+    def _masked(self, add: Any) -> Any:
+        def masked(x: torch.Tensor, delta: torch.Tensor | None, *post: Any) -> Any:
+            off = self._off.get(self.layer)
+            if delta is not None and off is not None:
+                delta = delta.clone()
+                delta[: len(off)].masked_fill_(off, 0)  # padding follows the tokens
+            return add(x, delta, *post)
+
+        return masked
+
+
+class AblatedPlan:
+    """An AttentionPlan whose result is zero for the heads that are switched off."""
+
+    def __init__(self, plan: AttentionPlan, masks: StepMasks) -> None:
+        self._plan, self._masks = plan, masks
+        self.layout = plan.layout
+
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+        self._plan.store(kv, key, value)
+
+    def attend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV | None,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self._masks.enter(kv)
+        result = self._plan.attend(spec, kv, query, key, value, bias, sinks)
+        off = self._masks.heads.get(self._masks.layer)
+        if off is None or spec.kind != "causal":
+            return result
+        return result.masked_fill(off, 0)
+
+
+def decoder_attention(model: Model) -> list[Attention]:
+    """Return the self-attention of the decoder's layers, in their order."""
+    layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
+    return sorted((one for one in layers if one.spec.kind == "causal"), key=lambda one: one.index)
+
+
+def ablatable_heads(model: Model) -> tuple[int, ...]:
+    """Return the number of heads in each layer of the decoder."""
+    return tuple(layer.spec.num_heads for layer in decoder_attention(model))
