@@ -9,7 +9,7 @@ class Ablation(Record, frozen=True):
     """Attention heads and layers that add nothing to the residual stream of a request's tokens.
 
     A head's output is zero before the output projection, whose bias stays. A layer adds neither its
-    attention nor its MLP. Layers and heads are counted from 0; those of an encoder stay as they are.
+    attention nor its MLP. Layers and heads are counted from 0. An encoder stays as it is.
     """
 
     heads: tuple[tuple[int, int], ...] = ()  # (layer, head)

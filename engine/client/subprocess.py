@@ -57,7 +57,7 @@ class EngineProcess:
         self.close()
 
     def waited_ns(self) -> int:
-        """Return how long the main thread has waited for a core, by Linux's count; -1: not known."""
+        """Return how long the main thread has waited for a core; -1: the system does not count."""
         try:
             return int(Path(f"/proc/{self.process.pid}/schedstat").read_bytes().split()[1])
         except (OSError, IndexError, ValueError):

@@ -15,14 +15,14 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
+from engine.attention.spec import AttentionSpec
+from engine.attention.weights_size import kept_layers, longest_text
 from engine.device.transfer import to_device
-from engine.inspect.lens_plan import LensPlan, as_bytes, attention_bytes
+from engine.inspect.lens_plan import LensPlan, as_bytes
 from engine.inspect.residual import ResidualTaps
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
 from engine.lens_messages import (
-    MAX_LENS_BYTES,
-    MAX_LENS_TOKENS,
     LensRequest,
     LensResult,
     Prediction,
@@ -58,12 +58,19 @@ def _pieces(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | 
         cosines = _cosines(runner.model, request.tokens, runner.device)
         yield LensResult(request.id, cosines=as_bytes(cosines))
         return
-    passed = LensPass(runner, request)
+    kept: frozenset[int] | None = None
+    if request.attention:
+        longest = max(len(request.tokens), len(request.source))
+        kept = kept_layers(stack_specs(runner.model), longest, request.layers)
+        if kept is None:
+            yield LensResult(request.id, error="large")
+            return
+    passed = LensPass(runner, request, kept)
     with reference_ops(runner):
         hidden = passed.compute()
     predictions: list[Prediction] = []
     logit_lens: list[Prediction] = []
-    if runner.kind != "encoder":
+    if runner.kind != "encoder" and request.predictions:
         for first in range(0, len(request.tokens), ROWS):
             yield None
             positions = range(first, min(first + ROWS, len(request.tokens)))
@@ -101,12 +108,16 @@ def reference_ops(runner: ModelRunner) -> Iterator[None]:
 class LensPass:
     """One pass of a request through the model."""
 
-    def __init__(self, runner: ModelRunner, request: LensRequest) -> None:
+    def __init__(
+        self, runner: ModelRunner, request: LensRequest, kept: frozenset[int] | None = None
+    ) -> None:
+        """`kept` are the layers whose attention weights are kept; None: no layer is looked at."""
         self._runner, self._request = runner, request
         self._model = runner.model
-        (positions,) = to_device([list(request.positions)], runner.device)
+        ids = [list(request.positions), list(request.tokens)]
+        positions, tokens = to_device(ids, runner.device)
         self.taps = ResidualTaps(cast(nn.Module, runner.model), positions)
-        self.plan = LensPlan(self.taps, keeps_weights=request.attention)
+        self.plan = LensPlan(self.taps, tokens, kept)
         self._kv = KVCache(
             kv_specs(cast(nn.Module, runner.model)), 0, 1, torch.float32, runner.device
         )
@@ -183,11 +194,13 @@ def _cosines(model: Model, tokens: Sequence[int], device: torch.device) -> torch
     return rows @ rows.T
 
 
+def stack_specs(model: Model) -> list[list[AttentionSpec]]:
+    """Return the specs of a model's layers by kind: self-attention of a decoder, cross, full."""
+    layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
+    kinds = ("causal", "cross", "full")
+    return [[layer.spec for layer in layers if layer.spec.kind == kind] for kind in kinds]
+
+
 def max_lens_tokens(model: Model) -> int:
     """Return the longest text whose attention weights a lens may hold, in tokens."""
-    layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
-
-    def num_bytes(tokens: int) -> int:
-        return sum(attention_bytes(layer.spec, tokens) for layer in layers)
-
-    return max(n for n in range(MAX_LENS_TOKENS + 1) if num_bytes(n) <= MAX_LENS_BYTES)
+    return longest_text([spec for stack in stack_specs(model) for spec in stack])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import numpy as np
 import torch
 
 from engine.attention.kv_cache import LayerKV
@@ -9,11 +12,12 @@ from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import QueryGroup
 from engine.attention.torch.mask import attention_mask
+from engine.attention.weights_size import MOST_SCORES
+from engine.inspect.head_summary import SummaryBuilder
 from engine.inspect.residual import ResidualTaps
 from engine.lens_messages import AttentionWeights, Stack
 from engine.ops.softcap import softcap
 
-MOST_SCORES = 1 << 25  # computed at once, 128 MiB each of scores and weights
 STACKS: dict[str, Stack] = {"causal": "decoder", "full": "encoder", "cross": "cross"}
 
 
@@ -21,13 +25,18 @@ class LensPlan:
     """An AttentionPlan for one text of an encoder or a decoder, or for both of a translation.
 
     It holds the keys of a source itself, so that it neither reads nor writes a cache. All layers
-    append their weights to `attention`. Scores and weights are fp32.
+    append to `attention`. Scores and weights are fp32; they are computed in parts.
     """
 
     layout: StepLayout  # never read: kernels that need it are switched off for a lens
 
-    def __init__(self, taps: ResidualTaps, *, keeps_weights: bool) -> None:
-        self._keeps_weights = keeps_weights
+    def __init__(
+        self, taps: ResidualTaps, tokens: torch.Tensor, kept: Collection[int] | None
+    ) -> None:
+        """`tokens` [T] int64 are the decoder's. `kept` are the layers of each stack whose weights
+        are kept; with None nothing is appended.
+        """
+        self._tokens, self._kept = tokens, kept
         self.attention: list[AttentionWeights] = []
         self._taps = taps
         # By id of the layer's KV: keys and values [T, Hkv, D] of the source.
@@ -54,7 +63,8 @@ class LensPlan:
         keys = key.float().repeat_interleave(shared, dim=1)  # [K, H, D]
         values = value.float().repeat_interleave(shared, dim=1)
         size = max(1, MOST_SCORES // (spec.num_heads * len(key)))
-        outputs, weights, scores = [], [], []
+        layer = self._layer(spec, len(query), len(key))
+        outputs = []
         for first in range(0, len(query), size):
             part = query[first : first + size]
             found = torch.einsum("qhd,khd->hqk", part.float(), keys) * spec.scale
@@ -64,13 +74,70 @@ class LensPlan:
             mask = attention_mask(_group(first, part, key), spec, len(key), torch.float32, bias)
             shares = _softmax(capped + mask[0], sinks)  # [H, queries, K]
             outputs.append(torch.einsum("hqk,khd->qhd", shares, values))
-            if self._keeps_weights:
-                weights.append(shares)
-                scores.append(found)
-        if self._keeps_weights:
-            self.attention.append(_packed(spec, torch.cat(weights, 1), torch.cat(scores, 1)))
+            if layer is not None:
+                layer.add(first, shares, found)
+        if layer is not None:
+            self.attention.append(layer.result())
         self._taps.attended("cross" if spec.kind == "cross" else "attention")
         return torch.cat(outputs).to(query.dtype)
+
+    def _layer(self, spec: AttentionSpec, queries: int, keys: int) -> LayerWeights | None:
+        """Return what collects the weights of the next layer of a stack."""
+        if self._kept is None:
+            return None
+        index = sum(layer.stack == STACKS[spec.kind] for layer in self.attention)
+        tokens = self._tokens if spec.kind == "causal" else None
+        return LayerWeights(spec, (queries, keys), tokens, keeps_weights=index in self._kept)
+
+
+class LayerWeights:
+    """Collects the weights of one layer of `size` (queries, keys)."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        size: tuple[int, int],
+        tokens: torch.Tensor | None,
+        *,
+        keeps_weights: bool,
+    ) -> None:
+        self._spec, (self._queries, self._keys) = spec, size
+        self._summary = SummaryBuilder(spec, self._keys, tokens)
+        pairs = self._pairs(self._queries) if keeps_weights else 0
+        self._weights = np.empty((spec.num_heads, pairs), "<f4")
+        self._scores = np.empty((spec.num_heads, pairs if spec.softcap else 0), "<f4")
+
+    def _pairs(self, queries: int) -> int:
+        """Return the number of weights that the first queries of a head have."""
+        if self._spec.kind == "causal":
+            return queries * (queries + 1) // 2
+        return queries * self._keys
+
+    def add(self, first: int, weights: torch.Tensor, scores: torch.Tensor) -> None:
+        """Add weights and scores [H, queries, K] of queries from position `first` on."""
+        self._summary.add(first, weights)
+        queries = weights.shape[1]
+        seen = weights.new_ones((queries, self._keys), dtype=torch.bool)
+        if self._spec.kind == "causal":
+            seen = seen.tril(first)
+        place = slice(self._pairs(first), self._pairs(first + queries))
+        for kept, values in ((self._weights, weights), (self._scores, scores)):
+            if kept.size:
+                kept[:, place] = values[:, seen].cpu().numpy()
+
+    def result(self) -> AttentionWeights:
+        spec = self._spec
+        return AttentionWeights(
+            stack=STACKS[spec.kind],
+            heads=spec.num_heads,
+            queries=self._queries,
+            keys=self._keys,
+            weights=self._weights.tobytes(),
+            window=spec.window,
+            softcap=spec.softcap,
+            scores=self._scores.tobytes(),
+            summary=self._summary.summary(),
+        )
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
@@ -95,33 +162,6 @@ def _group(first: int, query: torch.Tensor, key: torch.Tensor) -> QueryGroup:
     )
 
 
-def _packed(spec: AttentionSpec, weights: torch.Tensor, scores: torch.Tensor) -> AttentionWeights:
-    heads, queries, keys = weights.shape
-    is_causal = spec.kind == "causal"
-
-    def pack(values: torch.Tensor) -> bytes:
-        if is_causal:
-            values = values[:, torch.ones_like(values[0], dtype=torch.bool).tril()]
-        return as_bytes(values)
-
-    return AttentionWeights(
-        stack=STACKS[spec.kind],
-        heads=heads,
-        queries=queries,
-        keys=keys,
-        weights=pack(weights),
-        window=spec.window,
-        softcap=spec.softcap,
-        scores=b"" if spec.softcap is None else pack(scores),
-    )
-
-
 def as_bytes(values: torch.Tensor) -> bytes:
     """Return a tensor as bytes of little-endian fp32."""
     return values.float().cpu().numpy().astype("<f4").tobytes()
-
-
-def attention_bytes(spec: AttentionSpec, tokens: int) -> int:
-    """Return the bytes that a layer's AttentionWeights take for texts of `tokens` tokens."""
-    pairs = tokens * (tokens + 1) // 2 if spec.kind == "causal" else tokens * tokens
-    return spec.num_heads * pairs * 4 * (1 if spec.softcap is None else 2)

@@ -39,7 +39,7 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     left = memory.available - total
     sums = {"in all": total, "free now": memory.available, "left": left}
     if plan.kv_groups and plan.device.type == "cpu":
-        filled = memory.planned[KV_CACHE] + memory.planned.get(DRAFT_KV_CACHE, 0)
+        filled = memory.planned[KV_CACHE] + memory.planned.get(DRAFT_KV_CACHE, 0) + plan.lens_bytes
         sums = {"at start": total - filled, **sums}
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("right", "right", "left"):

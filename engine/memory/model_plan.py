@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
+from engine.attention.weights_size import lens_bytes
 from engine.batch_variance import BATCH_VARIANCE
 from engine.checkpoint.folder import model_folder, read_json
 from engine.checkpoint.loader import stored_codes
@@ -84,6 +85,8 @@ class ModelPlan:
             self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
         layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
         self.attention_specs = [layer.spec for layer in layers]
+        # A lens needs all heads, so several ranks have none.
+        self.lens_bytes = 0 if self.ranks.count > 1 else lens_bytes(self.attention_specs)
         self.backend, self.attention_description = select_backend(
             self.attention_specs, self.dtype, self.device, config.attention_backend
         )

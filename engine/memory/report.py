@@ -29,6 +29,7 @@ DRAFT_WEIGHTS = "weights of the draft model"
 DRAFT_GRAPHS = "CUDA graphs of the draft model"
 DRAFT_KV_CACHE = "KV cache of the draft model"
 ADAPTERS = "LoRA adapters"
+LENS = "attention weights while a page shows them"
 MARGIN = "safety margin"
 
 
@@ -67,6 +68,8 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
         planned |= _planned_draft(plan.draft)
         planned[ROWS] += estimate.rows_bytes(plan.draft, plan.draft.max_model_len)
     planned[LARGEST_STEP] = plan.step_bytes
+    if plan.lens_bytes:
+        planned[LENS] = plan.lens_bytes
     planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
     if total is not None:
         planned[MARGIN] = margin(plan.config, total)

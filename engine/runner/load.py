@@ -359,11 +359,12 @@ def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     if profile is None:  # a CPU's steps are not measured, and its adapters come later
         # The draft model's KV cache is not taken yet: it takes memory as it fills.
         adapters = 0 if plan.adapters is None else plan.adapters.num_bytes
-        return plan.step_bytes + rows + adapters + (0 if draft is None else draft_kv_bytes(draft))
+        rows += plan.lens_bytes + adapters
+        return plan.step_bytes + rows + (0 if draft is None else draft_kv_bytes(draft))
     step = profile.step_bytes
     if draft is not None:  # its steps are not measured
         step = max(step, draft.step_bytes)
-    return step + profile.graph_bytes + rows
+    return step + profile.graph_bytes + rows + plan.lens_bytes
 
 
 def memory_table(

@@ -1,13 +1,13 @@
-"""Attention weights as maps, rows and thumbnails."""
+"""Attention weights as maps, rows and arrays."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.lens_messages import AttentionWeights
-
-THUMB = 32  # most rows and columns of a thumbnail
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -50,29 +50,14 @@ def head_row(layer: AttentionWeights, head: int, row: int) -> dict[str, list[flo
     return found
 
 
-def thumbnail(weights: Floats) -> Bytes:
-    """Return the shades of a map in at most THUMB rows and columns: the largest of each cell."""
-    for axis, size in enumerate(weights.shape):
-        if size > THUMB:
-            starts = np.arange(THUMB) * size // THUMB
-            weights = np.maximum.reduceat(weights, starts, axis=axis)
-    return shades(weights)
+def stacked(layers: Sequence[AttentionWeights]) -> Floats:
+    """Return the weights of some layers with equally many heads, [layers, heads, queries, keys].
 
-
-def flatness(layer: AttentionWeights, weights: Floats) -> float:
-    """Return the mean entropy of a head's rows, each divided by that of equal weights.
-
-    1: every key weighs the same; 0: one key has all the weight. Queries that see one key do not
-    count. Without others it is 0.
+    Keys that a query does not see have weight 0.
     """
-    queries = np.arange(layer.queries)
-    visible = np.full(layer.queries, layer.keys)
-    if layer.stack == "decoder":
-        visible = np.minimum(queries + 1, layer.window or layer.keys)
-    several = visible > 1
-    if not several.any():
-        return 0.0
-    rows = weights[several].astype(np.float64)
-    logs = np.log(rows, out=np.zeros_like(rows), where=rows > 0)
-    entropies = -(rows * logs).sum(axis=1) / np.log(visible[several])
-    return float(entropies.mean())
+    first = layers[0]
+    whole = np.zeros((len(layers), first.heads, first.queries, first.keys), np.float32)
+    for place, layer in enumerate(layers):
+        for head in range(layer.heads):
+            whole[place, head] = head_map(layer, head)
+    return whole

@@ -29,6 +29,10 @@ class LensBusyError(Exception):
     """Other requests kept the engine busy for MAX_LENS_WAIT seconds."""
 
 
+class LensTooLargeError(Exception):
+    """The attention weights of the wanted layers exceed MAX_LENS_BYTES."""
+
+
 class LensFailedError(Exception):
     """The engine could not compute a lens; its log has the reason."""
 
@@ -56,7 +60,7 @@ class LensDesk:
         self._captures: dict[str, Capture] = {}  # by tenant, the oldest first
 
     async def look(self, client: EngineClient, request: LensRequest) -> LensResult:
-        """Return the result of a lens. Raises LensBusyError or LensFailedError."""
+        """Return the result of a lens. Raises one of the errors above."""
         await self._wait_for_turn(0.0 if request.embeddings else INTERVAL)
         try:
             result = await client.look(request)
@@ -64,6 +68,8 @@ class LensDesk:
             self._turn.release()
         if result.error == "busy":
             raise LensBusyError
+        if result.error == "large":
+            raise LensTooLargeError
         if result.error:
             raise LensFailedError
         return result

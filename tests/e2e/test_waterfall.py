@@ -97,7 +97,7 @@ async def test_inspect_prints_the_parts_of_a_request(demo: Server) -> None:
     lines = inspect(demo, "inspected").splitlines()
     assert lines[0].startswith("inspected  ")
     assert [line.split()[0] for line in lines[1:7]] == [
-        *("server", "queue", "base", "own", "others", "unexplained")
+        *("server", "queue", "base", "own", "others", "waiting", "unexplained")
     ]
     assert "7 tokens; finish: length" in lines[7]
 

@@ -28,9 +28,13 @@ Head = Annotated[list[Index], Field(min_length=2, max_length=2)]
 class Off(Part):
     """What adds nothing to the residual stream. Layers and heads are counted from 0."""
 
-    heads: Annotated[list[Head], Field(fail_fast=True, max_length=MOST_PARTS)] = []
+    heads: Annotated[list[Head], Field(fail_fast=True, max_length=MOST_PARTS)] = Field(
+        default_factory=list
+    )
     """Pairs [layer, head] of self-attention in the decoder."""
-    layers: Annotated[list[Index], Field(fail_fast=True, max_length=MOST_PARTS)] = []
+    layers: Annotated[list[Index], Field(fail_fast=True, max_length=MOST_PARTS)] = Field(
+        default_factory=list
+    )
     """Layers of the decoder, with their attention and MLP."""
 
 
@@ -58,7 +62,9 @@ def _ablation(state: AppState, off: Off) -> Ablation | None:
     ready = state.loaded()
     sizes = ready.ablatable_heads
     if not sizes:
-        message = f"Parts are not switched off with --tensor-parallel-size {ready.tensor_parallel_size}."
+        message = (
+            f"Parts are not switched off with --tensor-parallel-size {ready.tensor_parallel_size}."
+        )
         raise ApiError(400, "ablation_unavailable", message)
     for layer in [*off.layers, *[layer for layer, _ in off.heads]]:
         if layer >= len(sizes):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
@@ -12,11 +14,14 @@ from starlette.responses import Response
 
 from engine.lens_messages import (
     MAX_EMBEDDINGS,
+    MAX_LENS_BYTES,
     MAX_LENS_TOKENS,
     MAX_LENS_WAIT,
     MAX_LOGIT_POSITIONS,
+    MAX_TOGETHER_BYTES,
     LensRequest,
     LensResult,
+    Stack,
 )
 from server.api.openai.schemas.fields import TokenId
 from server.api.receive import read_unqueued, thread_turn
@@ -30,14 +35,17 @@ from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
 from server.http.openapi import body_schema
-from server.observe.attention_maps import floats, head_map, head_row, shades
-from server.observe.lens import LensBusyError, LensFailedError
+from server.observe.attention_maps import floats, head_map, head_row, shades, stacked
+from server.observe.lens import LensBusyError, LensFailedError, LensTooLargeError
 from server.state import AppState
 
 router = APIRouter()
 MAX_TOP, DEFAULT_TOP = 20, 10
 PartOfAnswer = Literal["thumbs", "residual", "predictions"]
 PARTS: tuple[PartOfAnswer, ...] = ("thumbs", "residual", "predictions")
+Layers = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)
+]
 Ids = Annotated[list[TokenId], Field(max_length=MAX_LENS_TOKENS)]
 
 
@@ -50,10 +58,8 @@ class LogitLens(Part):
     """Tokens in each prediction."""
 
 
-class LensBody(Body):
+class TextBody(Body):
     """A text, or token ids. An encoder-decoder needs a source, too."""
-
-    DEFAULTS: ClassVar[dict[str, Any]] = {"want": list(PARTS)}
 
     ids: Ids | None = None
     """Token ids; for an encoder-decoder those of the target, without the start token."""
@@ -63,10 +69,29 @@ class LensBody(Body):
     """The source's token ids, for an encoder-decoder."""
     source: str | None = None
     """A text instead of `source_ids`."""
+
+
+class LensBody(TextBody):
+    """A text, and what is shown of it."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"want": list(PARTS)}
+
     want: list[PartOfAnswer] | None = None
     """Parts of the answer. Without `thumbs`, no attention weights are kept."""
+    layers: Layers | None = None
+    """Layers whose weights are kept for the routes of a head. Default: all, if they take at most 40
+    MiB. The weights of a longer text are kept one layer at a time."""
     logit: LogitLens | None = None
     """Ask for a logit lens."""
+
+
+class AttentionBody(TextBody):
+    """A text, and which weights of it are returned."""
+
+    layers: Layers | None = None
+    """Layers of the answer, in their order. Default: all, if they take at most 40 MiB."""
+    stack: Stack | None = None
+    """decoder, encoder or cross. Default: that of the last layer."""
 
 
 class EmbeddingsBody(Body):
@@ -86,8 +111,7 @@ async def lens(request: Request) -> Response:
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, LensBody)
-    if state.adapters.find(body.model) is not None:
-        raise invalid("model", "The lens shows the base model only, not its adapters.")
+    _refuse_adapter(state, body)
     tokens, source = await _texts(state, body)
     want = set(PARTS if body.want is None else body.want)
     positions: tuple[int, ...] = ()
@@ -104,6 +128,8 @@ async def lens(request: Request) -> Response:
         positions=positions,
         top=body.logit.k if body.logit else DEFAULT_TOP,
         attention="thumbs" in want,
+        layers=None if body.layers is None else tuple(sorted(set(body.layers))),
+        predictions="predictions" in want or bool(positions),
     )
     result = await _look(request, state, wanted)
     capture = None
@@ -137,6 +163,9 @@ async def attention_map(request: Request, capture: str, layer: str, head: str) -
         raise invalid("stack", f"stack is {stack[:32]!r}; this capture has {', '.join(stacks)}.")
     layers = stacks[stack]
     weights = layers[_index("layer", layer, len(layers))]
+    if not weights.weights:
+        message = f"The capture has no weights of layer {layer}. Make one with 'layers': [{layer}]."
+        raise ApiError(404, "not_kept", message)
     number = _index("head", head, weights.heads)
     if "row" in request.query_params:
         row = _index("row", request.query_params["row"], weights.queries)
@@ -153,6 +182,45 @@ def _index(name: str, text: str, count: int) -> int:
         message = f"{name} is {text[:32]!r}; it must be a number from 0 to {count - 1}."
         raise invalid(name, message)
     return int(text)
+
+
+@router.post("/ui/api/lens/attention", openapi_extra=body_schema(AttentionBody))
+async def attention(request: Request) -> Response:
+    """Return attention weights as a NumPy file: float32 [layers, heads, queries, keys].
+
+    `numpy.load` reads it. Keys that a query does not see have weight 0. Nothing is kept.
+    """
+    state = state_for_ui(request)
+    body = await read_unqueued(request, AttentionBody)
+    _refuse_adapter(state, body)
+    tokens, source = await _texts(state, body)
+    wanted = LensRequest(
+        id=state.client.next_id(),
+        tokens=tokens,
+        source=source,
+        layers=None if body.layers is None else tuple(sorted(set(body.layers))),
+        predictions=False,
+    )
+    result = await _look(request, state, wanted)
+    stack = body.stack or result.attention[-1].stack
+    found = [layer for layer in result.attention if layer.stack == stack]
+    if not found:
+        raise invalid("stack", f"This model has no stack {stack!r}.")
+    for place in wanted.layers or ():
+        if place >= len(found):
+            raise invalid("layers", f"There is no layer {place}; this stack has {len(found)}.")
+    kept = [layer for layer in found if layer.weights]
+    if not kept:
+        message = (
+            f"The weights of all layers take more than {MAX_TOGETHER_BYTES >> 20} MiB; name some."
+        )
+        raise invalid("layers", message)
+    if len({layer.heads for layer in kept}) > 1:
+        raise invalid("layers", "These layers have different numbers of heads; name others.")
+    file = io.BytesIO()
+    await asyncio.to_thread(lambda: np.save(file, stacked(kept)))
+    headers = ignored_header(body.ignored)
+    return Response(file.getvalue(), headers=headers, media_type="application/octet-stream")
 
 
 @router.post("/ui/api/lens/embeddings", openapi_extra=body_schema(EmbeddingsBody))
@@ -178,9 +246,20 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
     except LensBusyError:
         message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
+    except LensTooLargeError:
+        message = (
+            f"The weights of these layers take more than {MAX_LENS_BYTES >> 20} MiB; ask for fewer."
+        )
+        raise invalid("layers", message) from None
     except LensFailedError:
         message = "The lens failed; the server's log has the reason."
         raise ApiError(500, "lens_failed", message, headers=NO_RETRY) from None
+
+
+def _refuse_adapter(state: AppState, body: TextBody) -> None:
+    """Raise a 400 ApiError if the request names an adapter, or a 404 for an unknown model."""
+    if state.adapters.find(body.model) is not None:
+        raise invalid("model", "The lens shows the base model only, not its adapters.")
 
 
 def _refuse_ranks(state: AppState) -> None:
@@ -191,7 +270,7 @@ def _refuse_ranks(state: AppState) -> None:
         raise ApiError(400, "lens_unavailable", message)
 
 
-async def _texts(state: AppState, body: LensBody) -> tuple[list[int], list[int]]:
+async def _texts(state: AppState, body: TextBody) -> tuple[list[int], list[int]]:
     """Return the tokens and the source of a request. Raises a 400 ApiError."""
     _refuse_ranks(state)
     start = state.start_token

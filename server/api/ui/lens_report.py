@@ -7,10 +7,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from engine.lens_messages import AttentionWeights, LensRequest, LensResult, Prediction
-from server.observe.attention_maps import flatness, floats, head_map, thumbnail
+from server.observe.attention_maps import floats
 from server.text.tokenizer import Tokenizer
 
 
@@ -65,11 +63,7 @@ def _attention(layers: Sequence[AttentionWeights]) -> dict[str, Any]:
 
 def _stack(layers: Sequence[AttentionWeights]) -> dict[str, Any]:
     first = layers[0]
-    thumbs, flat = [], []
-    for layer in layers:
-        maps = [head_map(layer, head) for head in range(layer.heads)]
-        thumbs += [thumbnail(weights) for weights in maps]
-        flat.append([flatness(layer, weights) for weights in maps])
+    summaries = [layer.summary for layer in layers if layer.summary is not None]
     return {
         "layers": len(layers),
         "heads": first.heads,
@@ -77,10 +71,14 @@ def _stack(layers: Sequence[AttentionWeights]) -> dict[str, Any]:
         "keys": first.keys,
         "windows": [layer.window for layer in layers],
         "softcap": first.softcap,
-        "thumb_rows": thumbs[0].shape[0],
-        "thumb_columns": thumbs[0].shape[1],
-        "thumbs": base64.b64encode(np.stack(thumbs).tobytes()).decode(),
-        "flatness": flat,
+        "kept": [place for place, layer in enumerate(layers) if layer.weights],
+        "thumb_rows": summaries[0].thumb_rows,
+        "thumb_columns": summaries[0].thumb_columns,
+        "thumbs": base64.b64encode(b"".join(one.thumbs for one in summaries)).decode(),
+        "flatness": [one.flatness for one in summaries],
+        "previous": [one.previous for one in summaries],
+        "first": [one.first for one in summaries],
+        "induction": [one.induction for one in summaries],
     }
 
 

@@ -67,16 +67,21 @@ async function load(answer) {
 
 /** Explain the tokens [start, end) of an answer; those before were the prompt of their request. */
 function explainPart({ prompt, tokens }, start, end, given) {
+  return post("ui/api/explain", {
+    prompt_ids: [...prompt, ...tokens.slice(0, start)],
+    answer_ids: tokens.slice(start, end),
+    params: drawFields(given),
+    candidates: CANDIDATES,
+  });
+}
+
+/** The fields of a request that a draw depends on. */
+export function drawFields(given) {
   const params = {};
   for (const name of FIELDS) {
     if (given?.[name] != null) params[name] = given[name];
   }
-  return post("ui/api/explain", {
-    prompt_ids: [...prompt, ...tokens.slice(0, start)],
-    answer_ids: tokens.slice(start, end),
-    params,
-    candidates: CANDIDATES,
-  });
+  return params;
 }
 
 function tokenOf(row, pieces) {

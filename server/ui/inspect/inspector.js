@@ -4,6 +4,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { hello } from "../store.js";
 import { visible } from "../text.js";
 import { explainOf, ownCandidate, surprise } from "./explain.js";
+import { SwitchOff } from "./ablate.js";
 import { CandidateTable } from "./candidates.js";
 import { Experiments } from "./experiments.js";
 import { settingsOf } from "./filter.js";
@@ -73,6 +74,7 @@ function Explained({ answer, found, index, onToken, fork }) {
       <span role="status">${status}</span>
     </div>
     <${Experiments} key=${index} token=${token} original=${settings} />
+    <${SwitchOff} answer=${answer} />
   `;
 }
 

@@ -5,7 +5,7 @@ import { saveJson } from "../files.js";
 import { html, useEffect, useState, useStyle } from "../html.js";
 import { hrefOf, route } from "../router.js";
 import { duration, number } from "../text.js";
-import { PARTS, count, isRough, neighbourName, shareOf, sumLine } from "./format.js";
+import { PARTS, count, isRough, nameOf, neighbourName, shareOf, sumLine } from "./format.js";
 import { StepRow, StepTable } from "./steps.js";
 
 const MOST_COSTS = 8;
@@ -81,7 +81,7 @@ function Parts({ report }) {
     <dl class="wf-legend">
       ${PARTS.map(
         ([name, meaning]) => html`<div key=${name} title=${meaning}>
-          <dt><span class=${`wf-swatch wf-${name}`} aria-hidden="true" />${name}</dt>
+          <dt><span class=${`wf-swatch wf-${name}`} aria-hidden="true" />${nameOf(name)}</dt>
           <dd>${duration(report.parts[name])}${" "}<small>${shareOf(report.parts[name], report.wall_ms)}</small></dd>
         </div>`,
       )}

@@ -9,8 +9,12 @@ export const PARTS = [
   ["base", "a step's constant cost, such as reading the weights: nobody's fault"],
   ["own", "this request's own tokens"],
   ["others", "tokens of other requests in the same steps"],
+  ["waiting", "threads of the engine waited for a core that other programs had"],
   ["unexplained", "what the steps took beyond the step model"],
 ];
+
+/** The name of a part as it is shown. */
+export const nameOf = (part) => (part === "waiting" ? "waiting for a core" : part);
 
 /** A fit that explains less of the variance, or has fewer steps, makes the split rough. */
 const ROUGH_R2 = 0.8;
@@ -30,7 +34,7 @@ export function shareOf(part, whole) {
 
 /** "2.31 s = server 9.10 ms + queue 410 ms + …", as the parts sum to the wall time. */
 export function sumLine(report) {
-  const parts = PARTS.map(([name]) => `${name} ${duration(report.parts[name])}`);
+  const parts = PARTS.map(([name]) => `${nameOf(name)} ${duration(report.parts[name])}`);
   return `${duration(report.wall_ms)} = ${parts.join(" + ")}`;
 }
 
@@ -54,5 +58,6 @@ export function stepLine(step) {
   if (step.queue) return `${title} of waiting, while it computed ${shown.join(" + ") || "nothing"}`;
   const own = step.prefill ? `own chunk ${step.prefill}` : `own ${count(step.decode, "decode")}`;
   const parts = [`base ${duration(step.base)}`, `${own}: ${duration(step.own)}`, ...shown];
+  if (step.waiting) parts.push(`waiting for a core ${duration(step.waiting)}`);
   return `${title} = ${[...parts, `unexplained ${duration(step.unexplained)}`].join(" + ")}`;
 }

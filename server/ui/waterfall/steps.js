@@ -2,14 +2,14 @@
 
 import { html, useMemo, useRef, useState } from "../html.js";
 import { duration } from "../text.js";
-import { count, stepLine } from "./format.js";
+import { count, nameOf, stepLine } from "./format.js";
 
 const HEIGHT = 64;
-const STACK = ["base", "own", "others", "unexplained"];
+const STACK = ["base", "own", "others", "waiting", "unexplained"];
 
-/** The paths of all steps: one for each part, so that 2,000 steps are five elements. */
+/** The paths of all steps: one for each part, so that 2,000 steps are seven elements. */
 export function stepPaths(report) {
-  const paths = { server: "", queue: "", base: "", own: "", others: "", unexplained: "" };
+  const paths = Object.fromEntries(["server", "queue", ...STACK].map((name) => [name, ""]));
   const box = (name, at, width, top, height) => {
     if (width > 0 && height > 0) paths[name] += `M${at} ${top}h${width}v${height}h${-width}z`;
   };
@@ -139,7 +139,7 @@ export function StepTable({ steps }) {
     html`<div class="wf-scroll" tabindex="0" role="region" aria-label="Table of steps">
       <table class="wf-table">
         <thead><tr>
-          ${["step", "at ms", "ms", "prefill", "decodes", ...STACK].map(
+          ${["step", "at ms", "ms", "prefill", "decodes", ...STACK.map(nameOf)].map(
             (name) => html`<th scope="col" key=${name}>${name}</th>`,
           )}
         </tr></thead>
@@ -152,7 +152,7 @@ export function StepTable({ steps }) {
 }
 
 function StepLine({ step }) {
-  const figures = step.queue ? ["", "waits", "", "", "", ""] : [step.prefill, step.decode];
+  const figures = step.queue ? ["", "waits", ...STACK.map(() => "")] : [step.prefill, step.decode];
   if (!step.queue) figures.push(...STACK.map((name) => step[name].toFixed(2)));
   const cells = [step.at.toFixed(1), step.ms.toFixed(2), ...figures];
   return html`<tr>

@@ -199,9 +199,7 @@ def test_model_without_layers_predicts_from_its_embedding(
     layers = tuple(range(len(driver.core.facts.ablatable_heads)))
     source = golden.prompts[0] if driver.runner.kind == "encoder-decoder" else None
     tokens = golden.prompts[0] if source is None else [driver.core.facts.start_token or 0]
-    lens = run_lens(
-        driver.runner, tokens, source=source or [], positions=(len(tokens) - 1,), top=4
-    )
+    lens = run_lens(driver.runner, tokens, source=source or [], positions=(len(tokens) - 1,), top=4)
     request_id = driver.submit(
         list(tokens), 1, logprobs=0, source=source, ablation=Ablation(layers=layers)
     )

@@ -230,16 +230,41 @@ def test_lens_of_an_encoder_waits_for_texts(tmp_path: Path) -> None:
     assert len(driver.embeddings) == 3
 
 
-def test_max_lens_tokens_is_the_longest_text_whose_weights_fit(tmp_path: Path) -> None:
-    small = Driver(tiny_llama(tmp_path / "small"))
-    assert small.loaded.facts.max_lens_tokens == 256
+def test_max_lens_tokens_is_the_longest_text_of_whose_weights_a_layer_fits(tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "num_attention_heads": 256, "num_key_value_heads": 1}
-    wide = Driver(tiny_llama(tmp_path / "wide", num_hidden_layers=4, **sizes))
+    long = {"max_position_embeddings": 4096}
+    small = Driver(tiny_llama(tmp_path / "small", **long))
+    assert small.loaded.facts.max_lens_tokens == 1024
+    wide = Driver(tiny_llama(tmp_path / "wide", num_hidden_layers=2, **sizes, **long))
     longest = wide.loaded.facts.max_lens_tokens
-    pairs = [n * (n + 1) // 2 * 4 * 256 * 4 for n in (longest, longest + 1)]
+    pairs = [n * (n + 1) // 2 * 256 * 4 for n in (longest, longest + 1)]
     assert pairs[0] <= MAX_LENS_BYTES < pairs[1]
-    result = lens_of_idle_engine(wide, tokens=[1] * longest)
-    assert sum(len(layer.weights) for layer in result.attention) == pairs[0]
+
+
+def test_weights_of_a_long_text_are_kept_one_layer_at_a_time(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(checkpoint)
+    heads = driver.loaded.facts.ablatable_heads[0]
+    one = 40 * 41 // 2 * heads * 4
+    monkeypatch.setattr(weights_size, "MAX_TOGETHER_BYTES", 2 * one - 1)
+    monkeypatch.setattr(weights_size, "MAX_LENS_BYTES", one)
+    tokens = list(range(40))
+
+    def kept(**more: Any) -> list[int]:
+        result = run_lens(driver.runner, tokens, **more)
+        assert all(layer.summary is not None for layer in result.attention)
+        return [len(layer.weights) for layer in result.attention]
+
+    assert kept() == [0, 0]
+    assert kept(layers=(1,)) == [0, one]
+    together = LensRequest(7, tokens, layers=(0, 1))
+    *_, result = look(driver.runner, together)
+    assert result is not None
+    assert (result.error, result.attention) == ("large", [])
+    assert driver.runner.model is not None
+    whole = run_lens(driver.runner, tokens[:20])
+    assert all(layer.weights for layer in whole.attention)
 
 
 def test_lens_messages_survive_the_channel(checkpoint: Path) -> None:

@@ -58,7 +58,15 @@ def cost(ledgers: Iterable[Ledger], *job_ids: int) -> float:
 def check(found: Waterfall, expected: dict[str, float]) -> None:
     """Parts equal what the double has in its books, and sum to the wall time."""
     assert sum(found.parts.values()) == found.wall_us
-    assert list(found.parts) == ["server", "queue", "base", "own", "others", "unexplained"]
+    assert list(found.parts) == [
+        "server",
+        "queue",
+        "base",
+        "own",
+        "others",
+        "waiting",
+        "unexplained",
+    ]
     for name, part in found.parts.items():
         assert abs(part - us(expected.get(name, 0.0))) <= 2, name  # two roundings
 

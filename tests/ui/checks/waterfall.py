@@ -11,8 +11,8 @@ import pytest
 
 from tests.ui.checks.watcher import Step
 
-PARTS = ["server", "queue", "base", "own", "others", "unexplained"]
-COLUMNS = ["base", "own", "others", "unexplained"]
+PARTS = ["server", "queue", "base", "own", "others", "waiting for a core", "unexplained"]
+COLUMNS = ["base", "own", "others", "waiting for a core", "unexplained"]
 HALF = 0.0051  # ms: half a unit of a figure with two decimals
 DURATION = r"\u2212?[\d.]+ (?:ms|s)\b"
 

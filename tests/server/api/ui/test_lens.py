@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ import pytest
 from engine.errors import EngineDeadError
 from engine.lens_messages import (
     AttentionWeights,
+    HeadSummaries,
     LensRequest,
     LensResult,
     NormSizes,
@@ -64,15 +66,30 @@ def floats(*values: float) -> bytes:
     return np.array(values, "<f4").tobytes()
 
 
+def layer(stack: Any, maps: Any, *rest: Any) -> AttentionWeights:
+    """A layer whose summary has one cell for each head."""
+    heads, queries, keys = maps.shape
+    numbers = tuple(float(head) for head in range(heads))
+    thumbs = bytes(range(heads))
+    summary = HeadSummaries(1, 1, thumbs, numbers, numbers, numbers[::-1], ())
+    found = AttentionWeights(stack, heads, queries, keys, *rest)
+    return msgspec.structs.replace(found, summary=summary)
+
+
 def scripted(request: LensRequest) -> LensResult:
     if request.embeddings:
         size = len(request.tokens)
         return LensResult(request.id, cosines=np.eye(size, dtype="<f4").tobytes())
     attention = [
-        AttentionWeights("decoder", HEADS, 45, 45, packed(MAPS[0]), None, CAP, packed(SCORES[0])),
-        AttentionWeights("decoder", HEADS, 45, 45, packed(MAPS[1]), WINDOW, CAP, packed(SCORES[1])),
-        AttentionWeights("cross", HEADS, 45, 5, CROSS.tobytes()),
+        layer("decoder", MAPS[0], packed(MAPS[0]), None, CAP, packed(SCORES[0])),
+        layer("decoder", MAPS[1], packed(MAPS[1]), WINDOW, CAP, packed(SCORES[1])),
+        layer("cross", CROSS, CROSS.tobytes()),
     ]
+    if request.layers is not None:
+        attention = [
+            one if place in request.layers else msgspec.structs.replace(one, weights=b"")
+            for place, one in zip((0, 1, 0), attention, strict=True)
+        ]
     found = Prediction(2, 0, 1.5, ((66, 0.75), (256, 0.25)), (0.125, 3))
     return LensResult(
         request.id,
@@ -138,33 +155,56 @@ async def test_lens_returns_what_the_engine_found(lensed: Served) -> None:
     assert report["logit"] == [[0, 0, 1.5, top]]
 
 
-async def test_thumbnails_have_the_largest_weight_of_each_cell(lensed: Served) -> None:
+async def test_report_has_the_summary_of_each_head(lensed: Served) -> None:
     found = (await post(lensed, {"ids": TOKENS})).json()["attention"]
     decoder, cross = found["decoder"], found["cross"]
     assert (decoder["layers"], decoder["heads"]) == (2, HEADS)
     assert (decoder["windows"], decoder["softcap"]) == ([None, WINDOW], CAP)
-    assert (decoder["thumb_rows"], decoder["thumb_columns"]) == (32, 32)
-    assert (cross["thumb_rows"], cross["thumb_columns"]) == (32, 5)
-    shades = np.frombuffer(base64.b64decode(decoder["thumbs"]), np.uint8).reshape(2, HEADS, 32, 32)
-    for layer, maps in enumerate(MAPS):
-        for head, weights in enumerate(maps):
-            for row in range(32):
-                rows = slice(row * 45 // 32, (row + 1) * 45 // 32)
-                for column in range(32):
-                    columns = slice(column * 45 // 32, (column + 1) * 45 // 32)
-                    largest = weights[rows, columns].max()
-                    assert shades[layer, head, row, column] == round(255 * float(largest) ** 0.5)
+    assert (decoder["kept"], cross["kept"]) == ([0, 1], [0])
+    assert (decoder["thumb_rows"], decoder["thumb_columns"]) == (1, 1)
+    assert base64.b64decode(decoder["thumbs"]) == bytes(range(HEADS)) * 2
+    assert decoder["flatness"] == decoder["previous"] == [[0.0, 1.0, 2.0]] * 2
+    assert decoder["first"] == [[2.0, 1.0, 0.0]] * 2
+    assert decoder["induction"] == [[], []]
 
 
-async def test_flatness_is_the_mean_share_of_the_largest_entropy(lensed: Served) -> None:
-    found = (await post(lensed, {"ids": TOKENS})).json()["attention"]["decoder"]["flatness"]
-    for layer, (maps, window) in enumerate(zip(MAPS, (45, WINDOW), strict=True)):
-        for head, weights in enumerate(maps.astype(float)):
-            shares = []
-            for row in range(1, 45):
-                seen = weights[row][weights[row] > 0]
-                shares.append(-(seen * np.log(seen)).sum() / np.log(min(row + 1, window)))
-            assert found[layer][head] == pytest.approx(np.mean(shares), abs=1e-5)
+async def test_weights_of_some_layers_are_kept_on_request(lensed: Served) -> None:
+    report = (await post(lensed, {"ids": TOKENS, "layers": [1, 1], "want": ["thumbs"]})).json()
+    (sent,) = lensed.engine.looks
+    assert (sent.layers, sent.predictions) == ((1,), False)
+    assert report["attention"]["decoder"]["kept"] == [1]
+    capture = report["capture"]
+    assert (await get(lensed, f"{capture}/1/0")).status_code == 200
+    assert await refusal(await get(lensed, f"{capture}/0/0"), 404) == ("not_kept", None)
+
+
+async def test_attention_is_a_numpy_file(lensed: Served) -> None:
+    body = {"ids": TOKENS, "stack": "decoder"}
+    for layers, expected in ((None, MAPS), ([1], MAPS[1:])):
+        answer = await post(lensed, body | {"layers": layers}, "/attention")
+        found = np.load(io.BytesIO(answer.content))
+        assert found.dtype == np.float32
+        assert np.array_equal(found, np.stack(expected))
+    default = await post(lensed, {"ids": TOKENS}, "/attention")
+    assert np.array_equal(np.load(io.BytesIO(default.content)), CROSS[None])
+    assert not lensed.app.state.penstock.lens._captures
+
+
+@pytest.mark.parametrize(
+    ("more", "param"), [({"layers": [2]}, "layers"), ({"stack": "encoder"}, "stack")], ids=str
+)
+async def test_attention_of_unknown_parts_is_refused(
+    lensed: Served, more: dict[str, Any], param: str
+) -> None:
+    answer = await post(lensed, {"ids": TOKENS, "stack": "decoder"} | more, "/attention")
+    assert await refusal(answer, 400) == ("invalid_value", param)
+
+
+async def test_weights_that_are_too_large_are_refused(lensed: Served) -> None:
+    lensed.engine.lens = lambda request: LensResult(request.id, error="large")
+    for path in ("", "/attention"):
+        answer = await post(lensed, {"ids": TOKENS, "layers": [0]}, path)
+        assert await refusal(answer, 400) == ("invalid_value", "layers")
 
 
 async def test_head_is_bytes_and_a_row_is_exact(lensed: Served) -> None:

@@ -17,7 +17,7 @@ from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.rig import Served, eventually, serving
 
 UI = {"x-penstock-ui": "1"}
-PARTS = ["server", "queue", "base", "own", "others", "unexplained"]
+PARTS = ["server", "queue", "base", "own", "others", "waiting", "unexplained"]
 
 
 def recorder_of(served: Served) -> Recorder:

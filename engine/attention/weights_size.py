@@ -1,0 +1,59 @@
+"""How much memory the attention weights of a lens take, from the specs of a model's layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from engine.attention.spec import AttentionSpec
+from engine.lens_messages import MAX_LENS_BYTES, MAX_LENS_TOKENS, MAX_TOGETHER_BYTES
+
+# Scores of a head, a query and a key that are computed at once: 4 MiB. There are about six arrays
+# of that size.
+MOST_SCORES = 1 << 20
+ARRAYS = 6
+
+
+def attention_bytes(spec: AttentionSpec, tokens: int) -> int:
+    """Return the bytes that a layer's AttentionWeights take for texts of `tokens` tokens."""
+    pairs = tokens * (tokens + 1) // 2 if spec.kind == "causal" else tokens * tokens
+    return spec.num_heads * pairs * 4 * (1 if spec.softcap is None else 2)
+
+
+def longest_text(specs: Sequence[AttentionSpec]) -> int:
+    """Return the most tokens of a text whose weights of any one layer fit into MAX_LENS_BYTES."""
+
+    def fits(tokens: int) -> bool:
+        return all(attention_bytes(spec, tokens) <= MAX_LENS_BYTES for spec in specs)
+
+    return max(tokens for tokens in range(MAX_LENS_TOKENS + 1) if fits(tokens))
+
+
+def kept_layers(
+    stacks: Sequence[Sequence[AttentionSpec]], tokens: int, wanted: Collection[int] | None
+) -> frozenset[int] | None:
+    """Return the layers of each stack whose weights are kept; None if those `wanted` are too large.
+
+    Without `wanted` these are all layers, or none if they are too large together.
+    """
+    most = MAX_TOGETHER_BYTES if wanted is None else MAX_LENS_BYTES
+    count = max(map(len, stacks), default=0)
+    layers = frozenset(range(count) if wanted is None else wanted)
+    total = sum(
+        attention_bytes(spec, tokens)
+        for stack in stacks
+        for layer, spec in enumerate(stack)
+        if layer in layers
+    )
+    if total <= most:
+        return layers
+    return frozenset() if wanted is None else None
+
+
+def lens_bytes(specs: Sequence[AttentionSpec]) -> int:
+    """Return the most memory that a lens takes: its working memory, and its message twice."""
+    if not specs:
+        return 0
+    longest = longest_text(specs)
+    together = min(sum(attention_bytes(spec, longest) for spec in specs), MAX_TOGETHER_BYTES)
+    largest = max(attention_bytes(spec, longest) for spec in specs)
+    return ARRAYS * 4 * MOST_SCORES + 2 * max(together, largest)
