@@ -26,6 +26,7 @@ STYLES = {
     "base": "cyan",
     "own": "green",
     "others": "magenta",
+    "waiting": "red",
     "unexplained": "dim",
 }
 Json = Mapping[str, Any]
@@ -79,7 +80,8 @@ def _parts(report: Json) -> Table:
             bar = Text(" " * min(begin, BAR - 1) + "▏", STYLES[name])
         else:
             bar = Text(" " * begin + "█" * filled, STYLES[name])
-        table.add_row(name, duration(part), bar)
+        shown = "waiting for a core" if name == "waiting" else name
+        table.add_row(shown, duration(part), bar)
     return table
 
 

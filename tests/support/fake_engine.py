@@ -65,6 +65,7 @@ INFO = Ready(
     kv_groups=(KVGroup(1),),
     memory=(MemoryEntry("weights", 4, 4),),
     max_lens_tokens=100,
+    ablatable_heads=(4, 2),
 )
 
 

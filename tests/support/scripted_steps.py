@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from engine.client.interface import WaitListener
 from engine.protocol import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
+from engine.watch_messages import StepWaits
 from server.observe.choice_record import ChoiceRecord
 from server.observe.recorder import OpenRequest, RecordedRequest, Recorder
 
@@ -52,6 +54,7 @@ class ScriptedSteps:
         self.jobs: dict[int, Job] = {}
         self.ledgers: list[Ledger] = []
         self._number = 0
+        self.wait_listener: WaitListener | None = None
 
     def submit(self, job_id: int, prompt: int) -> Job:
         self.jobs[job_id] = Job(job_id, self.now, prompt)
@@ -67,10 +70,12 @@ class ScriptedSteps:
         *,
         finishes: Mapping[int, str] | None = None,
         stall: float = 0.0,
+        waits: tuple[float, float, float] = (0.0, 0.0, 0.0),
     ) -> Ledger:
         """Compute the next `chunks` (tokens by job), and one token of each of `decodes`.
 
         A chunk that reaches the end of the prompt samples a token. `stall` seconds come on top.
+        `waits` are those of StepWaits: idle, longest, total.
         """
         chunks, begin = chunks or {}, self.now
         costs, sampling, prefills = {}, [], []
@@ -89,6 +94,8 @@ class ScriptedSteps:
             sampling.append(job_id)
         self.now += CONSTANT + sum(costs.values()) + stall
         self._send(begin, prefills, sampling, len(decodes), finishes or {})
+        if self.wait_listener is not None:
+            self.wait_listener(StepWaits(self._number, *waits))
         ledger = Ledger(begin, self.now, costs, stall)
         self.ledgers.append(ledger)
         return ledger

@@ -4,22 +4,23 @@ import { visible } from "../text.js";
 import { SHADES, cellStyle, shadeOf } from "./colours.js";
 import { bytesOf, useHead, useRow } from "./data.js";
 import { HeatMap } from "./heat.js";
+import { Kinds, byKind, kindOf, scoresOf } from "./kinds.js";
 import { Choice, FigureTable } from "./parts.js";
 import { exact, figure, piecesOf, short } from "./text.js";
 import { Thumbs } from "./thumbs.js";
 
 const LARGE = 100; // maps with more tokens take the whole width
-const ORDERS = [["", "by index"], ["flat", "flat to spiky"]];
+const ORDERS = [["", "by what they do"], ["index", "by index"], ["flat", "flat to spiky"]];
 const NAMES = { decoder: "self-attention", encoder: "encoder", cross: "cross-attention" };
 
-export default function Attention({ report, body, params, update }) {
+export default function Attention({ report, body, params, update, answerFrom }) {
   const stacks = Object.keys(report.attention);
   const stack = stacks.includes(params.stack) ? params.stack : stacks.at(-1);
   const found = report.attention[stack];
   const layer = place(params.layer, found.layers);
   const head = place(params.head, found.heads);
-  const isSorted = params.order === "flat";
-  const order = useMemo(() => orders(found, isSorted), [found, isSorted]);
+  const sorting = ORDERS.some(([name]) => name === params.order) ? params.order : "";
+  const order = useMemo(() => orders(found, sorting), [found, sorting]);
   const shades = useMemo(() => bytesOf(found.thumbs), [found]);
   const isLarge = Math.max(found.queries, found.keys) > LARGE;
   return html`<div class=${isLarge ? "lens-one" : "lens-two"}>
@@ -28,15 +29,17 @@ export default function Attention({ report, body, params, update }) {
         ${stacks.length > 1 && html`<${Choice} label="Attention of" value=${stack}
           options=${stacks.map((name) => [name, NAMES[name]])}
           pick=${(name) => update({ stack: name, row: "" })} />`}
-        <${Choice} label="Heads" value=${isSorted ? "flat" : ""} options=${ORDERS}
+        <${Choice} label="Heads" value=${sorting} options=${ORDERS}
           pick=${(chosen) => update({ order: chosen })} />
       </div>
       <${Thumbs} found=${found} shades=${shades} order=${order} layer=${layer} head=${head}
         pick=${(one) => update({ ...one, row: params.row })} />
       <${Scale} />
+      <${Kinds} found=${found} pick=${(one) => update({ ...one, row: params.row })} />
     </section>
     <${Head} key=${`${stack} ${layer} ${head}`} report=${report} body=${body} found=${found}
-      which=${{ stack, layer, head }} params=${params} update=${update} />
+      which=${{ stack, layer, head }} params=${params} update=${update}
+      answerFrom=${answerFrom} />
   </div>`;
 }
 
@@ -46,11 +49,13 @@ function place(text, count) {
   return Math.max(0, Math.min(count - 1, number));
 }
 
-/** The heads of each layer in the order shown: by index, or the flattest first. */
-function orders(found, isSorted) {
-  return found.flatness.map((row) => {
+/** The heads of each layer in the order shown: one of ORDERS. */
+function orders(found, sorting) {
+  return found.flatness.map((row, layer) => {
     const heads = row.map((_, head) => head);
-    return isSorted ? heads.sort((a, b) => row[b] - row[a]) : heads;
+    if (sorting === "index") return heads;
+    if (sorting === "flat") return heads.sort((a, b) => row[b] - row[a]);
+    return byKind(found, layer, heads);
   });
 }
 
@@ -63,7 +68,7 @@ function Scale() {
     <span>1</span> <small class="muted">weight; the shade is its square root</small></p>`;
 }
 
-function Head({ report, body, found, which, params, update }) {
+function Head({ report, body, found, which, params, update, answerFrom }) {
   const { stack, layer, head } = which;
   const answer = useHead(report, body, which);
   const [cursor, setCursor] = useState(null);
@@ -72,6 +77,8 @@ function Head({ report, body, found, which, params, update }) {
   const window = found.windows[layer];
   const pinned = params.row ? place(params.row, queries.length) : null;
   const title = `L${layer} H${head}`;
+  const [kind, scores] = [kindOf(found, layer, head), scoresOf(found, layer, head)];
+  const opened = answerFrom && stack !== "encoder" ? answerFrom : queries.length - 1;
   if (answer.error) return html`<p class="warn" role="alert">${answer.error}</p>`;
   if (!answer.value) return html`<p class="muted" role="status">Loading ${title}…</p>`;
   const shades = answer.value;
@@ -84,12 +91,13 @@ function Head({ report, body, found, which, params, update }) {
   };
   const row = pinned ?? cursor;
   return html`<section aria-label="One head">
-    <h2>${title} <small class="muted">${NAMES[stack]}, flatness${" "}
+    <h2>${title} <small class="muted">${kind && html`<strong>${kind.title}</strong> · `}
+      ${NAMES[stack]}${scores && `, ${scores}`}, flatness${" "}
       ${figure(found.flatness[layer][head])}
       ${window !== null && ` · window ${window}`}
       ${found.softcap !== null && ` · softcap ${found.softcap}`}</small></h2>
     <${HeatMap} id=${shades} rows=${queries.length} columns=${keys.length} rowLabels=${queries}
-      columnLabels=${keys} start=${startOf(pinned ?? queries.length - 1, stack)}
+      columnLabels=${keys} start=${startOf(pinned ?? opened, stack)}
       shadeAt=${(r, c) => (isSeen(r, c) ? shades[r * keys.length + c] : null)}
       edge=${stack === "decoder" && window !== null ? (r) => Math.max(0, r - window + 1) : null}
       pinned=${pinned} readOut=${readOut} label=${`Attention of ${title}: rows look at columns`}

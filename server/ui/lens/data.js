@@ -23,14 +23,16 @@ export function useLens(body) {
   return useAnswer(body && JSON.stringify(body), (signal) => post(PATH, body, { signal }));
 }
 
-/** Read something of a capture; make a new one if it is gone. */
-async function ofCapture(report, body, read) {
+/** Read something of a layer; make a new capture if the last is gone or has not kept the layer. */
+async function ofCapture(report, body, layer, read) {
   try {
     return await read(report.capture);
   } catch (error) {
     if (error.status !== 404) throw error;
   }
-  const again = await post(PATH, { ...body, want: ["thumbs"] });
+  const isWhole = Object.values(report.attention).every(({ kept }) => kept.length > 0);
+  const layers = isWhole ? {} : { layers: [layer] };
+  const again = await post(PATH, { ...body, want: ["thumbs"], ...layers });
   report.capture = again.capture;
   return read(report.capture);
 }
@@ -39,7 +41,7 @@ async function ofCapture(report, body, read) {
 export function useHead(report, body, { stack, layer, head }) {
   return useAnswer(JSON.stringify([report.tokens, report.source, stack, layer, head]), (signal) => {
     const path = (capture) => `${PATH}/${capture}/${layer}/${head}?stack=${stack}`;
-    return ofCapture(report, body, async (capture) => {
+    return ofCapture(report, body, layer, async (capture) => {
       const answer = await request(path(capture), { signal });
       return new Uint8Array(await answer.arrayBuffer());
     });
@@ -52,7 +54,7 @@ export function useRow(report, body, { stack, layer, head }, row) {
   return useAnswer(row === null ? null : key, async (signal) => {
     await pause(120, signal); // the cursor may only pass
     const path = (capture) => `${PATH}/${capture}/${layer}/${head}?stack=${stack}&row=${row}`;
-    return ofCapture(report, body, (capture) => get(path(capture), { signal }));
+    return ofCapture(report, body, layer, (capture) => get(path(capture), { signal }));
   });
 }
 
@@ -70,8 +72,9 @@ export function bytesOf(text) {
 }
 
 /**
- * The answer of the chat with this id: `{body, omitted}`. Tokens at the end that the lens does not
- * take are omitted; they change nothing before them. Throws an Error if the answer is not known.
+ * The answer of the chat with this id: `{body, omitted, answerFrom}`. Tokens at the end that the lens
+ * does not take are omitted; they change nothing before them. `answerFrom` is the answer's first
+ * position. Throws an Error if the answer is not known.
  */
 export async function bodyOfAnswer(id, facts) {
   let chat;
@@ -85,8 +88,9 @@ export async function bodyOfAnswer(id, facts) {
   const most = facts.ready.max_lens_tokens;
   if (facts.ready.kind === "encoder-decoder") {
     const ids = answer.tokens.slice(0, most - 1); // the start token takes one place
-    return { body: { source_ids: answer.prompt, ids }, omitted: answer.tokens.length - ids.length };
+    return { body: { source_ids: answer.prompt, ids }, omitted: answer.tokens.length - ids.length, answerFrom: 1 };
   }
   const all = [...answer.prompt, ...answer.tokens];
-  return { body: { ids: all.slice(0, most) }, omitted: Math.max(0, all.length - most) };
+  const answerFrom = Math.min(answer.prompt.length, most - 1);
+  return { body: { ids: all.slice(0, most) }, omitted: Math.max(0, all.length - most), answerFrom };
 }

@@ -4,6 +4,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
 import { theme } from "../store.js";
 import { SHADES } from "./colours.js";
 import { useWidth } from "./parts.js";
+import { Scroll } from "./scroll.js";
 import { short } from "./text.js";
 
 const GAP = 6;
@@ -155,11 +156,11 @@ export function HeatMap(props) {
 
   const size = layout ? { width: `${layout.width}px`, height: `${layout.height}px` } : {};
   return html`<div class="lens-heat" ref=${frame}>
-    <canvas ref=${canvas} style=${size} tabindex="0" role="slider" aria-label=${label}
+    <${Scroll} className="lens-wide" moved=${layout?.width}><canvas ref=${canvas} style=${size} tabindex="0" role="slider" aria-label=${label}
       aria-valuemin="0" aria-valuemax=${rows * columns - 1} aria-valuenow=${at[0] * columns + at[1]}
       aria-valuetext=${readOut(...at)} onKeyDown=${onKey} onClick=${onClick}
       onPointerMove=${(event) => layout && setHovered(cellAt(event))}
-      onPointerLeave=${() => setHovered(null)} />
+      onPointerLeave=${() => setHovered(null)} /><//>
     <p class="lens-read mono">${readOut(...at)}</p>
     ${props.file && html`<button type="button" onClick=${() => save(canvas.current, props.file)}>
       Save as PNG</button>`}

@@ -4,6 +4,7 @@ import { percent, visible } from "../text.js";
 import { cellStyle, shadeOf } from "./colours.js";
 import { useLens } from "./data.js";
 import { Choice } from "./parts.js";
+import { Scroll } from "./scroll.js";
 import { figure, piecesOf, short } from "./text.js";
 
 const POSITIONS = 64;
@@ -12,9 +13,10 @@ const COSTLY = 5e8; // logits; more take seconds
 const SHADINGS = [["", "probability"], ["entropy", "certainty (entropy)"]];
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
-export default function Logit({ report, body, params, update, facts }) {
+export default function Logit({ report, body, params, update, facts, answerFrom }) {
   const count = report.tokens.length;
-  const first = Math.max(0, Math.min(count - 1, Number.parseInt(params.from ?? "0", 10) || 0));
+  const opens = answerFrom && count > POSITIONS ? Math.min(answerFrom, count - POSITIONS) : 0;
+  const first = Math.max(0, Math.min(count - 1, Number.parseInt(params.from || opens, 10) || 0));
   const positions = report.tokens.map((_, at) => at).slice(first, first + POSITIONS);
   const layers = (report.attention.decoder?.layers ?? 0) + 1;
   const logits = layers * positions.length * facts.ready.vocab_size;
@@ -41,10 +43,10 @@ export default function Logit({ report, body, params, update, facts }) {
     ${error && html`<p class="warn" role="alert">${error}</p>`}
     ${isLoading && html`<p class="muted" role="status">Loading…</p>`}
     ${value && html`<${Grid} report=${value} positions=${positions} shade=${params.shade}
-      layers=${layers} most=${Math.log2(facts.ready.vocab_size)} />`}`;
+      layers=${layers} most=${Math.log2(facts.ready.vocab_size)} answerFrom=${answerFrom} />`}`;
 }
 
-function Grid({ report, positions, shade, layers, most }) {
+function Grid({ report, positions, shade, layers, most, answerFrom }) {
   const [[row, column], setCursor] = useState([layers - 1, positions.length - 1]);
   const cell = (layer, at) => report.logit[layer * positions.length + at];
   const tokens = piecesOf(report, positions.map((at) => report.tokens[at]));
@@ -65,11 +67,13 @@ function Grid({ report, positions, shade, layers, most }) {
 
   return html`
     <p class="lens-read mono" role="status">${readOut}</p>
-    <div class="lens-scroll" tabindex="0" role="region" onKeyDown=${onKey}
+    <${Scroll} tabindex="0" role="region" onKeyDown=${onKey} moved=${positions[0]}
+      toward=${answerFrom > positions[0] ? ".lens-answer" : ""}
       aria-label="Logit lens; arrows move over the cells">
       <table class="lens-table lens-columns" id="lens-logit">
         <thead><tr><th scope="col">layers</th>${tokens.map((text, at) => html`
-          <th scope="col" key=${at} class="mono">${short(text)}</th>`)}</tr></thead>
+          <th scope="col" key=${at}
+            class=${positions[at] === answerFrom ? "mono lens-answer" : "mono"}>${short(text)}</th>`)}</tr></thead>
         <tbody>${Array.from({ length: layers }, (_, layer) => html`<tr key=${layer}>
           <th scope="row">${layer}</th>
           ${positions.map((_, at) => {
@@ -82,5 +86,5 @@ function Grid({ report, positions, shade, layers, most }) {
               <small>${percent(p)} · ${found[2].toFixed(2)}</small></td>`;
           })}</tr>`)}</tbody>
       </table>
-    </div>`;
+    <//>`;
 }

@@ -38,9 +38,10 @@ export default function Lens({ params }) {
     <${Input} key=${params.answer ?? ""} params=${params} facts=${facts} update=${update} />
     ${problem && html`<p class="warn" role="alert">${problem}</p>`}
     ${isLoading && html`<p class="muted" role="status">Looking…</p>`}
-    ${report && html`<${Tokens} report=${report} omitted=${chosen.omitted} facts=${facts} />
+    ${report && html`<${Tokens} report=${report} omitted=${chosen.omitted} facts=${facts}
+        answerFrom=${chosen.answerFrom} />
       <${Tabs} report=${report} body=${chosen.body} params=${params} update=${update}
-        facts=${facts} />`}
+        facts=${facts} answerFrom=${chosen.answerFrom} />`}
     ${!report && !problem && !isLoading && html`<p class="empty muted">Give a text to see the
       model's predictions, attention and residual stream for it. It is computed between the steps
       of other requests; nothing of it enters the cache.</p>`}
@@ -106,12 +107,20 @@ async function translate(source) {
 }
 
 /** The tokens that the model reads. */
-function Tokens({ report, omitted, facts }) {
-  const strip = (ids) => piecesOf(report, ids).map(
-    (text, at) => html`<span key=${at} title=${`${at}: id ${ids[at]}`}>${visible(text)}</span>`,
-  );
+function Tokens({ report, omitted, facts, answerFrom }) {
+  const box = useRef(null);
+  useEffect(() => {
+    const first = box.current.querySelector(".lens-answer");
+    if (first) box.current.scrollTop = first.offsetTop - box.current.offsetTop;
+  }, [report]);
+  const strip = (ids) => piecesOf(report, ids).map((text, at) => {
+    const isFirst = ids === report.tokens && at === answerFrom;
+    return html`<span key=${at} class=${isFirst ? "lens-answer" : ""}
+      title=${`${at}: id ${ids[at]}`}>${visible(text)}</span>`;
+  });
   const count = `${report.tokens.length} of at most ${facts.ready.max_lens_tokens} tokens`;
-  return html`<div class="lens-tokens mono" aria-label="Tokens" role="group">
+  return html`<div class="lens-tokens mono" aria-label="Tokens" role="group" ref=${box}
+    tabindex="0">
     ${report.source.length > 0
       && html`<p class="lens-strip">${strip(report.source)}<small>→</small></p>`}
     <p class="lens-strip">${strip(report.tokens)}<small>${count}</small></p>
@@ -120,11 +129,14 @@ function Tokens({ report, omitted, facts }) {
   </div>`;
 }
 
-function Tabs({ report, body, params, update, facts }) {
+function Tabs({ report, body, params, update, facts, answerFrom }) {
   const first = facts.ready.kind === "encoder" ? TABS[1] : TABS[0]; // an encoder predicts nothing
   const shown = TABS.find(([id]) => id === params.tab) ?? first;
   const tabs = useRef(null);
   const wasMoved = useRef(false);
+  useEffect(() => {
+    if (answerFrom) tabs.current.scrollIntoView({ block: "start" }); // behind the text of the form
+  }, [report]);
   useEffect(() => {
     if (wasMoved.current) tabs.current.querySelector("[aria-selected=true]").focus();
     wasMoved.current = false;
@@ -144,6 +156,7 @@ function Tabs({ report, body, params, update, facts }) {
         onClick=${() => update({ tab: id })}>${title}</button>`)}
     </div>
     <div class="panel" role="tabpanel" id="lens-panel" aria-labelledby=${`lens-tab-${shown[0]}`}>
-      <${shown[2]} report=${report} body=${body} params=${params} update=${update} facts=${facts} />
+      <${shown[2]} report=${report} body=${body} params=${params} update=${update} facts=${facts}
+        answerFrom=${answerFrom} />
     </div>`;
 }

@@ -1,4 +1,5 @@
 // Parts that several tabs use.
+import { Scroll } from "./scroll.js";
 import { html, useEffect, useRef, useState } from "../html.js";
 
 /** A list to choose from: `options` are `[value, text]`. */
@@ -30,7 +31,7 @@ export function FigureTable({ summary, label, id, heads, rows, ids = [], startsO
   return html`<details open=${startsOpen}
     onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>${summary}</summary>
-    ${isOpen && html`<div class="lens-scroll" tabindex="0" role="region" aria-label=${label}>
+    ${isOpen && html`<${Scroll} tabindex="0" role="region" aria-label=${label}>
       <table class="lens-table" id=${id}>
         <thead><tr>
           ${heads.map((text, at) => html`<th scope="col" key=${at}>${text}</th>`)}
@@ -38,7 +39,7 @@ export function FigureTable({ summary, label, id, heads, rows, ids = [], startsO
         <tbody>
           ${rows.map((row, at) => html`<${Row} key=${at} row=${row} id=${ids[at]} />`)}
         </tbody>
-      </table></div>`}
+      </table><//>`}
   </details>`;
 }
 

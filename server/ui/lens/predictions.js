@@ -1,10 +1,11 @@
 // Predictions: the most likely next tokens after every position, as columns.
 import { html } from "../html.js";
 import { percent, visible } from "../text.js";
+import { Scroll } from "./scroll.js";
 import { cellStyle, shadeOf } from "./colours.js";
 import { figure, piecesOf, short } from "./text.js";
 
-export default function Predictions({ report }) {
+export default function Predictions({ report, answerFrom }) {
   const found = report.predictions;
   if (!found.length) {
     return html`<p class="empty">An encoder has no head, so it predicts no tokens.</p>`;
@@ -14,11 +15,12 @@ export default function Predictions({ report }) {
   return html`
     <p class="muted">Each column has the most likely tokens after its token. The token that follows
       in the text is framed. Entropy is in bits: 0 is certain.</p>
-    <div class="lens-scroll" tabindex="0" role="region" aria-label="Predictions">
+    <${Scroll} tabindex="0" role="region" aria-label="Predictions"
+      toward=${answerFrom ? ".lens-answer" : ""}>
       <table class="lens-table lens-columns" id="lens-predictions">
         <thead>
-          <tr><td />${tokens.map((text, at) => html`<th scope="col" key=${at} class="mono"
-            title=${visible(text)}>${short(text)}</th>`)}</tr>
+          <tr><td />${tokens.map((text, at) => html`<th scope="col" key=${at}
+            class=${at === answerFrom ? "mono lens-answer" : "mono"} title=${visible(text)}>${short(text)}</th>`)}</tr>
         </thead>
         <tbody>
           ${ranks.map((rank) => html`<tr key=${rank}><th scope="row">${rank + 1}</th>
@@ -31,7 +33,7 @@ export default function Predictions({ report }) {
               ? `#${actual.rank} · ${percent(actual.p)}` : "–"}</td>`)}</tr>
         </tbody>
       </table>
-    </div>`;
+    <//>`;
 }
 
 function Cell({ report, entry: [id, p], next }) {

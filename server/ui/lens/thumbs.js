@@ -3,6 +3,8 @@ import { html, useLayoutEffect, useRef } from "../html.js";
 import { theme } from "../store.js";
 import { SHADES } from "./colours.js";
 import { FigureTable, useWidth } from "./parts.js";
+import { kindOf } from "./kinds.js";
+import { Scroll } from "./scroll.js";
 import { figure } from "./text.js";
 
 const GAP = 4;
@@ -43,6 +45,8 @@ function draw(canvas, { found, shades, order, layer, head }, cell, size) {
     heads.forEach((one, column) => {
       const x = LABEL + column * (cell + GAP);
       context.drawImage(thumbOf(found, shades, row, one), x, y, cell, cell);
+      const kind = kindOf(found, row, one);
+      if (kind) drawLetter(context, kind.letter, x + cell, y, colour);
       if (row !== layer || one !== head) return;
       context.strokeStyle = colour("accent");
       context.lineWidth = 3;
@@ -56,6 +60,15 @@ function draw(canvas, { found, shades, order, layer, head }, cell, size) {
   order[0].forEach((one, column) => {
     context.fillText(`H${one}`, LABEL + column * (cell + GAP) + cell / 2, TOP / 2);
   });
+}
+
+/** The letter of what a head does, on a patch in the upper right corner, which no query sees. */
+function drawLetter(context, letter, right, top, colour) {
+  context.fillStyle = colour("panel");
+  context.fillRect(right - 11, top, 11, 12);
+  context.fillStyle = colour("text");
+  context.textAlign = "center";
+  context.fillText(letter, right - 5.5, top + 6.5);
 }
 
 /** `order` has the heads of each layer in the order shown; `pick({layer, head})` chooses one. */
@@ -87,13 +100,14 @@ export function Thumbs(props) {
     if (order[row]?.[column] !== undefined) choose(row, column);
   }
 
-  const text = `layer ${layer}, head ${head}, flatness ${figure(found.flatness[layer][head])}`;
+  const kind = kindOf(found, layer, head);
+  const text = `layer ${layer}, head ${head}${kind ? `, ${kind.title}` : ""}, flatness ${figure(found.flatness[layer][head])}`;
   return html`<div class="lens-heat" ref=${frame}>
-    <canvas ref=${canvas} style=${{ width: `${size[0]}px`, height: `${size[1]}px` }} tabindex="0"
+    <${Scroll} className="lens-wide" moved=${size[0]}><canvas ref=${canvas} style=${{ width: `${size[0]}px`, height: `${size[1]}px` }} tabindex="0"
       role="slider" aria-label="Head" aria-valuemin="0"
       aria-valuemax=${found.layers * found.heads - 1}
       aria-valuenow=${layer * found.heads + head} aria-valuetext=${text}
-      onKeyDown=${onKey} onClick=${onClick} />
+      onKeyDown=${onKey} onClick=${onClick} /><//>
     <${FigureTable} summary="Flatness of all heads as a table" label="Flatness"
       heads=${["layer", ...found.flatness[0].map((_, one) => `H${one}`)]}
       rows=${found.flatness.map((row, at) => [at, ...row.map((value) => value.toFixed(3))])} />

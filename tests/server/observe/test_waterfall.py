@@ -247,3 +247,47 @@ def test_waterfall_without_steps_is_queue_and_unexplained(recorder: Recorder) ->
     engine.end(recorder, opened, after=0.0)
     assert job.admitted == run.begin
     check(waterfall(recorder), {"queue": 0.02, "unexplained": run.end - run.begin})
+
+
+def test_waits_for_a_core_are_a_part_of_their_own(
+    recorder: Recorder, engine: ScriptedSteps
+) -> None:
+    engine.wait_listener = recorder._on_waits
+    arrival = engine.now
+    engine.submit(OWN, 100)
+    opened = recorder.begin("req_w", "", arrival, [OWN])
+    engine.wait(0.030)  # the engine's process had no core, and then computed
+    ran = [engine.step({OWN: 100}, stall=0.050, waits=(0.025, 0.040, 0.060))]
+    # Two threads waited at once, then one after the other, then longer than the step took.
+    ran += [engine.step({}, (OWN,), stall=0.020, waits=(0.0, 0.020, 0.040))]
+    ran += [engine.step({}, (OWN,), stall=0.040, waits=(0.0, 0.020, 0.040))]
+    ran += [engine.step({}, (OWN,), stall=0.007, waits=(0.0, 0.0, 0.0))]
+    ran += [engine.step({}, (OWN,), finishes={OWN: "length"})]
+    engine.end(recorder, opened, after=0.0)
+    steps = recorder.steps_for_fit()
+    model = fit([s for s in steps if s.end <= ran[0].begin])
+    request = recorder.requests[-1]
+    check(
+        waterfall_of(request, recorder.steps_of(request), model),
+        {
+            "queue": 0.005,
+            "base": CONSTANT * len(ran),
+            "own": cost(ran, OWN),
+            "waiting": 0.025 + 0.050 + 0.020 + 0.040,
+            "unexplained": 0.007,
+        },
+    )
+
+
+def test_fit_is_that_of_steps_that_do_not_wait(recorder: Recorder, engine: ScriptedSteps) -> None:
+    engine.wait_listener = recorder._on_waits
+    plain = fit(recorder.steps_for_fit())
+    with recorder.lease():
+        engine.submit(LONG, 60)
+        engine.step({LONG: 60}, stall=0.2, waits=(0.0, 0.2, 0.2))
+        for turn in range(30):
+            wait = 0.01 * (1 + turn % 7)
+            engine.step({}, (LONG,), stall=wait, waits=(0.0, wait, wait))
+    model = fit(recorder.steps_for_fit())
+    assert (model.constant, model.decode) == pytest.approx((plain.constant, plain.decode), rel=1e-4)
+    assert model.r2 == pytest.approx(1.0, abs=1e-4)

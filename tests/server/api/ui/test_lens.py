@@ -270,7 +270,7 @@ async def test_lens_with_several_ranks_is_refused(
         ({}, "invalid_value", "ids"),
         ({"ids": []}, "invalid_value", "ids"),
         ({"ids": [1] * 101}, "context_length_exceeded", "ids"),
-        ({"ids": [1] * 300}, "invalid_value", "ids"),
+        ({"ids": [1] * 1025}, "invalid_value", "ids"),
         ({"text": "x" * 100}, "context_length_exceeded", "ids"),
         ({"ids": [258]}, "invalid_value", "ids"),
         ({"ids": [1], "text": "x"}, "invalid_value", "ids"),
