@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.client.admission import AdmissionControl
 from engine.client.interface import State, WaitListener, WatchListener
+from engine.client.observation import Observation
 from engine.client.output_stream import OutputStream
 from engine.client.subprocess import EngineProcess, exit_message
 from engine.config import EngineConfig
@@ -72,9 +73,7 @@ class ProcessClient:
         self._streams: dict[int, OutputStream[Any]] = {}
         # By message id: the answers to CacheLookup, LensRequest and LoadAdapter messages.
         self._lookups: dict[int, asyncio.Future[Any]] = {}
-        self._watcher: WatchListener | None = None
-        self._wait_listener: WaitListener | None = None  # None: nothing was ever recorded
-        self._watch_id = 0  # of a Watch whose Blocks has not come; 0: none
+        self._observation = Observation()
         self._queue = AdmissionControl(config)
         self._ids = 0
         self._last_sign = time.monotonic()
@@ -144,7 +143,7 @@ class ProcessClient:
         last sign of work that a hung engine has.
         """
         is_confirmed = self._num_handled >= self._num_sent
-        return bool(self._streams or self._lookups or self._watch_id or not is_confirmed)
+        return bool(self._streams or self._lookups or self._observation.awaited or not is_confirmed)
 
     def _begin_to_wait(self) -> None:
         if not self._waits:
@@ -171,8 +170,7 @@ class ProcessClient:
         for lookup in self._lookups.values():
             if not lookup.done():
                 lookup.set_exception(death)
-        if self._watcher is not None:
-            self._watcher(death)
+        self._observation.fail(death)
         self._streams.clear()
         self._queue.clear()
 
@@ -183,14 +181,8 @@ class ProcessClient:
                 self._on_step(message)
             case Explained():
                 self._on_explained(message)
-            case StepTrace() | Blocks():
-                if isinstance(message, Blocks) and message.id == self._watch_id:
-                    self._watch_id = 0
-                if self._watcher is not None:  # otherwise it was sent before the engine knew
-                    self._watcher(message)
-            case StepWaits():
-                if self._wait_listener is not None:
-                    self._wait_listener(message)
+            case StepTrace() | Blocks() | StepWaits():
+                self._observation.take(message)
             case Progress():
                 self.progress = message
             case Ready():
@@ -321,20 +313,20 @@ class ProcessClient:
             del self._lookups[message.id]
 
     def watch(self, listener: WatchListener | None) -> int:
-        self._watcher = listener
+        self._observation.watcher = listener
         watch_id = self.next_id()
-        self._watch_id = 0
+        self._observation.awaited = 0
         if self._death is None:
             self._send(Watch(watch_id, listener is not None))
             if listener is not None:
-                self._watch_id = watch_id
+                self._observation.awaited = watch_id
         elif listener is not None:
             listener(self._death)
         return watch_id
 
     def measure_waits(self, listener: WaitListener | None) -> None:
         if listener is not None:
-            self._wait_listener = listener
+            self._observation.wait_listener = listener
         if self._death is None:
             waited = self._child.waited_ns() if self._child else -1
             self._send(MeasureWaits(listener is not None, waited))

@@ -81,7 +81,7 @@ class Ablations:
 
 
 class StepMasks:
-    """What is switched off in a step of T tokens, by layer, and which layer is being computed."""
+    """Masks of a step of T tokens, by layer, and the layer that is being computed."""
 
     def __init__(self, runner: ModelRunner, tokens: Sequence[AblatedTokens], count: int) -> None:
         self._module = cast(nn.Module, runner.model)

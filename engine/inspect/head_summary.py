@@ -56,7 +56,7 @@ class SummaryBuilder:
         self._add("induction", (weights[..., 1:] * follows).sum(-1), int(follows.any(-1).sum()))
 
     def _add(self, name: str, values: torch.Tensor, count: int) -> None:
-        """Add the sum of values [H, queries], of which `count` queries count."""
+        """Add the sum of values [H, queries], where `count` queries count."""
         total = values.double().sum(-1)
         self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts[name] = self._counts.get(name, 0) + count

@@ -2,7 +2,7 @@
 
 A step takes D = a + b * prefill + c * decode + d * context: a constant (reading the weights), then
 prompt tokens, decoded tokens, and pairs of a query and a key. The coefficients are >= 0, and
-fitted to the recorded steps by least squares. What a step waited for a core is not part of D.
+fitted to the recorded steps by least squares. D leaves out the time that a step waited for a core.
 """
 
 from __future__ import annotations

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -82,6 +85,36 @@ async def test_waterfall_names_the_neighbour_with_the_long_prompt_first(demo: Se
     assert report["parts"]["others"] > 0
 
 
+@contextlib.contextmanager
+def hogs(count: int) -> Iterator[None]:
+    """Let processes compute on all cores of the test."""
+    command = [sys.executable, "-c", "while True: pass"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            hog = stack.enter_context(subprocess.Popen(command))
+            stack.callback(hog.kill)
+        yield
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux's counts")
+async def test_waterfall_under_contention_names_the_waiting_for_a_core(demo: Server) -> None:
+    """The steps before, without contention, tell the model; what the hogs take is not of it."""
+    async with demo.http() as http:
+        for number in range(3):
+            await stream(http, f"calm-{number}", "A river", 60, asyncio.Event())
+        with hogs(2 * len(os.sched_getaffinity(0))):
+            shares = []
+            for number in range(6):
+                await stream(http, f"hogged-{number}", "A river", 60, asyncio.Event())
+                report = await report_of(http, f"hogged-{number}")
+                check_sum(report)
+                parts, wall = report["parts"], report["wall_ms"]
+                shares.append((parts["waiting"] / wall, abs(parts["unexplained"]) / wall))
+    # Other programs disturb single requests. Cores that share a physical one are slower, too.
+    assert sorted(waiting for waiting, _ in shares)[3] > 0.3, shares
+    assert sorted(unexplained / waiting for waiting, unexplained in shares)[2] < 0.5, shares
+
+
 def inspect(demo: Server, text: str) -> str:
     command = [sys.executable, "-m", "server", "inspect", text, "--url", demo.base_url]
     env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1"}
@@ -96,10 +129,10 @@ async def test_inspect_prints_the_parts_of_a_request(demo: Server) -> None:
         await report_of(http, "inspected")
     lines = inspect(demo, "inspected").splitlines()
     assert lines[0].startswith("inspected  ")
-    assert [line.split()[0] for line in lines[1:7]] == [
+    assert [line.split()[0] for line in lines[1:8]] == [
         *("server", "queue", "base", "own", "others", "waiting", "unexplained")
     ]
-    assert "7 tokens; finish: length" in lines[7]
+    assert "7 tokens; finish: length" in lines[8]
 
 
 def test_inspect_prints_the_tokens_of_a_prompt_and_warnings(demo: Server) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import numpy as np
 import playwright.sync_api as playwright
 import pytest
@@ -197,3 +199,42 @@ def test_answer_that_is_gone_says_so(browser: Any, demo: Server) -> None:
 def test_axe_finds_nothing(view: View) -> None:
     view.open("nucleus", 3)
     assert axe.violations(view.page) == []
+
+
+def test_parts_are_switched_off_by_keys_and_draw_with_the_same_dice(
+    view: View, demo: Server, answers: dict[str, Any]
+) -> None:
+    answer = answers["plain"]
+    view.open("plain")
+    page = view.page
+    draw = page.get_by_role("button", name="Draw again")
+    draw.click()
+    drawn = page.locator(".ins-drawn")
+    playwright.expect(drawn).to_contain_text(re.compile("tokens are the same|The same"))
+    assert "nothing is off" in drawn.inner_text()
+    length = len(answer["tokens"])
+    same = re.compile(f"The same {length} tokens|The first {length} of {length} tokens")
+    playwright.expect(drawn.get_by_role("status")).to_contain_text(same)
+
+    first = page.locator("[data-at='0 0']")
+    first.focus()
+    for key in ("ArrowDown", "Enter", "ArrowUp", "ArrowRight", "ArrowRight", "Space"):
+        page.keyboard.press(key)
+    off = {"layers": [1], "heads": [[0, 1]]}
+    playwright.expect(page.locator(".ins-try")).to_contain_text(["", "off: L1, L0 H1"])
+    draw.click()
+    playwright.expect(drawn).to_contain_text("off: L1, L0 H1")
+    playwright.expect(drawn).not_to_contain_text("Drawing")
+    body = {**answer["params"], "prompt": answer["prompt"], "off": off, "return_token_ids": True}
+    body["max_tokens"] = len(answer["tokens"]) + 64
+    response = httpx2.post(
+        f"{demo.base_url}/ui/api/ablate", json=body, headers={"x-penstock-ui": "1"}, timeout=60
+    )
+    tokens = response.json()["choices"][0]["token_ids"]
+    pairs = zip(tokens, answer["tokens"], strict=False)
+    same = next((at for at, (new, old) in enumerate(pairs) if new != old), len(answer["tokens"]))
+    playwright.expect(drawn).to_contain_text(f"The first {same} of {len(answer['tokens'])} tokens")
+    text = response.json()["choices"][0]["text"].strip()[:40]
+    assert text in drawn.inner_text()
+    page.get_by_role("button", name="All on").click()
+    playwright.expect(page.locator(".ins-try")).to_contain_text(["", "nothing is off"])

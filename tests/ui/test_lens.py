@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx2
+import numpy as np
 import playwright.sync_api as playwright
 import pytest
 
@@ -103,7 +105,7 @@ def test_attention_is_that_of_transformers(page: Any, demo: Server, reference: A
 def test_shades_and_flatness_of_heads_are_those_of_transformers(
     page: Any, demo: Server, reference: Any
 ) -> None:
-    show(page, demo, "attention", layer=1, head=3)
+    show(page, demo, "attention", layer=1, head=3, order="index")
     check_shades(page, reference.attentions[1][0, 3])
     check_flatness(page, reference.attentions)
     check_thumbs(page, reference.attentions)
@@ -175,13 +177,13 @@ def test_every_tab_fits_the_window_and_opens_by_keys(page: Any, demo: Server) ->
 
 @one_view
 def test_thumbnails_choose_a_head_by_keys_and_by_clicks(page: Any, demo: Server) -> None:
-    show(page, demo, "attention")
+    show(page, demo, "attention", order="index")
     thumbs = page.get_by_role("slider", name="Head", exact=True)
     thumbs.focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         thumbs.press(key)
     page.wait_for_selector('h2:has-text("L1 H2")')
-    assert thumbs.get_attribute("aria-valuetext").startswith("layer 1, head 2, flatness ")
+    assert thumbs.get_attribute("aria-valuetext").startswith("layer 1, head 2, ")
     box = thumbs.bounding_box()
     page.mouse.click(box["x"] + box["width"] - 10, box["y"] + box["height"] - 10)
     page.wait_for_selector('h2:has-text("L3 H7")')
@@ -261,14 +263,89 @@ def test_answer_of_the_chat_is_shown_with_its_prompt(page: Any, demo: Server) ->
 
 @one_view
 def test_answer_that_is_too_long_is_cut_and_says_so(page: Any, demo: Server) -> None:
-    with_answers(page, [50] * 100, [60] * 200)
+    with_answers(page, [50] * 100, [60] * 1000)
     page.goto(f"{demo.base_url}/ui/#/lens?answer=mine")
     page.wait_for_selector("#lens-predictions")
-    assert page.locator("#lens-predictions thead th").count() == 256
-    playwright.expect(page.locator(".lens-tokens")).to_contain_text("The last 44 tokens")
+    assert page.locator("#lens-predictions thead th").count() == 1024
+    playwright.expect(page.locator(".lens-tokens")).to_contain_text("The last 76 tokens")
 
 
 @one_view
 def test_text_that_is_too_long_says_the_limit(page: Any, demo: Server) -> None:
-    page.goto(f"{demo.base_url}/ui/#/lens?{urlencode({'text': 'river ' * 400})}")
-    playwright.expect(page.get_by_role("alert")).to_contain_text("at most 256")
+    page.goto(f"{demo.base_url}/ui/#/lens?{urlencode({'text': 'river ' * 1600})}")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("at most 1024")
+
+
+def test_answer_opens_in_view_with_edges_where_columns_are_hidden(page: Any, demo: Server) -> None:
+    with_answers(page, [50 + place for place in range(80)], [200 + place for place in range(60)])
+    page.goto(f"{demo.base_url}/ui/#/lens?answer=mine")
+    for tab, table in (("Predictions", "lens-predictions"), ("Logit lens", "lens-logit")):
+        page.get_by_role("tab", name=tab).click()
+        first = page.locator(f"#{table} th.lens-answer")
+        first.wait_for()
+        box = page.locator(f".lens-edges:has(#{table})")
+        playwright.expect(box).to_have_class(re.compile("lens-more-left.*lens-more-right"))
+        inside, outside = first.bounding_box(), box.bounding_box()
+        assert outside["x"] <= inside["x"] < outside["x"] + outside["width"] / 2
+        assert 0 <= inside["y"] < 900
+        box.locator(".lens-scroll").evaluate("box => { box.scrollLeft = 0; }")
+        playwright.expect(box).not_to_have_class(re.compile("lens-more-left"))
+        box.locator(".lens-scroll").evaluate("box => { box.scrollLeft = 1e6; }")
+        playwright.expect(box).not_to_have_class(re.compile("lens-more-right"))
+    strip = page.locator(".lens-strip .lens-answer").bounding_box()
+    tokens = page.locator(".lens-tokens").bounding_box()
+    assert tokens["y"] - 1 <= strip["y"] < tokens["y"] + tokens["height"]
+
+
+@one_view
+def test_heads_are_sorted_and_named_by_what_they_do(page: Any, demo: Server) -> None:
+    text = "the old mill by the river stands still and " * 3
+    show(page, demo, "attention", text=text)
+    body = {"text": text, "want": ["thumbs"]}
+    found = httpx2.post(f"{demo.base_url}/ui/api/lens", json=body, headers=UI, timeout=60).json()
+    scores = found["attention"]["decoder"]
+    names = {"previous": "previous token", "induction": "induction", "first": "first token"}
+    kinds = {}
+    for layer in range(scores["layers"]):
+        for head in range(scores["heads"]):
+            score, name = max((scores[name][layer][head], name) for name in names)
+            if score >= 0.4:
+                kinds.setdefault(name, []).append((score, layer, head))
+    assert {"previous", "induction"} <= kinds.keys()
+    page.wait_for_selector(".lens-kinds")
+    for name, heads in kinds.items():
+        row = page.locator(".lens-kinds > div", has_text=names[name])
+        best = sorted(heads, reverse=True)[:6]
+        shown = row.get_by_role("button").all_inner_texts()
+        assert [text.split()[:2] for text in shown] == [
+            [f"L{at}", f"H{head}"] for _, at, head in best
+        ]
+        _, layer, head = best[0]
+        row.get_by_role("button").first.click()
+        title = page.locator(f'h2:has-text("L{layer} H{head}")')
+        playwright.expect(title).to_contain_text(names[name])
+        thumbs = page.get_by_role("slider", name="Head", exact=True)
+        playwright.expect(thumbs).to_have_attribute("aria-valuetext", re.compile(names[name]))
+
+
+@one_view
+def test_heads_of_the_longest_text_are_read_layer_by_layer(page: Any, demo: Server) -> None:
+    with_answers(page, [50 + place % 300 for place in range(1000)], [60] * 24)
+    page.goto(f"{demo.base_url}/ui/#/lens?answer=mine&tab=attention&order=index")
+    canvas = page.get_by_role("slider", name=re.compile("Attention of"))
+    canvas.wait_for()
+    box = page.locator(".lens-edges", has=canvas)
+    playwright.expect(box).to_have_class(re.compile("lens-more-right"))
+    page.get_by_role("slider", name="Head", exact=True).press("ArrowDown")
+    page.wait_for_selector('h2:has-text("L1 H0")')
+    canvas.wait_for()
+    ids = [50 + place % 300 for place in range(1000)] + [60] * 24
+    answer = httpx2.post(
+        f"{demo.base_url}/ui/api/lens/attention", json={"ids": ids, "layers": [1]},
+        headers=UI, timeout=60,
+    )  # fmt: skip
+    weights = np.load(io.BytesIO(answer.content))
+    assert weights.shape == (1, 8, 1024, 1024)
+    place = int(canvas.get_attribute("aria-valuenow"))
+    shown = figure(canvas.get_attribute("aria-valuetext").rpartition(": ")[2])
+    assert shown == pytest.approx(float(weights[0, 0].ravel()[place]), abs=0.005)

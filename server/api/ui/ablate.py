@@ -26,7 +26,7 @@ Head = Annotated[list[Index], Field(min_length=2, max_length=2)]
 
 
 class Off(Part):
-    """What adds nothing to the residual stream. Layers and heads are counted from 0."""
+    """Parts that add nothing to the residual stream. Layers and heads are counted from 0."""
 
     heads: Annotated[list[Head], Field(fail_fast=True, max_length=MOST_PARTS)] = Field(
         default_factory=list

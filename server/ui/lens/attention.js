@@ -32,7 +32,7 @@ export default function Attention({ report, body, params, update, answerFrom }) 
         <${Choice} label="Heads" value=${sorting} options=${ORDERS}
           pick=${(chosen) => update({ order: chosen })} />
       </div>
-      <${Thumbs} found=${found} shades=${shades} order=${order} layer=${layer} head=${head}
+      <${Thumbs} found=${found} shades=${shades} order=${order} isLabelled=${!sorting} layer=${layer} head=${head}
         pick=${(one) => update({ ...one, row: params.row })} />
       <${Scale} />
       <${Kinds} found=${found} pick=${(one) => update({ ...one, row: params.row })} />

@@ -27,7 +27,7 @@ function thumbOf({ thumb_rows: rows, thumb_columns: columns, heads }, shades, la
   return canvas;
 }
 
-function draw(canvas, { found, shades, order, layer, head }, cell, size) {
+function draw(canvas, { found, shades, order, layer, head, isLabelled }, cell, size) {
   const scale = devicePixelRatio || 1;
   [canvas.width, canvas.height] = size.map((side) => Math.round(side * scale));
   const style = getComputedStyle(document.documentElement);
@@ -45,7 +45,7 @@ function draw(canvas, { found, shades, order, layer, head }, cell, size) {
     heads.forEach((one, column) => {
       const x = LABEL + column * (cell + GAP);
       context.drawImage(thumbOf(found, shades, row, one), x, y, cell, cell);
-      const kind = kindOf(found, row, one);
+      const kind = isLabelled && cell >= 20 ? kindOf(found, row, one) : null;
       if (kind) drawLetter(context, kind.letter, x + cell, y, colour);
       if (row !== layer || one !== head) return;
       context.strokeStyle = colour("accent");
@@ -71,7 +71,10 @@ function drawLetter(context, letter, right, top, colour) {
   context.fillText(letter, right - 5.5, top + 6.5);
 }
 
-/** `order` has the heads of each layer in the order shown; `pick({layer, head})` chooses one. */
+/**
+ * `order` has the heads of each layer in the order shown; `pick({layer, head})` chooses one. With
+ * `isLabelled` a letter says what a head does.
+ */
 export function Thumbs(props) {
   const { found, order, layer, head, pick } = props;
   const [frame, width] = useWidth();

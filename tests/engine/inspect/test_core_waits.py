@@ -1,4 +1,4 @@
-"""What the engine says about its waits for a core, and that it says nothing unless asked."""
+"""The engine reports its waits for a core, and only while they are measured."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_waits_are_sent_behind_each_step_while_they_are_measured(
     assert run()[1] == 0
     driver.inbox.append(MeasureWaits(on=True))
     steps, waits = run()
-    assert steps == waits > 3
+    assert steps == waits > 0
     driver.inbox.append(MeasureWaits(on=False))
     assert run()[1] == 0
     assert driver.inspectors.waits is None
