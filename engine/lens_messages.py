@@ -45,7 +45,7 @@ class LensRequest(Message, frozen=True):
 
 
 class HeadSummaries(Record, frozen=True):
-    """What each head of a layer does, over a whole text.
+    """Summaries of the heads of a layer over a whole text.
 
     `thumbs` has a byte round(255 sqrt(w)) for the largest weight w of each cell. `flatness` is the
     mean entropy of the rows, each divided by that of equal weights.

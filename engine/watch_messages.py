@@ -31,7 +31,7 @@ class MeasureWaits(Message, frozen=True):
     """
 
     on: bool
-    # What the engine's main thread had waited in its life when this was sent; -1: not known.
+    # Waits of the engine's main thread, in its life, when this was sent; -1: not known.
     waited_ns: int = -1
 
 

@@ -21,7 +21,7 @@ from engine.watch_messages import MeasureWaits, Watch
 
 
 class Inspectors:
-    """What looks into one engine. `send` sends a message to the API process."""
+    """The inspectors of one engine. `send` sends a message to the API process."""
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, send: Callable[[Message], None]
