@@ -102,6 +102,7 @@ async def render(state: AppState, chat: Chat) -> str:
     tools = _visible_tools(chat)
     if shows_tools_in_text(state, chat):
         messages = with_tools_in_text(messages, tools)
+        tools = ()
     elif tools:
         arguments = {**arguments, "tools": [tool.for_template for tool in tools]}
     if "functions" in template.variables:
