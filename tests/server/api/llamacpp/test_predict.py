@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.support.fake_engine import FakeEngine, Script
-from tests.support.rig import Served, serving
+from tests.support.rig import Served, eventually, serving
 
 CHAT = {
     "@requestFormat": "chatCompletions",
@@ -103,9 +103,7 @@ async def test_predict_aborts_all_instances_when_the_client_leaves(
     async with serving(engine, model) as served:
         engine.gate.clear()
         asked = asyncio.create_task(predict(served, CHAT, CHAT))
-        while len(engine.requests) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(engine.requests) == 2, "both instances are sent")
         asked.cancel()
-        while len(engine.aborted) < 2:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: len(engine.aborted) == 2, "both are aborted")
         assert sorted(engine.aborted) == sorted(request.id for request in engine.requests)
