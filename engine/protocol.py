@@ -69,6 +69,8 @@ class SamplingParams(Record, frozen=True):
     # Token sequences that the answer does not contain, unless no other token could follow.
     banned_sequences: tuple[tuple[int, ...], ...] = ()
     logprob_token_ids: tuple[int, ...] = ()  # `logprobs` tokens, in place of the most likely ones
+    # Logprobs are of the distribution that the token is drawn from; cut tokens have -inf.
+    final_logprobs: bool = False
 
 
 class Explain(Record, frozen=True):

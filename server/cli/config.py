@@ -15,7 +15,7 @@ LOGGING = "Logging"
 METRICS = "Metrics and traces"
 # An origin as browsers send it (RFC 6454, section 6.2): lower case, without the default port.
 ROOT_PATH = r"^(/[A-Za-z0-9_][A-Za-z0-9._-]*)*\Z"
-ORIGIN = r"^(\*|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
+ORIGIN = r"^(\*|localhost|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
 
 ToolCallParser = Literal[
     "auto",
@@ -115,10 +115,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             HTTP,
             "Origins of web pages (SCHEME://HOST[:PORT]) whose scripts may call this server from "
-            "a browser (CORS); * allows all.",
+            "a browser (CORS); localhost allows pages of this machine, * all.",
             extra={
                 "form": "a list of origins as browsers send them: SCHEME://HOST[:PORT] in lower "
-                "case, without a path or the scheme's default port; or *"
+                "case, without a path or the scheme's default port; or localhost or *"
             },
         ),
     ] = ()

@@ -66,6 +66,7 @@ class GenerationOptions:
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int = -1
     logprob_token_ids: Sequence[int] = ()  # `num_logprobs` tokens, in place of the likeliest
+    final_logprobs: bool = False  # of the distribution that tokens are drawn from
     num_prompt_logprobs: int = -1
 
     @property

@@ -70,6 +70,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         grammar=grammar_of(state, options.grammar),
         banned_sequences=_banned_sequences(state, options.bad_words),
         logprob_token_ids=tuple(options.logprob_token_ids),
+        final_logprobs=options.final_logprobs,
     )
 
 

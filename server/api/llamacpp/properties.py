@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.llamacpp.template_values import with_template_values
+from server.api.llamacpp.template_values import own_chat
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS
 from server.api.receive import encode, read_unqueued, thread_turn
@@ -93,9 +94,7 @@ async def _rendered(request: Request, *, is_own: bool) -> tuple[ChatBody, Chat, 
     check_option_tokens(state, body.options())
     size = len(await request.body())
     async with thread_turn(state, size):
-        chat = await off_loop(size, body.chat)
-        if is_own:
-            chat = with_template_values(state, chat)
+        chat = await off_loop(size, partial(own_chat, state, body) if is_own else body.chat)
         check_tool_choice(chat)
         return body, chat, await chat_text(state, chat)
 

@@ -48,11 +48,11 @@ class CompletionBody(SamplingBody):
             *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent"),
             *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
             *("adaptive_decay", "penalize_nl"),
+            "backend_sampling",  # where llama.cpp samples: the probabilities are the same
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "adaptive_target": (-1,),
-        "backend_sampling": (False,),
         "dry_multiplier": (0,),
         "dynatemp_range": (0,),
         "image_data": ([],),
@@ -60,7 +60,6 @@ class CompletionBody(SamplingBody):
         "min_keep": (0,),
         "mirostat": (0,),
         "n_indent": (0,),
-        "post_sampling_probs": (False,),
         "samplers": (),
         "t_max_predict_ms": (0, -1),
         "top_n_sigma": (-1,),
@@ -82,6 +81,8 @@ class CompletionBody(SamplingBody):
     """Answers per prompt; answer k has seed + k."""
     n_probs: Annotated[int, Between(0, 20)] | None = None
     """Return the logprob of each token, with this many alternatives."""
+    post_sampling_probs: bool | None = None
+    """`n_probs` returns the probabilities that tokens are drawn by, after temperature and cuts."""
     logit_bias: Annotated[
         Biases | None,
         PlainValidator(lambda value: bias_pairs(value, MAX_BIASES)),
@@ -152,6 +153,7 @@ class CompletionBody(SamplingBody):
             logit_bias=logit_bias,
             grammar=self._grammar,
             num_logprobs=self.n_probs or -1,
+            final_logprobs=bool(self.post_sampling_probs),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, inf
 from typing import Any
 
 import orjson
@@ -152,22 +153,30 @@ class CompletionWriter:
         """Return `completion_probabilities`, if the request has `n_probs`."""
         if self._prepared.options.num_logprobs < 0:
             return {}
+        is_final = self._prepared.options.final_logprobs
+        name = "top_probs" if is_final else "top_logprobs"
         entries = []
         for item in tokens:
             if item.logprobs is not None:
                 entry = self._probability(item.token, item.logprobs.logprob)
                 top = item.logprobs.top
-                entry["top_logprobs"] = [self._probability(*other) for other in top]
+                if is_final:  # without tokens that are never drawn
+                    top = tuple([other for other in top if other[1] > -inf])
+                entry[name] = [self._probability(*other) for other in top]
                 entries.append(entry)
         return {"completion_probabilities": entries}
 
     def _probability(self, token: int, logprob: float) -> Json:
-        return {
+        entry: Json = {
             "id": token,
             "token": self._tokenizer.token_text(token),
             "bytes": list(self._tokenizer.token_bytes(token)),
-            "logprob": finite(logprob),
         }
+        if self._prepared.options.final_logprobs:
+            entry["prob"] = exp(logprob)
+        else:
+            entry["logprob"] = finite(logprob)
+        return entry
 
 
 def _joined(update: ChoiceEvents) -> tuple[str, list[int], list[TokenWithLogprobs]]:
@@ -220,5 +229,5 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         "grammar": body.grammar or "",
         "stream": prepared.options.stream,
         "timings_per_token": prepared.options.timings_per_token,
-        "post_sampling_probs": False,
+        "post_sampling_probs": prepared.options.final_logprobs,
     }

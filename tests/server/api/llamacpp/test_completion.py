@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,24 @@ async def test_completion_probabilities_have_one_entry_per_token(served: Served)
     assert [part["completion_probabilities"] for part in parts] == [[entry] for entry in entries]
 
 
+async def test_completion_post_sampling_probs_are_probabilities(served: Served) -> None:
+    fields = {"n_probs": 2, "n_predict": 4, "post_sampling_probs": True, "backend_sampling": True}
+    body = (await complete(served, **fields)).json()
+    assert "backend_sampling" not in body["generation_settings"]
+    assert body["generation_settings"]["post_sampling_probs"] is True
+    [request] = served.engine.requests
+    assert request.params.final_logprobs
+    entries = body["completion_probabilities"]
+    assert len(entries) == 4
+    logprobs = (await complete(served, n_probs=2, n_predict=4)).json()["completion_probabilities"]
+    assert not served.engine.requests[-1].params.final_logprobs
+    for entry, other in zip(entries, logprobs, strict=True):
+        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert entry["prob"] == pytest.approx(math.exp(other["logprob"]))
+        for top, logprob in zip(entry["top_probs"], other["top_logprobs"], strict=True):
+            assert top["prob"] == pytest.approx(math.exp(logprob["logprob"]))
+
+
 async def test_completion_response_fields_select_by_path(served: Served) -> None:
     wanted = ["content", "generation_settings/n_predict", "absent/x"]
     body = (await complete(served, n_predict=2, response_fields=wanted)).json()
@@ -170,7 +189,6 @@ async def test_completion_grammars_reach_the_engine(served: Served) -> None:
     [
         ({"mirostat": 2}, "mirostat"),
         ({"samplers": ["top_k"]}, "samplers"),
-        ({"post_sampling_probs": True}, "post_sampling_probs"),
         ({"t_max_predict_ms": 100}, "t_max_predict_ms"),
         ({"n_indent": 4}, "n_indent"),
         ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
