@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import tokenizers
 
+from engine.checkpoint.gguf import tokenizer
 from engine.checkpoint.gguf.tokenizer import (
+    LONGEST_TOKEN,
     build_tokenizer,
     end_tokens,
     tokenizer_notes,
@@ -218,3 +220,56 @@ def test_other_tokenizers_are_refused(changes: dict[str, Any], words: str) -> No
     settings = {f"tokenizer.ggml.{key}": value for key, value in given.items()}
     with pytest.raises(ConfigError, match=words):
         build_tokenizer(settings)
+
+
+def byte_tokens(pre: str) -> dict[str, Any]:
+    """Return the settings of a vocabulary of single bytes, without merges."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    settings = {"model": "gpt2", "pre": pre, "tokens": alphabet, "token_type": [1] * 256}
+    return {f"tokenizer.ggml.{key}": value for key, value in settings.items()}
+
+
+@pytest.mark.parametrize(("pre", "is_composed"), [("qwen2", True), ("gpt-2", False)])
+def test_only_tokenizers_like_qwen2_compose_characters(pre: str, is_composed: bool) -> None:
+    """Their tokenizer.json has the normalizer NFC."""
+    built = build_tokenizer(byte_tokens(pre))
+    composed, apart = built.encode("\u00e9").ids, built.encode("e\u0301").ids
+    assert (len(composed), len(apart)) == (2, 2 if is_composed else 3)
+    assert (composed == apart) is is_composed
+
+
+def test_gpt2_splits_words_with_their_space_and_endings() -> None:
+    """Radford et al. 2019, encoder.py of the release."""
+    splitter = build_tokenizer(byte_tokens("gpt-2")).pre_tokenizer
+    assert splitter is not None
+    pieces = splitter.pre_tokenize_str("We'll  see it's 1234 \u00bd!? DON'T\n\n x")
+    assert [piece.replace("\u0120", " ").replace("\u010a", "\n") for piece, _ in pieces] == [
+        "We", "'ll", " ", " see", " it", "'s", " 1234", " \u00c2\u00bd", "!?", " DON", "'", "T",
+        "\n\n", " x",
+    ]  # fmt: skip
+
+
+def unigrams(tokens: list[str]) -> dict[str, Any]:
+    count = len(tokens)
+    given = {
+        "tokens": tokens,
+        "token_type": [1] * count,
+        "scores": [-float(i) for i in range(count)],
+    }
+    settings = {"model": "llama", "unknown_token_id": 0, **given}
+    return {f"tokenizer.ggml.{key}": value for key, value in settings.items()}
+
+
+def test_token_beyond_the_longest_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"a token of {LONGEST_TOKEN + 1} characters; at most"):
+        build_tokenizer(unigrams(["a", "b" * (LONGEST_TOKEN + 1)]))
+    build_tokenizer(unigrams(["a", "b" * LONGEST_TOKEN]))
+
+
+def test_merges_of_too_many_characters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens `a`, `aa`, … can each be made of all shorter ones."""
+    tokens = ["a" * length for length in range(1, 40)]
+    monkeypatch.setattr(tokenizer, "MAX_MERGES", 10_000)
+    with pytest.raises(ConfigError, match="in too many ways: the pairs have over 10000"):
+        build_tokenizer(unigrams(tokens))
+    build_tokenizer(unigrams(tokens[:20]))
