@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 
 from server.cli.api_client import ApiClient, ClientError, check
+from server.cli.console import say, visible
 
 # With fewer pieces or in less time, a rate would measure network packets instead of generation.
 RATE_PIECES = 4
@@ -177,7 +178,7 @@ def converse(chat: Chat, quick: str | None) -> int:
     if interactive:
         import readline  # noqa: F401  adds line editing and history to `input`
 
-        sys.stderr.write(f"{model}: {COMMANDS}\n")
+        say(f"{model}: {COMMANDS}")
     status = 0
     try:
         while True:
@@ -207,15 +208,17 @@ def _obey(chat: Chat, text: str) -> None:
 
 
 def _complain(error: ClientError) -> int:
-    sys.stderr.write(f"penstock: {error}\n")
+    say(f"penstock: {error}")
     return 1
 
 
 def _answer(chat: Chat, question: str) -> None:
+    # A pipe or a file gets the model's text as it is.
+    shown = visible if sys.stdout.isatty() else str
     try:
         with contextlib.closing(chat.ask(question)) as pieces:
             for piece in pieces:
-                sys.stdout.write(piece)
+                sys.stdout.write(shown(piece))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stdout.write(" [stopped]")
