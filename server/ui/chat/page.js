@@ -7,7 +7,7 @@ import { Composer } from "./composer.js";
 import { colouring } from "./hover.js";
 import { ChatList } from "./list.js";
 import { Settings } from "./settings.js";
-import { current, load, notice, open } from "./state.js";
+import { current, load, notice, open, restoreOptions } from "./state.js";
 import { Thread } from "./thread.js";
 
 export default function Chat({ params }) {
@@ -25,6 +25,7 @@ export default function Chat({ params }) {
   }, [current.value.id, Object.keys(current.value.nodes).length > 0]);
 
   const facts = hello.value;
+  useEffect(() => { if (facts) restoreOptions(); }, [facts?.model.id]);
   if (!facts) return html`<p class="empty muted">Asking the server…</p>`;
   if (facts.ready.kind !== "decoder") return html`<${Other} kind=${facts.ready.kind} />`;
   const toggle = (name) => setSide(side === name ? "" : name);
