@@ -16,6 +16,7 @@ import tokenizers
 from engine.errors import RequestRejectedError
 from engine.grammar.compiler import GrammarCompiler
 from engine.protocol import Grammar
+from loadtest.errors import BenchError
 from loadtest.program import read_lines
 from server.generation.grammar import JSON_OPTIONS
 
@@ -65,6 +66,8 @@ def measure(folder: Path, end_token: int, schemas: Iterable[Any]) -> GrammarTime
     Schemas that are no objects are refused, as the server does. `folder` has the
     vocabulary's tokenizer.json.
     """
+    if not (folder / "tokenizer.json").is_file():
+        raise BenchError(f"{folder} has no tokenizer.json.")
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocab_size = vocabulary.get_vocab_size()
     compiler = GrammarCompiler(folder, vocab_size)

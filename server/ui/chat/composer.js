@@ -1,7 +1,7 @@
 // The box to write in.
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
-import { route } from "../router.js";
+import { isCovered } from "../sheet.js";
 import { attachment } from "./attachments.js";
 import { current, live, notice, say } from "./state.js";
 import { shown } from "./tree.js";
@@ -11,11 +11,6 @@ const MOST_HEIGHT = 240;
 /** The entry of `live` of the message that is being written in the current chat, or undefined. */
 export function writing() {
   return shown(current.value).map((node) => live.value[node.id]).find(Boolean);
-}
-
-/** Whether a drawer or a dialog is open, which Escape closes. */
-function isCovered() {
-  return Boolean(route.value.params.drawer || document.querySelector("dialog[open]"));
 }
 
 /** The tokens of the chat so far: those of its last request and answer. */

@@ -29,8 +29,8 @@ export default function Chat({ params }) {
   if (!facts) return html`<p class="empty muted">Asking the server…</p>`;
   if (facts.ready.kind !== "decoder") return html`<${Other} kind=${facts.ready.kind} />`;
   const toggle = (name) => setSide(side === name ? "" : name);
-  return html`<div class="chat" data-side=${side}>
-    <${ChatList} close=${() => setSide("")} />
+  return html`<div class="chat">
+    <${ChatList} isOpen=${side === "list"} close=${() => setSide("")} />
     <section class="chat-main" aria-label="Chat">
       <div class="chat-bar">
         <button class="chat-side" type="button" aria-expanded=${side === "list"}
@@ -48,7 +48,7 @@ export default function Chat({ params }) {
       <${Notice} />
       <${Composer} />
     </section>
-    <${Settings} />
+    <${Settings} isOpen=${side === "settings"} close=${() => setSide("")} />
   </div>`;
 }
 

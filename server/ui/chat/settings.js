@@ -3,6 +3,7 @@
 import { html, useEffect, useState } from "../html.js";
 import { hello } from "../store.js";
 import { ownSampling } from "../sampling.js";
+import { Sheet } from "../sheet.js";
 import { chatParameters, current, notice, resetOptions, setOptions } from "./state.js";
 
 /** The parameters that are always shown; the other numbers and switches are behind "More". */
@@ -13,7 +14,7 @@ const MORE = [
   "parallel_tool_calls", "tool_choice", "reasoning_effort", "priority", "cache_salt",
 ];
 
-export function Settings() {
+export function Settings({ isOpen, close }) {
   const [known, setKnown] = useState({});
   useEffect(() => {
     chatParameters().then(setKnown, (error) => { notice.value = error.message; });
@@ -28,7 +29,8 @@ export function Settings() {
     <${Parameter} key=${current.value.id + name} name=${name} about=${known[name]}
       value=${params[name]} set=${(value) => set(name, value)} />`);
   const isChanged = Object.values(options).some((value) => value && Object.keys(value).length);
-  return html`<aside class="chat-settings" aria-label="Settings">
+  return html`<${Sheet} as="aside" class="chat-settings" aria-label="Settings" isOpen=${isOpen}
+    close=${close}>
     <${Area} name="system" label="System prompt" rows="3" hint="You are …" />
     <h2>Parameters</h2>
     ${fields(FIRST)}
@@ -47,7 +49,7 @@ export function Settings() {
     </details>
     <p class="muted chat-hint">Kept in this browser for ${hello.value?.model.id}.</p>
     <button type="button" disabled=${!isChanged} onClick=${resetOptions}>Reset all settings</button>
-  </aside>`;
+  </${Sheet}>`;
 }
 
 /** A text among the options of a chat. */
