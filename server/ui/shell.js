@@ -83,7 +83,7 @@ function Status() {
     <span>running <b>${stats.running}</b></span>
     <span>waiting <b>${stats.waiting}</b></span>
     ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache${" "}
-      <b>${percent(stats.blocks_held)}</b> in use, ${percent(stats.blocks_cached)} kept</span>`}
+      <b>${percent(stats.blocks_held)}</b> in use<span class="wide">, ${percent(stats.blocks_cached)} kept</span></span>`}
   </header>`;
 }
 

@@ -1,6 +1,6 @@
 // The box to write in.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.js";
+import { html, useEffect, useLayoutEffect, useNarrow, useRef, useState } from "../html.js";
 import { isCovered } from "../sheet.js";
 import { attachment } from "./attachments.js";
 import { current, live, notice, say } from "./state.js";
@@ -45,6 +45,7 @@ export function Composer() {
   const [isOver, setOver] = useState(false); // files are dragged over the box
   const field = useRef(null);
   const active = writing();
+  const isNarrow = useNarrow();
   useEffect(() => {
     // A drawer that was opened by its address has the focus already.
     if (document.activeElement === document.body) field.current.focus({ preventScroll: true });
@@ -92,7 +93,7 @@ export function Composer() {
     </ul>`}
     <${Picker} attach=${attach} />
     <textarea rows="1" ref=${field} value=${text} aria-label="Message"
-      placeholder="Ask something. Enter sends, Shift+Enter starts a line."
+      placeholder=${isNarrow ? "Ask something" : "Ask something. Enter sends, Shift+Enter starts a line."}
       onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} />
     ${active
       ? html`<button type="button" onClick=${active.stop} title="Stop (Esc)">Stop</button>`
