@@ -180,6 +180,8 @@ def converse(chat: Chat, quick: str | None) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")  # `ask` reports bytes that are not UTF-8
     try:
         model = chat.connect()
+        if chat.sampling:
+            sys.stderr.write(f"{chat.sampling}\n")
         if quick is not None:
             _answer(chat, quick)
             return 0
@@ -190,8 +192,6 @@ def converse(chat: Chat, quick: str | None) -> int:
         import readline  # noqa: F401  adds line editing and history to `input`
 
         sys.stderr.write(f"{model}: {COMMANDS}\n")
-        if chat.sampling:
-            sys.stderr.write(f"{chat.sampling}\n")
     status = 0
     try:
         while True:

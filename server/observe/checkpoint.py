@@ -20,7 +20,7 @@ OTHER_PARTS = (
     *("scales", "qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_shape"),
     *("weight_zero_point", "weight_g_idx", "input_scale"),
 )
-PART = re.compile(rf"(.+)[._]({'|'.join((*CODES, *OTHER_PARTS))})")
+PART = re.compile(rf"(.+?)[._]({'|'.join((*CODES, *OTHER_PARTS))})")
 # Names of safetensors' dtypes that no plain weight has.
 CODE_DTYPES = ("I8", "U8", "I32", "F8_E4M3", "F8_E5M2")
 FP8 = ("F8_E4M3", "F8_E5M2")

@@ -16,7 +16,7 @@ export function weightFormat({ formats, ready }) {
   const memory = memoryFormat(ready);
   const disk = formats[0]?.name;
   const same = { BF16: "bfloat16", F16: "float16", F32: "float32" }[disk] ?? disk?.toLowerCase();
-  return !disk || same === memory.toLowerCase() ? memory : `${disk}, computed in ${memory}`;
+  return !disk || same === memory.toLowerCase() ? memory : `${disk} as ${memory}`;
 }
 
 /** "Q4_1 168 tensors, F32 61", the largest first. */

@@ -82,8 +82,8 @@ function Status() {
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
     <span>running <b>${stats.running}</b></span>
     <span>waiting <b>${stats.waiting}</b></span>
-    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache${" "}
-      <b>${percent(stats.blocks_held)}</b> in use<span class="wide">, ${percent(stats.blocks_cached)} kept</span></span>`}
+    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV<span class="wide"> cache</span>${" "}
+      <b>${percent(stats.blocks_held)}</b><span class="wide"> in use, ${percent(stats.blocks_cached)} kept</span></span>`}
   </header>`;
 }
 

@@ -98,7 +98,7 @@ export function Starter({ show }) {
     }
     return undefined;
   };
-  return html`<form class="cmp-start panel" onSubmit=${start} aria-label="Start a comparison">
+  return html`<form class="cmp-start panel" onSubmit=${start} aria-label="Ask both">
     <div class="cmp-sides">
       ${sides.map((side, place) => html`<${Side} key=${place} side=${side} names=${names}
         title=${place ? "Second" : "First"} change=${(part) => change(place, part)} />`)}

@@ -66,7 +66,7 @@ function Weights({ model }) {
   return html`<section class="panel md-weights"><h2>Weights</h2>
     <p>${formats.length > 0 && html`On disk: <b>${bytes(total)}</b>, ${formatList(formats)}. `}
       In memory: <b>${bytes(model.weight_bytes)}</b> in ${memoryFormat(model)}${
-        model.quantization ? `, computed in ${model.dtype}` : ""}.</p>
+        model.quantization ? `; other weights, and the computation, in ${model.dtype}` : ""}.</p>
     ${formats.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Formats">
       <table>
         <thead><tr><th scope="col">format</th><th scope="col" class="number">tensors</th>
