@@ -49,7 +49,7 @@ def read_text(file: Path) -> str:
 
 def read_lines(file: Path) -> list[Mapping[str, Any]]:
     """Return the JSON objects of a file, one a line. Raises BenchError if a line is none."""
-    found = []
+    found: list[Mapping[str, Any]] = []
     for number, line in enumerate(read_text(file).splitlines(), 1):
         try:
             value = json.loads(line)

@@ -27,8 +27,8 @@ export function CandidateTable({ token, settings, selected, choose }) {
       <table class="ins-table">
         <thead><tr>
           <th scope="col">token</th>
-          ${columns.map((name) => name === "won" ? html`<td key=${name} />`
-            : html`<th scope="col" key=${name}>${name === "T" ? temperature : name}</th>`)}
+          ${columns.map((name) => html`<th scope="col" key=${name}>
+            ${name === "T" ? temperature : name}</th>`)}
         </tr></thead>
         <tbody>
           ${rows.map((one) => html`<${Row} key=${one.id} one=${one} token=${token} most=${most}
