@@ -1,4 +1,4 @@
-"""What the programs `python -m loadtest.NAME` share: how they fail, and how they read files."""
+"""How the programs `python -m loadtest.NAME` end on an error, and how they read files."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class StoredFormat:
 
 
 class CheckpointFacts:
-    """Reads the headers of the files when it is first asked; it may then take a second."""
+    """Reads the headers of the files at the first call, which may take a second."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

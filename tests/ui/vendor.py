@@ -44,7 +44,7 @@ PATHS = {
     "preact/hooks": "./hooks.js",
     "@preact/signals-core": "./signals-core.js",
 }
-# The small file of temml is a script; the module beside it has twice its size.
+# The small file of temml is a script; its module has twice the size.
 EXPORTS = {"temml.js": b"\nexport default temml;\n"}
 SPECIFIER = re.compile(rb'(\bfrom|\bimport)(\s*)"([@a-z][a-z/-]*)"')
 
