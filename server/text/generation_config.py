@@ -17,8 +17,8 @@ SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
     "min_p": (float, 0, 1),
     "repetition_penalty": (float, 0.01, 100),
 }
-# The values that Penstock's pages and `penstock chat` send if a checkpoint gives none. With OpenAI's
-# defaults, which the API keeps, small models draw tokens that they consider unlikely.
+# The values that Penstock's pages and `penstock chat` send if a checkpoint gives none. With the
+# defaults of OpenAI, which the API keeps, small models draw tokens that they consider unlikely.
 CLIENT_SAMPLING = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 # Fields of transformers' GenerationConfig that change answers but that Penstock ignores. The value
 # is the one that has no effect; null, [] and {} have no effect either.

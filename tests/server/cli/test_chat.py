@@ -137,26 +137,6 @@ def test_chat_quick_prints_answer_to_stdout_and_statistics_to_stderr(api: Api) -
     assert (asked["max_tokens"], asked["temperature"], asked["stream"]) == (9, 0, True)
 
 
-def test_chat_sends_and_shows_the_sampling_values_that_the_model_does_not_give(api: Api) -> None:
-    api.models = [{"id": "first", "client_sampling": {"temperature": 0.7, "min_p": 0.05}}]
-    answer = talk(api)
-    assert api.asked[0].items() >= {"temperature": 0.7, "min_p": 0.05}.items()
-    assert "Sampling: temperature 0.7, min_p 0.05 (the model gives none)\n" in answer.stderr
-    answer = chat("--url", api.url, "--quick", "hi", "--temperature", "0")
-    assert api.asked[1].items() >= {"temperature": 0, "min_p": 0.05}.items()
-    assert "Sampling: min_p 0.05 (the model gives none)\n" in answer.stderr
-
-
-@pytest.mark.parametrize("given", [{}, None, {"client_sampling": None}, {"client_sampling": {}}])
-def test_chat_with_a_server_without_suggestions_sends_no_sampling_values(
-    api: Api, given: dict[str, Any] | None
-) -> None:
-    api.models = [{"id": "first", **(given or {})}]
-    answer = talk(api)
-    assert api.asked[0].keys().isdisjoint({"temperature", "top_p", "min_p"})
-    assert "Sampling" not in answer.stderr
-
-
 def test_chat_rate_excludes_the_first_token(api: Api) -> None:
     api.words, api.pause = ["a"] * 5, 0.1
     found = re.search(r"^17 tokens, (\S+) tok/s, first after ", talk(api).stderr)
