@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterable
@@ -17,6 +16,8 @@ import tokenizers
 from engine.errors import RequestRejectedError
 from engine.grammar.compiler import GrammarCompiler
 from engine.protocol import Grammar
+from loadtest.errors import BenchError
+from loadtest.program import read_lines
 from server.generation.grammar import JSON_OPTIONS
 
 TOKENS = 64  # of an answer
@@ -37,10 +38,9 @@ def read_schemas(files: Iterable[Path]) -> list[tuple[str, Any]]:
     """Return the named schemas of JSON lines: of JSONSchemaBench, or of BFCL's functions."""
     found = []
     for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for row in read_lines(file):
             if "schema" in row:
-                found.append((row["name"], row["schema"]))
+                found.append((row.get("name", file.name), row["schema"]))
             for function in row.get("function", ()):
                 found.append((function["name"], as_json_schema(function["parameters"])))
     return found
@@ -66,6 +66,8 @@ def measure(folder: Path, end_token: int, schemas: Iterable[Any]) -> GrammarTime
     Schemas that are no objects are refused, as the server does. `folder` has the
     vocabulary's tokenizer.json.
     """
+    if not (folder / "tokenizer.json").is_file():
+        raise BenchError(f"{folder} has no tokenizer.json.")
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocab_size = vocabulary.get_vocab_size()
     compiler = GrammarCompiler(folder, vocab_size)

@@ -23,6 +23,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken
 from engine.watch_messages import StepTrace
 from engine.wire import FromEngine
+from loadtest.program import run_program
 from server.observe.block_map import BlockMap
 from server.observe.frames import FrameWriter
 from server.observe.live_engine import LiveEngine
@@ -105,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -55,6 +55,7 @@ from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
+from server.observe.checkpoint import CheckpointFacts
 from server.observe.live_engine import LiveEngine
 from server.observe.recorder import Recorder
 from server.observe.structure import StructureReader
@@ -149,6 +150,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         batches=_batches(config, client),
         record=RecordFile(config.record) if config.record else None,
         structure=StructureReader(folder),
+        checkpoint=CheckpointFacts(folder),
         changed_settings=changed_settings(engine_config, config),
     )
     app = _routed(

@@ -20,6 +20,7 @@ from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
+from server.observe.checkpoint import CheckpointFacts
 from server.observe.lens import LensDesk
 from server.observe.live_engine import LiveEngine
 from server.observe.recorder import Recorder
@@ -49,6 +50,7 @@ class AppState:
     tracing: Tracing | None
     recorder: Recorder  # of steps and requests, for the built-in pages
     structure: StructureReader  # of the model, for the built-in pages
+    checkpoint: CheckpointFacts  # formats of the weights and first prompts, for the built-in pages
     changed_settings: list[dict[str, str]]  # flag, value and default of each
     live: LiveEngine  # the engine while somebody watches it
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
