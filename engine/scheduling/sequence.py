@@ -13,6 +13,7 @@ from engine.protocol import (
     TokenLogprobs,
 )
 from engine.scheduling.step import BlockCopy, ScheduledSlice
+from engine.scheduling.tenant_turns import Turn
 from engine.speculative.drafts import Drafts
 
 
@@ -32,6 +33,7 @@ class Sequence:
         self.prompt_length: int = len(request.prompt)
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
+        self.turn: Turn = Turn(request.tenant, request.priority, request.id, request.size)
         self.arrival: float = request.arrival
         self.salt: str = request.salt
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
@@ -60,12 +62,11 @@ class Sequence:
         self.row_is_stale: bool = False  # the row does not know which tokens of a draft were right
         self.row: int = -1
         self.epoch: int = 0
-        self.admitted: bool = False
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Order of service: lower priority value first, then earlier id (ids grow with arrival)."""
-        return (self.priority, self.id)
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service: see Turn. Ids grow with arrival."""
+        return self.turn.rank
 
     @property
     def num_uncomputed(self) -> int:
