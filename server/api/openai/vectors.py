@@ -45,7 +45,7 @@ async def embed_texts(
     `param` names the field of the texts.
     """
     state = state_of(request)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         most = body.truncate_prompt_tokens
         token_lists = await encode_texts(state, texts, most, param, keep_end=body.keeps_end)
     return await embed_tokens(request, body, token_lists)

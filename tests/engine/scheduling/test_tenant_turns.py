@@ -111,7 +111,8 @@ def test_scheduler_one_tenant_keeps_the_order_of_arrival_whatever_it_was_served(
 def test_scheduler_tenant_that_was_away_uses_nothing_that_it_missed() -> None:
     simulation = Simulation(**LIMITS | {"max_num_seqs": 1})
     gone = simulation.add([1, 2], 2, tenant="b")
-    first = [simulation.add([1, 2], 2, tenant="a") for _ in range(6)]
+    for _ in range(6):
+        simulation.add([1, 2], 2, tenant="a")
     for _ in range(8):
         simulation.turn()
     back = [simulation.add([1, 2], 2, tenant="b") for _ in range(3)]
