@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.http.errors import ApiError, ClientGone, invalid, unsupported
 from server.text import exact_json
+from server.turns import Turns
 
 BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
 JSON = "application/json"
@@ -134,21 +135,21 @@ class LargeBodies:
     """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._turns = Turns(1)
 
     @contextlib.asynccontextmanager
-    async def turn(self, size: int) -> AsyncIterator[None]:
+    async def turn(self, size: int, tenant: str) -> AsyncIterator[None]:
         """Wait for the turn of a body of `size` bytes. A small body does not wait."""
         if size < LARGE:
             yield
             return
-        await self._lock.acquire()
+        await self._turns.acquire(tenant)
         begin = time.perf_counter()
         try:
             yield
         finally:
             rest = PAUSE * (time.perf_counter() - begin)
-            asyncio.get_running_loop().call_later(rest, self._lock.release)
+            asyncio.get_running_loop().call_later(rest, self._turns.release, tenant)
 
 
 async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) -> BodyType:
@@ -177,7 +178,7 @@ async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) 
     if large:
         # Makes uvicorn resume reading; otherwise it would not notice that the client disconnects.
         await request.is_disconnected()
-    async with turns.turn(len(raw)):
+    async with turns.turn(len(raw), request.state.tenant):
         if large and await request.is_disconnected():
             raise ClientGone
         body = _validated(raw, kind)

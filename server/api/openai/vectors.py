@@ -17,6 +17,7 @@ from starlette.responses import Response
 from server.api.openai.number_formats import vector_bytes
 from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody, TextsBody
 from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.limits import check_priority
 from server.generation.off_loop import off_loop
 from server.generation.texts import Texts, encode_texts
 from server.http.body import ignored_header
@@ -59,8 +60,10 @@ async def embed_tokens(
     tokens = sum(map(len, token_lists))
     given.access.model = state_of(request).model_name(body.model)
     given.access.prompt_tokens = tokens
+    priority = body.priority or 0
+    check_priority(request, priority)
     with Embedding(
-        state_of(request), token_lists, given.arrival, body.priority or 0, given.limiter
+        state_of(request), token_lists, given.arrival, priority, given.tenant, given.limiter
     ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -173,7 +173,7 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
     """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
     _refuse_ranks(state)
     try:
-        look = state.lens.look(state.client, wanted)
+        look = state.lens.look(state.client, wanted, request.state.tenant)
         return await cancel_on_disconnect(request.receive, look)
     except LensBusyError:
         message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
