@@ -9,11 +9,19 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import orjson
 import structlog
-from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PrivateAttr,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
 
@@ -26,6 +34,11 @@ JSON = "application/json"
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
 MAX_MEMBERS = 1024  # limit of an object with fields
+# Lengths of strings: any one without a type of its own is a name, such as `user` or `model`.
+MAX_NAME, MAX_LONG_NAME, MAX_TEXT = 1024, 64 << 10, 64 << 20  # characters
+MAX_ACCEPTED = 16 << 10  # the same of a field without effect, such as metadata
+MAX_SMALL = 1 << 20  # characters and values of a schema, or of all tools
+MAX_PARTS = 1 << 16  # parts of one message
 LARGE = 64 << 10  # bytes; parsing them takes about 2 ms in the worst case, many tiny lists
 PAUSE = 3  # pause after a large body, as a multiple of its processing time
 
@@ -47,6 +60,34 @@ def few(value: Any, most: int = MAX_MEMBERS, noun: str = "members") -> Any:
     return value
 
 
+def size_of(value: Any, most: int) -> int:
+    """Return the number of characters and values in a JSON value; beyond `most` any larger one."""
+    size, rest = 0, [value]
+    while rest and size <= most:
+        part = rest.pop()
+        size += 1
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, list):
+            rest += part
+        elif isinstance(part, dict):
+            rest += part
+            rest += part.values()
+    return size
+
+
+def small(value: Any, most: int = MAX_SMALL) -> Any:
+    """Limit the size of a JSON value, such as a schema or all tools."""
+    if size_of(value, most) > most:
+        raise failure("invalid", f"may have at most {most} characters and values in total")
+    return value
+
+
+LongName = Annotated[str, StringConstraints(max_length=MAX_LONG_NAME)]  # an id with data in it
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # such as a prompt
+JsonObject = Annotated[dict[str, Any], BeforeValidator(partial(small, most=MAX_TEXT))]
+
+
 class Part(BaseModel):
     """A request body, or an object inside one."""
 
@@ -55,6 +96,7 @@ class Part(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         extra="allow",
+        str_max_length=MAX_NAME,
         use_attribute_docstrings=True,  # the text below a field describes it in the API's documents
     )
 
@@ -99,6 +141,17 @@ class Body(Part):
 
     model: str | None = None
     """A name of the served model, which is also the default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_accepted(cls, value: Any) -> Any:
+        for name in cls.ACCEPTED & value.keys() if isinstance(value, dict) else ():
+            given = value[name]
+            most = MAX_NAME if isinstance(given, str) else MAX_ACCEPTED
+            if size_of(given, most) > most:
+                raise failure("invalid", f"may have at most {most} characters", name)
+        return value
+
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
