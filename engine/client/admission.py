@@ -62,7 +62,7 @@ class ServiceRate:
 
 
 class QueuedRequest(NamedTuple):
-    """What a waiting request counts as."""
+    """The tenant of a waiting request, and the room that it takes."""
 
     tenant: str
     requests: int

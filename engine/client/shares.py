@@ -1,9 +1,9 @@
-"""Shares: what each tenant holds of a bounded resource, and how much more it may take.
+"""Shares: the parts that each tenant holds of a bounded resource, and how much more it may take.
 
-What a tenant holds and wants must fit into the free part. One tenant alone gets half, and the next
-one half of the rest. So there is room for a tenant that holds nothing, and the rule needs no list
-of tenants. Switches share the memory of their queues in this way: dynamic thresholds (Choudhury
-and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
+The amount that a tenant holds and wants must fit into the free part. One tenant alone gets half,
+and the next one half of the rest. So there is room for a tenant that holds nothing, and the rule
+needs no list of tenants. Switches share the memory of their queues in this way: dynamic thresholds
+(Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998).
 
 Without API keys, and with one, all requests belong to the tenant "", which may take everything.
 """
@@ -14,7 +14,10 @@ from collections.abc import Iterator
 
 
 class Shares:
-    """What each tenant holds of a resource, in any unit. `take` and `give_back` always succeed."""
+    """The amount of a resource that each tenant holds, in any unit.
+
+    `take` and `give_back` always succeed.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -31,7 +34,7 @@ class Shares:
     def may_take(self, tenant: str, amount: int = 1) -> bool:
         """Whether the tenant may take `amount` more.
 
-        What others hold beyond half does not count, so that it takes no room from a new tenant.
+        Amounts beyond half that others hold do not count: they take no room from a new tenant.
         """
         if not tenant:
             return self.has_room(amount)

@@ -99,6 +99,6 @@ def _state(sequence: Sequence) -> RequestState:
         sequence.prompt_length,
         sequence.num_cached,
         sequence.num_outputs,
-        sequence.turn.is_admitted and sequence.row < 0,
+        sequence.admitted and sequence.row < 0,
         tuple(tuple(table) for table in sequence.tables),
     )

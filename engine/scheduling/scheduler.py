@@ -21,7 +21,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from engine.protocol import (
-    Admission,
     CacheLookup,
     EmbedRequest,
     EngineStats,
@@ -319,10 +318,6 @@ class Scheduler:
             sequence = self.sequences.get(scheduled.id)
             if sequence is not None and sequence.epoch == scheduled.epoch:
                 sequence.add_prompt_logprobs(scheduled.start, logprobs)
-
-    def take_admissions(self, at: float) -> list[Admission]:
-        """Return the requests admitted for the first time since the last call."""
-        return self.waiting.take_admissions(at)
 
     # ---- leaving the running sequences -------------------------------------------------------
 

@@ -13,7 +13,6 @@ from engine.protocol import (
     TokenLogprobs,
 )
 from engine.scheduling.step import BlockCopy, ScheduledSlice
-from engine.scheduling.tenant_turns import Turn
 from engine.speculative.drafts import Drafts
 
 
@@ -33,7 +32,10 @@ class Sequence:
         self.prompt_length: int = len(request.prompt)
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
-        self.turn: Turn = Turn(request.tenant, request.priority, request.id, request.size)
+        self.tenant: str = request.tenant
+        self.turn: int = 0  # see TenantTurns; fixed at its first admission
+        self.size: int = request.size
+        self.admitted: bool = False
         self.arrival: float = request.arrival
         self.salt: str = request.salt
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
@@ -65,8 +67,8 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Order of service: see Turn. Ids grow with arrival."""
-        return self.turn.rank
+        """Order of service: lower priority value, then turn of the tenant, then earlier id."""
+        return (self.priority, self.turn, self.id)
 
     @property
     def num_uncomputed(self) -> int:

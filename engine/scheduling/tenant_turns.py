@@ -12,24 +12,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
-class Turn:
-    """The place of one request in the order of service."""
-
-    tenant: str
-    priority: int
-    id: int
-    size: int  # tokens of its prompt
-    served: int = 0  # tokens that its tenant will have been served before it
-    is_admitted: bool = False  # it keeps its place, also when it is preempted
-
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        """Lower priority value first, then the tenant served less, then the earlier id."""
-        return (self.priority, self.served, self.id)
+from engine.protocol import EmbedRequest
+from engine.scheduling.sequence import Sequence
 
 
 class TenantTurns:
@@ -38,55 +23,48 @@ class TenantTurns:
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()  # requests that have not left; no zeros
         self._served: dict[str, int] = {}  # tokens
-        self.is_stale = False  # `count_from` must run before the next admission
+        self.is_stale = False  # the queue must be ordered before the next admission
 
     @property
     def are_shared(self) -> bool:
         """Whether several tenants have requests."""
         return len(self._open) > 1
 
-    def join(self, turn: Turn) -> None:
-        """Add a new request. Its turn is at the start of its tenant's until the next count."""
-        tenant = turn.tenant
+    def join(self, tenant: str) -> int:
+        """Add a new request, and return its turn until the queue is ordered."""
         if tenant not in self._open:
             lowest = min((self._served[other] for other in self._open), default=0)
             self._served[tenant] = max(self._served.get(tenant, 0), lowest)
         self._open[tenant] += 1
-        turn.served = self._served[tenant]
         self.is_stale |= self.are_shared
+        return self._served[tenant]
 
-    def admit(self, turn: Turn) -> None:
-        """Count the prompt of a request at its first admission."""
-        turn.is_admitted = True
+    def count(self, tenant: str, tokens: int) -> None:
+        """Count tokens that the tenant was served: those of a prompt at its first admission."""
         if self.are_shared:
-            self._served[turn.tenant] += turn.size
+            self._served[tenant] += tokens
 
-    def leave(self, turn: Turn, num_outputs: int) -> None:
+    def leave(self, tenant: str, num_outputs: int = 0) -> None:
         """Remove a request that ended with `num_outputs` answer tokens, or was aborted."""
-        if self.are_shared:
-            self._served[turn.tenant] += num_outputs
-            self.is_stale = True
-        self._open[turn.tenant] -= 1
-        if self._open[turn.tenant]:
-            return
-        del self._open[turn.tenant]
+        self.count(tenant, num_outputs)
+        self.is_stale |= self.are_shared
+        self._open -= Counter([tenant])
         if not self.are_shared:  # the last tenant stays behind all that it has been served
-            level = max(self._served.values())
-            self._served = dict.fromkeys(self._open, level)
+            self._served = dict.fromkeys(self._open, max(self._served.values()))
 
-    def count_from(self, waiting: Iterable[Turn]) -> None:
-        """Set the turns of all waiting requests from the counters."""
+    def turns(self, waiting: Iterable[Sequence | EmbedRequest]) -> dict[int, int]:
+        """Return the turn of each new request, by its id. The lowest is next.
+
+        A turn is the number of tokens that the tenant will have been served before.
+        """
         self.is_stale = False
-        served = dict(self._served)
-        for turn in sorted(waiting, key=lambda turn: (turn.priority, turn.id)):
-            if turn.is_admitted:
-                continue
-            turn.served = served[turn.tenant]
+        turns, served = {}, dict(self._served)
+        for request in sorted(waiting, key=lambda request: (request.priority, request.id)):
+            turns[request.id] = served[request.tenant]
             if self.are_shared:
-                served[turn.tenant] += turn.size
+                served[request.tenant] += request.size
+        return turns
 
     def check(self, tenants: Iterable[str]) -> None:
         """Assert the invariants, given the tenant of each open request."""
         assert self._open == Counter(tenants), "open requests by tenant"
-        assert self._open.keys() <= self._served.keys(), "a tenant without a counter"
-        assert all(served >= 0 for served in self._served.values())

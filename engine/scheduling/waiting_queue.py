@@ -41,8 +41,8 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Add a new sequence, or one that was preempted."""
-        if not sequence.turn.is_admitted:
-            self.turns.join(sequence.turn)
+        if not sequence.admitted:
+            sequence.turn = self.turns.join(sequence.tenant)
         bisect.insort(self.sequences, sequence, key=lambda s: s.rank)
 
     def first(self) -> Sequence | None:
@@ -66,27 +66,30 @@ class WaitingQueue:
     def _order(self) -> None:
         """Order the queue if the turns of the tenants have changed."""
         if self.turns.is_stale:
-            self.turns.count_from([sequence.turn for sequence in self.sequences])
+            new = [sequence for sequence in self.sequences if not sequence.admitted]
+            turns = self.turns.turns(new)
+            for sequence in new:
+                sequence.turn = turns[sequence.id]
             self.sequences.sort(key=lambda sequence: sequence.rank)
 
     def leave(self, sequence: Sequence) -> None:
         """Remove a sequence that has ended, whether it waits or runs."""
         if sequence.row < 0:
             self.sequences.remove(sequence)
-        self.turns.leave(sequence.turn, sequence.num_outputs)
+        self.turns.leave(sequence.tenant, sequence.num_outputs)
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that has its blocks, and count its first admission."""
         self.sequences.remove(sequence)
-        if sequence.turn.is_admitted:
+        if sequence.admitted:
             return
-        self.turns.admit(sequence.turn)
-        encoder_tokens = len(sequence.encoder_prompt)
+        sequence.admitted = True
+        self.turns.count(sequence.tenant, sequence.size)
         cached = sequence.num_computed
         if not sequence.needs_encoding:
-            cached += encoder_tokens
+            cached += len(sequence.encoder_prompt)
         sequence.num_cached = cached
-        self.prefix_queries += sequence.prompt_length + encoder_tokens
+        self.prefix_queries += sequence.size
         self.prefix_hits += cached
         self.admitted.append((sequence.id, cached))
 
@@ -117,14 +120,13 @@ class WaitingQueue:
         """
         if not self.sequences:
             return ()
-        self._order()
         if self.sequences[0].id == self._refused_id and available <= self.available:
             return ()
         return self.sequences[:num_rows]
 
     def check(self, opened: Iterable[Sequence]) -> None:
         """Assert the invariants, given all sequences that have not ended."""
-        self.turns.check(sequence.turn.tenant for sequence in opened)
+        self.turns.check(sequence.tenant for sequence in opened)
         ranks = [sequence.rank for sequence in self.sequences]
         assert ranks == sorted(ranks), "order of the queue"
         for sequence in self.sequences:

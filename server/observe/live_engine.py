@@ -54,7 +54,7 @@ class LiveEngine:
         self._recorder = recorder
         self._leases = 0
         self._viewers: list[Viewer] = []
-        # Admins have places of their own, so that they can look whatever others do.
+        # Admins have places of their own, so that others cannot keep them out.
         self._places = {is_admin: Shares(MOST_VIEWERS) for is_admin in (True, False)}
         self._outputs: list[StepOutputs] = []  # whose StepTrace has not come yet
         self._number = 0  # of the last trace

@@ -366,7 +366,7 @@ class Simulation:
         assert long == sorted(long), "decodes come first"
 
     def _note_admissions(self, encoded: set[int]) -> None:
-        for admission in self.scheduler.take_admissions(0.0):
+        for admission in self.scheduler.waiting.take_admissions(0.0):
             assert admission.id not in self.admitted, "admitted twice"
             self.admitted[admission.id] = admission.cached_tokens
             if admission.id in self.texts:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.protocol import EmbedRequest
 from engine.scheduling.embed_queue import EmbedQueue
-from engine.scheduling.tenant_turns import TenantTurns, Turn
+from engine.scheduling.tenant_turns import TenantTurns
 from tests.engine.scheduling.simulation import Simulation
 
 LIMITS = {
@@ -97,7 +97,7 @@ def test_scheduler_priority_comes_before_the_turns_of_tenants() -> None:
     assert order_of(simulation) == [*urgent, other]
 
 
-def test_scheduler_one_tenant_keeps_the_order_of_arrival_whatever_it_was_served() -> None:
+def test_scheduler_one_tenant_keeps_the_order_of_arrival_also_when_served_unequally() -> None:
     simulation = Simulation(**LIMITS | {"max_num_seqs": 1})
     ids = [
         simulation.add([1] * (1 + number % 3), 1 + number % 4, tenant="a") for number in range(9)
@@ -143,12 +143,10 @@ def test_embed_queue_texts_of_two_tenants_take_turns() -> None:
 
 def test_turns_forget_all_tenants_once_one_is_left() -> None:
     turns = TenantTurns()
-    held = Turn("a", 0, 1, size=50)
-    turns.join(held)
+    turns.join("a")
     for number in range(2, 100):
-        other = Turn(f"tenant {number}", 0, number, size=10)
-        turns.join(other)
-        turns.admit(other)
-        turns.leave(other, 5)
+        turns.join(f"tenant {number}")
+        turns.count(f"tenant {number}", 10)
+        turns.leave(f"tenant {number}", 5)
     turns.check(["a"])
     assert len(turns._served) == 1
