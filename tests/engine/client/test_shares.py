@@ -42,7 +42,7 @@ def test_shares_a_tenant_that_may_take_leaves_as_much_as_it_holds(
 ) -> None:
     shares = Shares(capacity)
     for tenant, amount, takes in steps:
-        if takes and shares.may_take(tenant, amount):
+        if takes and shares.has_room(amount) and shares.may_take(tenant, amount):
             free = shares.capacity - shares.total
             shares.take(tenant, amount)
             assert shares.held(tenant) <= free
