@@ -143,7 +143,7 @@ class EngineCore:
         if step:
             pending = self.runner.launch(step)
             self.in_flight.append(pending)
-            self.admitted += self.scheduler.take_admissions(pending.launched_at)
+            self.admitted += self.scheduler.waiting.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
         elif (messages or refused) and not step:

@@ -69,7 +69,7 @@ def measure(sequences: int, steps: int) -> Times:
         assert step is not None
         tokens = scheduler.retire(step, [SampledToken(5) for s in step.slices if s.samples])
         stats = scheduler.stats(step, 0.01)
-        outputs = StepOutputs(0.0, tokens, scheduler.take_admissions(0.0), stats)
+        outputs = StepOutputs(0.0, tokens, scheduler.waiting.take_admissions(0.0), stats)
         began = time.thread_time()
         wire = encode(watch.trace(stats, step, 1.0, 1.1))
         times.engine.append(time.thread_time() - began)

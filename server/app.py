@@ -147,7 +147,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         adapters=adapters,
         created=int(time.time()),
-        batches=_batches(config, client),
+        batches=_batches(config, client, keys),
         record=RecordFile(config.record) if config.record else None,
         structure=StructureReader(folder),
         checkpoint=CheckpointFacts(folder),
@@ -180,10 +180,12 @@ def _check_ui(config: ServerConfig, keys: ApiKeys) -> None:
         )
 
 
-def _batches(config: ServerConfig, client: EngineClient) -> BatchRunner | None:
+def _batches(config: ServerConfig, client: EngineClient, keys: ApiKeys) -> BatchRunner | None:
     """Return the runner of the batches in --batch-dir. Raises ConfigError."""
     storage = open_storage(config)
-    return BatchRunner(storage, client, config.max_body_bytes) if storage else None
+    if storage is None:
+        return None
+    return BatchRunner(storage, client, config.max_body_bytes, keys.seconds_until_room)
 
 
 def _routed(**facts: Any) -> OpenApiApp:

@@ -32,6 +32,7 @@ from server.text.chat_template import ChatTemplate
 from server.text.parsers.detect import AnswerFormat
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
+from server.turns import Turns
 
 VERSION = importlib.metadata.version("penstock")
 
@@ -62,7 +63,7 @@ class AppState:
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    explain_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    explain_turn: Turns = field(default_factory=lambda: Turns(1))
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
 
     def model_name(self, asked: str | None) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from typing import Any, Literal
 
 import msgspec
 
+from engine.client.shares import Shares
 from server.batch.files import new_file_id
 from server.batch.folder import BatchFolder, read_records, write_record
 from server.batch.lines import LineProblem
@@ -80,7 +82,7 @@ def new_batch(tenant: str, endpoint: str, input_file_id: str, **more: Any) -> Ba
 
 
 class BatchStore:
-    """All batches of a folder; the oldest ended ones are forgotten beyond `most`."""
+    """All batches of a folder. Beyond `most`, ended ones of the largest tenant are forgotten."""
 
     def __init__(self, folder: BatchFolder, most: int) -> None:
         self._folder = folder
@@ -93,10 +95,12 @@ class BatchStore:
     def __getitem__(self, batch_id: str) -> BatchRecord:
         return self._batches[batch_id]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further batch can be added until one has ended."""
-        return len(self.unfinished()) >= self._most
+    def has_room(self, tenant: str) -> bool:
+        """Whether the tenant may add a batch before another one has ended."""
+        unfinished = Shares(self._most)
+        for batch in self.unfinished():
+            unfinished.take(batch.tenant)
+        return unfinished.has_room() and unfinished.may_take(tenant)
 
     def unfinished(self) -> list[BatchRecord]:
         """Return the batches that have not ended, the oldest first."""
@@ -111,23 +115,27 @@ class BatchStore:
         batch = self._batches.get(batch_id)
         return batch if batch is not None and batch.tenant == tenant else None
 
-    def needed_files(self) -> set[str]:
-        """Return the ids of the files that unfinished batches read or write."""
-        needed = set()
+    def needed_files(self) -> dict[str, str]:
+        """Return the ids of the files that unfinished batches read or write, with their tenants."""
+        needed = {}
         for batch in self.unfinished():
-            needed |= {batch.input_file_id, batch.output_id, batch.error_id}
+            for file_id in (batch.input_file_id, batch.output_id, batch.error_id):
+                needed[file_id] = batch.tenant
         return needed
 
     async def add(self, batch: BatchRecord) -> None:
         """Keep a new batch. Raises OSError."""
-        for old in list(self._batches.values()):
-            if len(self._batches) < self._most:
-                break
-            if old.is_ended:
-                del self._batches[old.id]
-                (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
+        while len(self._batches) >= self._most and (old := self._least_needed()):
+            del self._batches[old.id]
+            (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
         self._batches[batch.id] = batch
         await self._save(batch.id)
+
+    def _least_needed(self) -> BatchRecord | None:
+        """Return the oldest ended batch of the tenant that has most batches, if any has ended."""
+        held = Counter(batch.tenant for batch in self._batches.values())
+        ended = [batch for batch in self._batches.values() if batch.is_ended]
+        return max(ended, key=lambda batch: held[batch.tenant], default=None)
 
     async def update(self, batch_id: str, **changes: Any) -> BatchRecord:
         """Change a batch and return it. A new status is stamped with its time. Raises OSError.

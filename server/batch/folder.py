@@ -12,12 +12,14 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from engine.client.shares import Shares
 from engine.errors import ConfigError
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -30,12 +32,12 @@ class StoreFull(Exception):
 class BatchFolder:
     """The open folder. Raises ConfigError if it cannot be used, or if another server uses it.
 
-    `used` is the number of bytes in contents and results. It never exceeds `most`.
+    `used` counts the bytes in contents and results, at most `most`; no tenant may hold all of them.
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        self.used = 0
-        self._most = most
+        self.used = Shares(most)
+        self._lock_of_used = threading.Lock()  # files are deleted in threads
         self.files = path / "files"
         self.batches = path / "batches"
         self.uploads = path / "uploads"
@@ -62,17 +64,25 @@ class BatchFolder:
         """Return the path of a file's contents. Only ids made by this server may be given."""
         return self.files / f"{file_id}.jsonl"
 
-    def reserve(self, size: int) -> None:
-        """Count `size` more bytes. Raises StoreFull if they exceed the limit."""
-        if self.used + size > self._most:
-            raise StoreFull(
-                f"The files would take more than {self._most} bytes, the limit of "
-                "--max-batch-dir-bytes: delete files."
-            )
-        self.used += size
+    def reserve(self, tenant: str, size: int) -> None:
+        """Count `size` more bytes. Raises StoreFull beyond the limit or the tenant's share."""
+        with self._lock_of_used:
+            self._check(tenant, size)
+            self.used.take(tenant, size)
 
-    def release(self, size: int) -> None:
-        self.used -= size
+    def _check(self, tenant: str, size: int) -> None:
+        limit = f"{self.used.capacity} bytes, the limit of --max-batch-dir-bytes"
+        if not self.used.has_room(size):
+            raise StoreFull(f"The files would take more than {limit}: delete files.")
+        if not self.used.may_take(tenant, size):
+            raise StoreFull(
+                f"The files of this API key hold {self.used.held(tenant)} bytes, its share of "
+                f"{limit}: delete files."
+            )
+
+    def release(self, tenant: str, size: int) -> None:
+        with self._lock_of_used:
+            self.used.give_back(tenant, size)
 
 
 def write_record(folder: Path, name: str, record: msgspec.Struct) -> None:

@@ -33,6 +33,8 @@ class Generation(Submission[TokenOutput]):
     Iterate over it for the events of a stream, or call `collect` for those of the whole answer.
     """
 
+    COUNTED = "n"
+
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self._tracing = state.tracing

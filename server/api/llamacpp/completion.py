@@ -42,7 +42,7 @@ async def completion(request: Request) -> Response:
     options = await _options(state, body)
     size = len(await request.body())
     with own_errors(state):
-        with state.client.reserve():
+        with state.client.reserve(request.state.tenant):
             prompts = await off_loop(size, lambda: [_ids(state, given) for given in body.prompts])
         return _answer(state, request, body, options, prompts)
 
@@ -56,7 +56,7 @@ async def infill(request: Request) -> Response:
     before = body.input_prefix + body.prompt
     texts = infill_prompts(state, [before], body.input_suffix, param="input_suffix")
     with own_errors(state):
-        with state.client.reserve():
+        with state.client.reserve(request.state.tenant):
             prompts = await text_prompts(state, texts)
         return _answer(state, request, body, options, prompts)
 

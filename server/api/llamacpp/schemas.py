@@ -24,7 +24,7 @@ from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import Schema, parsed
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions
-from server.http.body import failure
+from server.http.body import Text, failure
 
 KINDS: dict[str, GrammarKind] = {"json_schema": "json_schema", "grammar": "grammar"}
 WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
@@ -89,9 +89,9 @@ class CompletionBody(SamplingBody):
         WithJsonSchema(BIAS_SCHEMA),
     ] = None
     """Added to the logits of tokens or of the tokens of texts; false bans them."""
-    grammar: str | None = None
+    grammar: Text | None = None
     """A grammar in GBNF or Lark that the answer follows."""
-    json_schema: Schema | str | None = None
+    json_schema: Schema | Text | None = None
     """A JSON schema that the answer fits."""
     repeat_last_n: Annotated[int, Between(-1, INT32)] | None = None
     """Penalties look at all tokens, so that only −1 is accepted with one."""
@@ -184,11 +184,11 @@ class InfillBody(CompletionBody):
         "input_extra": ([],)
     }
 
-    prompt: Annotated[str, Field()] = ""
+    prompt: Annotated[Text, Field()] = ""
     """The beginning of the answer's own line, after `input_prefix`."""
-    input_prefix: str
+    input_prefix: Text
     """The text before the answer."""
-    input_suffix: str
+    input_suffix: Text
     """The text behind it."""
 
 

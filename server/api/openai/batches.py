@@ -70,8 +70,10 @@ async def create_batch(request: Request) -> Response:
     if file is None or file.purpose != "batch":
         text = "There is no file with this id and the purpose batch."
         raise ApiError(404, "not_found", text, param="input_file_id")
-    if storage.batches.is_full:
-        text = "Too many batches are unfinished: cancel some, or retry later."
+    if not storage.batches.has_room(tenant):
+        text = (
+            "Too many batches are unfinished, in all or of this key: cancel some, or retry later."
+        )
         raise ApiError(429, "too_many_batches", text, headers={"retry-after": "60"})
     lifetime = body.output_expires_after.seconds if body.output_expires_after else None
     batch = new_batch(

@@ -97,14 +97,13 @@ async def upload(request: Request) -> Response:
     storage = batches_of(state).storage
     await storage.delete_expired()
     try:
-        uploading = storage.files.begin_upload()
+        uploading = storage.files.begin_upload(request.state.tenant)
         with closing(uploading):
             origins = state.config.allowed_origins
             most = storage.files.most_bytes
             form = await read_form(request, uploading.write, most, origins)
             name, lifetime = _checked(form)
-            tenant = request.state.tenant
-            file = await asyncio.to_thread(uploading.finish, tenant, name, "batch", lifetime)
+            file = await asyncio.to_thread(uploading.finish, name, "batch", lifetime)
     except FileTooLarge as error:
         raise too_large(error.args[0], "--max-upload-bytes") from None
     except StoreFull as error:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from server.api.openai.number_formats import vector_bytes
 from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody, TextsBody
 from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.limits import check_priority
 from server.generation.off_loop import off_loop
 from server.generation.texts import Texts, encode_texts
 from server.http.body import ignored_header
@@ -45,7 +46,7 @@ async def embed_texts(
     `param` names the field of the texts.
     """
     state = state_of(request)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         most = body.truncate_prompt_tokens
         token_lists = await encode_texts(state, texts, most, param, keep_end=body.keeps_end)
     return await embed_tokens(request, body, token_lists)
@@ -59,8 +60,10 @@ async def embed_tokens(
     tokens = sum(map(len, token_lists))
     given.access.model = state_of(request).model_name(body.model)
     given.access.prompt_tokens = tokens
+    priority = body.priority or 0
+    check_priority(request, priority)
     with Embedding(
-        state_of(request), token_lists, given.arrival, body.priority or 0, given.limiter
+        state_of(request), token_lists, given.arrival, priority, given.tenant, given.limiter
     ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}

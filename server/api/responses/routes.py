@@ -125,7 +125,7 @@ async def _read_turn(
         ) from None
     stored = StoredItems(store, tenant)
     size = len(await request.body()) + sum(response.size for response in conversation)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         return await off_loop(size, lambda: read_turn(body, response_id, conversation, stored))
 
 

@@ -25,10 +25,10 @@ from server.api.openai.schemas.fields import (
     never,
 )
 from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_list
-from server.http.body import Body, Part, failure
+from server.http.body import MAX_TEXT, Body, Part, failure
 
 MAX_TEXTS = MAX_PROMPTS
-Text = Annotated[str, StringConstraints(min_length=1)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
 
