@@ -113,10 +113,10 @@ class GenerateRequest(Message, frozen=True):
     arrival: float  # when the HTTP request arrived
     priority: int = 0
     salt: str = ""  # only requests with an equal salt share cached prefixes
-    tenant: str = ""  # the owner of the request's API key: a limit may be a share for each tenant
     encoder_prompt: TokenIds = field(default_factory=list)
     explain: Explain | None = None
     adapter: int = 0  # 0: none
+    tenant: str = ""  # the owner of the request's API key: a limit may be a share for each tenant
 
     @property
     def grammar(self) -> Grammar | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import numpy as np
 import torch
 
-from engine.grammar.matchers import LaunchedStep, Matchers, TokenMasks
+from engine.grammar.matchers import LaunchedStep, LazyMasks, Matchers, TokenMasks
 from engine.parallel.channel import Receiver
 from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
 from engine.runner.model_runner import ModelRunner
@@ -24,8 +23,8 @@ class FollowingMatchers(Matchers):
         self._receiver = receiver
         self.has_masks = False  # whether masks of the step that is launched now will arrive
 
-    def start(self, sampling: Sequence[ScheduledSlice]) -> Future[TokenMasks] | None:
-        return self._filler.submit(self._receive) if self.has_masks else None
+    def start(self, sampling: Sequence[ScheduledSlice]) -> LazyMasks | None:
+        return LazyMasks(self._receive) if self.has_masks else None
 
     def _receive(self) -> TokenMasks:
         """Wait for the masks. Nothing else reads the channel before the step is launched."""

@@ -157,6 +157,8 @@ class Scheduler:
             count = max(0, min(due, builder.budget - reserved))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
+            if not self.speculation.is_ready(sequence):
+                continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])
             draft: Seq[int] = ()
