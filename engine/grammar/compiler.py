@@ -52,6 +52,15 @@ class GrammarProcess:
     def is_idle(self) -> bool:
         return self.is_compiled and not self.answers
 
+    @property
+    def is_late(self) -> bool:
+        """Whether steps do not wait for its masks any more."""
+        return self.is_slow or self.credit <= 0
+
+    def wait(self, seconds: float) -> None:
+        """Count the time that a step has waited for the process."""
+        self.credit = max(self.credit - seconds, -CREDIT_S)
+
     def send(self, message: Advance | Try) -> None:
         assert self.connection is not None
         self.connection.send(message)

@@ -152,7 +152,7 @@ class Matchers:
         state = self._states.get(request_id) or self._replays.get(request_id)
         if state is None:
             return True
-        if state.process.is_slow and not state.knows(num_tokens):
+        if state.process.is_late and not state.knows(num_tokens):
             return False  # the mask behind the token in flight will take long
         self._await(state, lambda: state.allowed is not None)
         return state.allowed is not None
@@ -199,7 +199,7 @@ class Matchers:
         0 if its process does not answer in a moment.
         """
         state = self._states[request_id]
-        if state.allowed is None or state.process.is_slow:
+        if state.allowed is None or state.process.is_late:
             return 0
         state.try_draft(list(draft))
         self._await(state, lambda: not state.is_trying)
@@ -274,7 +274,7 @@ class Matchers:
         end = now + max(0.0, min(state.process.credit, self._wait_left))
         while not is_done() and state.refusal is None:
             waited, now = now, time.monotonic()
-            state.process.credit -= now - waited
+            state.process.wait(now - waited)
             self._wait_left -= now - waited
             if now >= end:
                 return
@@ -285,7 +285,7 @@ class Matchers:
         begin = time.monotonic()
         while state.allowed is None and state.refusal is None:
             self._poll(WAIT_S)
-        state.process.credit -= time.monotonic() - begin
+        state.process.wait(time.monotonic() - begin)
 
     def close(self) -> None:
         self.compiler.close()

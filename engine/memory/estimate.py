@@ -92,7 +92,7 @@ def _rounds_to(plan: ModelPlan, layer: Linear | LMHead) -> Quantization | None:
 
 
 def grammar_bytes(plan: ModelPlan) -> int:
-    """Most memory of the processes that compile and follow grammars, on the host."""
+    """Most memory on the host of the processes of grammars, which only the first rank has."""
     return 0 if plan.kind == "encoder" or plan.ranks.own else limits.ALL_BYTES
 
 

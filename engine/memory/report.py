@@ -58,8 +58,8 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     planned = {}
     if total is None:  # the table is that of the host's memory
         planned[PROCESSES] = estimate.PROCESS_BYTES
-        if grammars := estimate.grammar_bytes(plan):
-            planned[GRAMMARS] = grammars
+        if plan.kind != "encoder":
+            planned[GRAMMARS] = estimate.grammar_bytes(plan)
     planned[WEIGHTS] = plan.plain_bytes
     if plan.packed_bytes:
         planned[_packed_name(plan)] = plan.packed_bytes
