@@ -58,7 +58,7 @@ def as_json_schema(node: Any) -> Any:
 
 
 def measure(folder: Path, end_token: int, schemas: Iterable[Any]) -> GrammarTimes:
-    """Compile each schema as the engine does, and follow it along random allowed tokens.
+    """Compile each schema and follow it along random allowed tokens, all in this process.
 
     Schemas that are no objects are refused, as the server does. `folder` has the
     vocabulary's tokenizer.json.

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.device.transfer import to_device
 from engine.errors import RequestRejectedError
 from engine.grammar.answers import FollowedAnswer, ReplayedAnswer
 from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
 from engine.protocol import GenerateRequest
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 
@@ -29,43 +28,6 @@ Words = npt.NDArray[np.int32]
 WAIT_S = 0.005  # of an engine without other work, for the message of a grammar
 SIGN_S = 0.2  # between signs of life meanwhile
 STEP_WAIT_S = 0.005  # of a step, for masks that are usually quick
-
-
-class TokenMasks(NamedTuple):
-    """The allowed tokens of some of a step's sampling slices."""
-
-    slices: list[int]  # K indices
-    words: torch.Tensor  # [K, ceil(V / 32)] int32, one bit per token, the lowest bit first
-    broken: frozenset[int]  # indices whose grammar cannot go on: only an end token is allowed
-
-    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `slices` and `words` on the device."""
-        (rows,) = to_device([self.slices], device)
-        words = self.words
-        if device.type == "cuda":
-            words = words.pin_memory().to(device, non_blocking=True)
-        return rows, words
-
-
-class LaunchedStep(Protocol):
-    """A step whose tokens may not be on the host yet."""
-
-    step: Step
-
-    def wait(self) -> list[SampledToken]: ...
-
-
-class LazyMasks:
-    """Masks that are computed when they are needed: after the model has been launched."""
-
-    def __init__(self, compute: Callable[[], TokenMasks]) -> None:
-        self._compute = compute
-        self._masks: TokenMasks | None = None
-
-    def result(self) -> TokenMasks:
-        if self._masks is None:
-            self._masks = self._compute()
-        return self._masks
 
 
 class Matchers:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.grammar.matchers import LaunchedStep, LazyMasks, Matchers, TokenMasks
+from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
+from engine.grammar.matchers import Matchers
 from engine.parallel.channel import Receiver
 from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
 from engine.runner.model_runner import ModelRunner
@@ -40,6 +41,7 @@ class FollowingMatchers(Matchers):
 
 def follow(runner: ModelRunner, receiver: Receiver) -> None:
     """Compute what rank 0 computes, until it closes the pipe. The results are dropped."""
+    assert isinstance(runner.matchers, Matchers)
     matchers = FollowingMatchers(runner.matchers, receiver)
     runner.matchers = matchers
     while True:
