@@ -171,6 +171,12 @@ def process_of(compiler: GrammarCompiler, tenant: str, number: int) -> GrammarPr
     return compiler.open(tenant, wanted, 100 * number + len(tenant))
 
 
+def is_quiet(process: GrammarProcess) -> bool:
+    """Return whether a process is compiled and has answered all messages."""
+    assert process.connection is not None
+    return process.is_compiled and not process.connection.num_awaited
+
+
 def test_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One grammar of a tenant compiles at a time, and the other tenant's does not wait."""
     compiler, _ = compiler_for(located(LLAMA))
@@ -200,7 +206,7 @@ def test_tenant_over_its_share_loses_its_largest_grammar(monkeypatch: pytest.Mon
     first, second, other = (
         process_of(compiler, *given) for given in (("a", 0), ("a", 1), ("bb", 0))
     )
-    while not all(process.is_compiled for process in (first, second, other)):
+    while second.connection is None or not all(map(is_quiet, (first, second, other))):
         compiler.poll(1.0)
     second.num_bytes = limits.TENANT_BYTES
     other.num_bytes = limits.TENANT_BYTES
@@ -215,7 +221,7 @@ def test_tenant_over_its_share_loses_its_largest_grammar(monkeypatch: pytest.Mon
 def test_grammar_waits_for_memory_until_an_idle_one_has_ended() -> None:
     compiler, _ = compiler_for(located(LLAMA))
     first = process_of(compiler, "a", 0)
-    while not first.is_compiled:
+    while not is_quiet(first):
         compiler.poll(1.0)
     first.num_bytes = limits.TENANT_BYTES
     second = process_of(compiler, "a", 1)
