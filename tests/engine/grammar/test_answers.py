@@ -1,4 +1,4 @@
-"""What the process of a grammar is asked about an answer, and which of its messages count."""
+"""Messages about an answer: those to the process of its grammar, and those that count."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from engine.protocol import Explain, GenerateRequest, Grammar, SamplingParams
 GRAMMAR = Grammar("{}", (0,), "schema")
 
 
-class AskedProcess(GrammarProcess):
-    """Keeps what it is asked."""
+class SilentProcess(GrammarProcess):
+    """Keeps the messages to it."""
 
     def __init__(self) -> None:
         super().__init__(1, "", GRAMMAR)
-        self.asked: list[Advance | Try] = []
+        self.sent: list[Advance | Try] = []
 
     def send(self, message: Advance | Try) -> None:
-        self.asked.append(message)
+        self.sent.append(message)
 
 
-def followed() -> tuple[FollowedAnswer, AskedProcess]:
-    process = AskedProcess()
+def followed() -> tuple[FollowedAnswer, SilentProcess]:
+    process = SilentProcess()
     params = SamplingParams(9, grammar=GRAMMAR)
     answer = FollowedAnswer(GenerateRequest(7, [1, 2, 3], params, 0.0), process)
     answer.take(allowed(0))
     return answer, process
 
 
-def replayed(length: int, per_step: int) -> tuple[ReplayedAnswer, AskedProcess]:
-    process = AskedProcess()
+def replayed(length: int, per_step: int) -> tuple[ReplayedAnswer, SilentProcess]:
+    process = SilentProcess()
     tokens = list(range(100, 100 + length))
     explain = Explain(tokens, SamplingParams(9, grammar=GRAMMAR), 1, per_step)
     request = GenerateRequest(7, [1, *tokens[:-1]], SamplingParams(1), 0.0, explain=explain)
@@ -49,7 +49,7 @@ def test_answer_takes_each_position_once() -> None:
         answer.accept(position, token)
     answer.sync()
     answer.sync()
-    assert process.asked == [Advance(7, 1, 0, [10, 13])]
+    assert process.sent == [Advance(7, 1, 0, [10, 13])]
     assert answer.num_tokens == 5
     assert (answer.knows(5), answer.knows(6)) == (True, False)
 
@@ -62,10 +62,10 @@ def test_answer_that_goes_back_sends_what_has_changed() -> None:
     answer.move_to(5)
     answer.accept(5, 99)
     answer.sync()
-    assert process.asked[1:] == [Advance(7, 2, 2, [99])]
+    assert process.sent[1:] == [Advance(7, 2, 2, [99])]
     answer.move_to(3)
     answer.sync()
-    assert process.asked[2:] == [Advance(7, 3, 3, [])]
+    assert process.sent[2:] == [Advance(7, 3, 3, [])]
 
 
 def test_only_the_message_to_the_last_question_counts() -> None:
@@ -85,7 +85,7 @@ def test_only_the_message_to_the_last_question_counts() -> None:
 def test_masks_of_a_draft_do_not_change_the_mask_of_the_answer() -> None:
     answer, process = followed()
     answer.try_draft([5, 6])
-    assert process.asked == [Try(7, 1, [5, 6])]
+    assert process.sent == [Try(7, 1, [5, 6])]
     assert answer.is_trying
     answer.take(allowed(1, b"a", b"b"))
     assert (answer.mask, answer.draft_masks, answer.is_trying) == (b"0", [b"a", b"b"], False)
@@ -115,7 +115,7 @@ def test_masks_of_a_past_answer_are_requested_one_step_ahead() -> None:
     assert answer.mask_before(4) == b"e"
     answer.request_masks(6)
     answer.request_masks(7)
-    assert process.asked == [
+    assert process.sent == [
         Advance(7, 1, 0, [100, 101, 102], each=True),
         Advance(7, 2, 0, [103, 104, 105], each=True),
         Advance(7, 3, 0, [106], each=True),
@@ -127,6 +127,6 @@ def test_masks_of_a_past_answer_are_requested_again_after_a_preemption() -> None
     answer.request_masks(3)
     assert not answer.covers(range(1, 3))
     answer.request_masks(1)
-    assert process.asked[-1] == Advance(7, 3, 5, [101, 102, 103], each=True)
+    assert process.sent[-1] == Advance(7, 3, 5, [101, 102, 103], each=True)
     answer.take(allowed(3, b"b", b"c", b"d", b"e"))
     assert answer.mask_before(2) == b"c"
