@@ -117,7 +117,7 @@ class Matchers:
         if state.process.is_late and not state.knows(num_tokens):
             return False  # the mask behind the token in flight will take long
         self._await(state, lambda: state.allowed is not None)
-        return state.allowed is not None
+        return state.allowed is not None and state.refusal is None
 
     def start(self, sampling: Sequence[ScheduledSlice]) -> LazyMasks | None:
         """Return the masks of the slices that sample; None if none is constrained."""
