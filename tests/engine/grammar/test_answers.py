@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+from pathlib import Path
+
 from engine.grammar.answers import FollowedAnswer, ReplayedAnswer
-from engine.grammar.compiler import GrammarProcess
+from engine.grammar.compiler import GrammarCompiler, GrammarProcess
+from engine.grammar.matchers import Matchers
 from engine.grammar.messages import Advance, Allowed, Try
 from engine.protocol import Explain, GenerateRequest, Grammar, SamplingParams
 
@@ -130,3 +134,24 @@ def test_masks_of_a_past_answer_are_requested_again_after_a_preemption() -> None
     assert process.sent[-1] == Advance(7, 3, 5, [101, 102, 103], each=True)
     answer.take(allowed(3, b"b", b"c", b"d", b"e"))
     assert answer.mask_before(2) == b"c"
+
+
+def test_grammar_that_cannot_go_on_allows_only_its_end_token() -> None:
+    grammar = Grammar("{}", (37,), "schema")
+    request = GenerateRequest(7, [1], SamplingParams(9, grammar=grammar), 0.0)
+    answer = FollowedAnswer(request, SilentProcess())
+    words = Matchers(GrammarCompiler(Path(), 70), 70)._row(b"", answer)
+    assert words.tolist() == [0, 1 << 5, 0]
+
+
+def test_replay_returns_masks_and_requests_those_of_the_next_step() -> None:
+    answer, process = replayed(7, per_step=3)
+    masks = [struct.pack("<3i", index, 0, 0) for index in range(4)]
+    answer.take(allowed(1, *masks))
+    matchers = Matchers(GrammarCompiler(Path(), 70), 70)
+    matchers._replays[7] = answer
+    found = matchers.replay(7, [], range(1, 3))
+    assert found is not None
+    assert found[:, 0].tolist() == [1, 2]
+    assert process.sent[-1] == Advance(7, 2, 0, [103, 104, 105], each=True)
+    assert matchers.replay(8, [], range(1)) is None
