@@ -24,7 +24,7 @@ from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
-from engine.memory.estimate import rows_bytes
+from engine.memory.estimate import grammar_bytes, rows_bytes
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
@@ -98,7 +98,7 @@ def load_engine(
         report(Progress("measuring the largest step", 0.0))
         profile = measure_steps(plan, openmp_wait, adapters)
     report(Progress("allocating the KV cache", 0.0))
-    matchers = _matchers(plan)  # it reserves address space, which the KV cache must leave
+    matchers = _matchers(plan)
     reserved = _bytes_beside_kv_cache(plan, profile)
     free = plan.of_rank(available_memory(plan.device))
     num_blocks, max_model_len = plan.plan_blocks(free, reserved)
@@ -357,7 +357,8 @@ def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     if profile is None:  # a CPU's steps are not measured, and its adapters come later
         # The draft model's KV cache is not taken yet: it takes memory as it fills.
         adapters = 0 if plan.adapters is None else plan.adapters.num_bytes
-        return plan.step_bytes + rows + adapters + (0 if draft is None else draft_kv_bytes(draft))
+        draft_kv = 0 if draft is None else draft_kv_bytes(draft)
+        return plan.step_bytes + rows + adapters + draft_kv + grammar_bytes(plan)
     step = profile.step_bytes
     if draft is not None:  # its steps are not measured
         step = max(step, draft.step_bytes)

@@ -140,8 +140,7 @@ class Scheduler:
         else:
             self.waiting.refuse("preemption")
         step = builder.build()
-        if step is not None:
-            self._steps += 1
+        self._steps += step is not None
         return step
 
     def _schedule_running(self, builder: StepBuilder, running: Seq[tuple[Sequence, int]]) -> None:
@@ -156,6 +155,8 @@ class Scheduler:
             reserved = decodes if due > 1 else 0
             count = max(0, min(due, builder.budget - reserved))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
+                continue
+            if not self.speculation.is_ready(sequence):  # its grammar is late
                 continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])

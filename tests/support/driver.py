@@ -278,17 +278,15 @@ class Driver:
         salt: str = "",
         source: list[int] | None = None,
         adapter: int = 0,
+        tenant: str = "",
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
         self._ids += 1
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
-        times = arrival, priority
-        self.inbox.append(
-            GenerateRequest(
-                self._ids, prompt, sampling, *times, salt, source or [], adapter=adapter
-            ),
-        )
+        given = arrival, priority, salt, source or []
+        names = {"adapter": adapter, "tenant": tenant}
+        self.inbox.append(GenerateRequest(self._ids, prompt, sampling, *given, **names))
         return self._ids
 
     def explain(

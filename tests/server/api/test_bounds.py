@@ -13,8 +13,8 @@ from server.http.body import MAX_NAME, MAX_SMALL, Part
 from server.http.query import Query
 from tests.support.rig import Served
 
-# Fields that choose the schema by which the whole body is validated next.
-CHOOSING = {"InvocationBody"}
+# Their fields choose the schema by which the body, or each object in it, is validated next.
+CHOOSING = {"InvocationBody", "PredictBody"}
 BEFORE = ("function-before", "function-wrap")
 
 
@@ -76,7 +76,7 @@ def problems_of(kind: type[pydantic.BaseModel]) -> list[str]:
 def test_schema_bounds_every_string_list_and_object(kind: type[pydantic.BaseModel]) -> None:
     found = problems_of(kind)
     if kind.__name__ in CHOOSING:
-        found = [problem for problem in found if not problem.endswith(": any")]
+        found = [problem for problem in found if not problem.endswith((": any", ": dict"))]
     assert not found
 
 
