@@ -7,6 +7,7 @@ names none, the architecture decides if its models all split in one way; if not,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -238,8 +239,11 @@ def _merges_of(ids: dict[str, int], scores: list[float]) -> Iterator[tuple[str, 
 
     A token can be made of any two others. Of these pairs, that with the lowest ids comes first.
     """
+    # Cuts at other lengths cannot give a token. Trying every cut of a long token is quadratic.
+    lengths = sorted({len(token) for token in ids} - {0})
     for token in sorted(ids, key=lambda token: -scores[ids[token]]):
-        parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        cuts = itertools.takewhile(len(token).__gt__, lengths)
+        parts = ((token[:cut], token[cut:]) for cut in cuts)
         known = [pair for pair in parts if pair[0] in ids and pair[1] in ids]
         yield from sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
 
