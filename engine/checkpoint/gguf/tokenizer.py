@@ -7,6 +7,7 @@ names none, the architecture decides if its models all split in one way; if not,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -247,13 +248,13 @@ def _merges_of(ids: dict[str, int], scores: list[float]) -> Iterator[tuple[str, 
 
     A token can be made of any two others. Of these pairs, that with the lowest ids comes first.
     """
+    # Cuts at other lengths cannot give a token. Trying every cut of a long token is quadratic.
+    lengths = sorted({len(token) for token in ids} - {0})
     size = 0
     for token in sorted(ids, key=lambda token: -scores[ids[token]]):
-        known = []
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in ids and right in ids:
-                known.append((left, right))
+        cuts = itertools.takewhile(len(token).__gt__, lengths)
+        parts = ((token[:cut], token[cut:]) for cut in cuts)
+        known = [pair for pair in parts if pair[0] in ids and pair[1] in ids]
         size += len(token) * len(known)
         if size > MAX_MERGES:
             raise ConfigError(

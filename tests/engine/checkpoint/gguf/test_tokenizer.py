@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,18 @@ def test_types_and_scores_may_be_left_out() -> None:
     given = {"model": "llama", "tokens": ["<unk>", "<s>", "</s>", "▁", "a", "b"]}
     settings = {f"tokenizer.ggml.{key}": value for key, value in given.items()}
     assert build_tokenizer(settings).encode("ab").ids == [1, 3, 4, 5]
+
+
+def test_merges_of_a_long_token_take_memory_for_one_cut_at_a_time() -> None:
+    long = "a" * 4000
+    given = {"model": "llama", "tokens": ["<unk>", "<s>", "</s>", "▁", "a", "aa", long]}
+    settings = {f"tokenizer.ggml.{key}": value for key, value in given.items()}
+    tracemalloc.start()
+    tokenizer = build_tokenizer(settings)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 1 << 20  # all cuts of the token have 16 MB
+    assert tokenizer.encode("aaa").ids == [1, 3, 5, 4]
 
 
 def test_ends_are_added_where_the_file_says_so() -> None:
