@@ -6,13 +6,14 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from typing import Any, Literal
+from collections.abc import Container
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from engine.client.shares import Shares
 from server.batch.files import new_file_id
-from server.batch.folder import BatchFolder, read_records, write_record
+from server.batch.folder import BatchFolder, read_records
 from server.batch.lines import LineProblem
 from server.batch.threads import in_thread
 
@@ -27,6 +28,7 @@ Status = Literal[
     "cancelled",
 ]
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+UNENDED = frozenset(get_args(Status)) - ENDED
 WINDOW_S = 24 * 3600
 
 
@@ -124,12 +126,12 @@ class BatchStore:
         return needed
 
     async def add(self, batch: BatchRecord) -> None:
-        """Keep a new batch. Raises OSError."""
-        while len(self._batches) >= self._most and (old := self._least_needed()):
-            del self._batches[old.id]
-            (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
-        self._batches[batch.id] = batch
-        await self._save(batch.id)
+        """Keep a new batch, if it can be written. Raises StoreFull or OSError."""
+        async with self._saving:
+            await self._write(batch, uses_spare=False)
+            while len(self._batches) > self._most and (old := self._least_needed()):
+                (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
+                del self._batches[old.id]
 
     def _least_needed(self) -> BatchRecord | None:
         """Return the oldest ended batch of the tenant that has most batches, if any has ended."""
@@ -137,22 +139,33 @@ class BatchStore:
         ended = [batch for batch in self._batches.values() if batch.is_ended]
         return max(ended, key=lambda batch: held[batch.tenant], default=None)
 
-    async def update(self, batch_id: str, **changes: Any) -> BatchRecord:
-        """Change a batch and return it. A new status is stamped with its time. Raises OSError.
+    async def update(
+        self, batch_id: str, *, only_from: Container[Status] = UNENDED, **changes: Any
+    ) -> BatchRecord:
+        """Change a batch, and return it when the change is on the disk.
 
-        The change is visible at once; the call returns when it is on the disk.
+        A new status is stamped with its time. A batch that has another status than those of
+        `only_from` by then is returned as it is. Raises StoreFull or OSError; the batch has not
+        changed then.
         """
-        old = self._batches[batch_id]
-        if "status" in changes:
-            now = int(time.time())
-            changes["times"] = {**old.times, changes["status"]: now}
-        self._batches[batch_id] = msgspec.structs.replace(old, **changes)
-        await self._save(batch_id)
-        return self._batches[batch_id]
-
-    async def _save(self, batch_id: str) -> None:
         async with self._saving:
-            batch = self._batches.get(batch_id)
-            if batch is not None:
-                folder = self._folder.batches
-                await in_thread(lambda: write_record(folder, batch_id, batch))
+            old = self._batches[batch_id]
+            if old.status not in only_from:
+                return old
+            if "status" in changes:
+                changes["times"] = {**old.times, changes["status"]: int(time.time())}
+            await self._write(msgspec.structs.replace(old, **changes), uses_spare=True)
+            return self._batches[batch_id]
+
+    async def _write(self, batch: BatchRecord, *, uses_spare: bool) -> None:
+        """Write a record, and keep it only then. A cancelled caller's record is kept, too."""
+        folder = self._folder
+
+        def write() -> None:
+            folder.save(folder.batches, batch.id, batch, uses_spare=uses_spare)
+
+        def keep(_: None) -> None:
+            self._batches[batch.id] = batch
+
+        await in_thread(write, cancelled_with=keep)
+        keep(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import secrets
 import time
@@ -11,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from engine.client.shares import Shares
-from server.batch.folder import BatchFolder, StoreFull, read_records, sync_folder, write_record
+from server.batch.folder import BatchFolder, StoreFull, needs_room, read_records, sync_folder
 from server.batch.threads import in_thread
+
+OUTPUT = "batch_output"  # the purpose of results
 
 
 class FileTooLarge(Exception):
@@ -44,6 +48,7 @@ class FileStore:
         found = read_records(folder.files, StoredFile)
         ordered = sorted(found, key=lambda file: file.created_at)
         self._files = {file.id: file for file in ordered}
+        self._deleting = asyncio.Lock()
         self._number = Shares(most_files)  # of files and of unfinished uploads
         for file in ordered:
             self._number.take(file.tenant)
@@ -88,19 +93,42 @@ class FileStore:
         return Upload(self._folder, self._number, tenant, self.most_bytes)
 
     async def add(self, file: StoredFile) -> None:
-        """Make a file visible whose contents are in place. Raises OSError."""
-        await in_thread(lambda: write_record(self._folder.files, file.id, file))
-        if file.id not in self._files:
-            self._number.take(file.tenant)
-        self._files[file.id] = file
+        """Make a file visible whose contents are in place. Raises StoreFull or OSError.
+
+        An upload whose record cannot be written is deleted. Results stay for another attempt.
+        """
+        is_output = file.purpose == OUTPUT
+
+        def write() -> None:
+            try:
+                self._folder.save(self._folder.files, file.id, file, uses_spare=is_output)
+            except BaseException:
+                if not is_output:
+                    self._remove(file)
+                raise
+
+        def keep(_: None) -> None:
+            if file.id not in self._files:
+                self._number.take(file.tenant)
+            self._files[file.id] = file
+
+        await in_thread(write, cancelled_with=keep)
+        keep(None)
 
     async def delete(self, file: StoredFile) -> None:
-        """Delete a file. Its record goes first, so that no crash leaves one without contents."""
-        if self._files.pop(file.id, None) is not None:
+        """Delete a file. Raises OSError; the file is still there then."""
+
+        def forget(_: None) -> None:
+            del self._files[file.id]
             self._number.give_back(file.tenant)
-            await in_thread(lambda: self._remove(file))
+
+        async with self._deleting:
+            if file.id in self._files:
+                await in_thread(lambda: self._remove(file), cancelled_with=forget)
+                forget(None)
 
     def _remove(self, file: StoredFile) -> None:
+        """Delete the record first, so that no crash leaves one without contents."""
         (self._folder.files / f"{file.id}.json").unlink(missing_ok=True)
         self.contents(file).unlink(missing_ok=True)
         self._folder.release(file.tenant, file.bytes)
@@ -118,7 +146,10 @@ def _is_expired(file: StoredFile, now: float) -> bool:
 
 
 class Upload:
-    """The contents of one file on their way into the store. Close it once in every case."""
+    """The contents of one file on their way into the store. Close it once in every case.
+
+    Raises StoreFull or OSError.
+    """
 
     def __init__(self, folder: BatchFolder, number: Shares, tenant: str, most_bytes: int) -> None:
         """`number` counts the files of each tenant: this one as long as it is open."""
@@ -129,7 +160,8 @@ class Upload:
         self._most_bytes = most_bytes
         self._id = new_file_id()
         self._path = folder.uploads / self._id
-        self._file = self._path.open("xb")
+        with needs_room():
+            self._file = self._path.open("xb")
         number.take(tenant)
 
     def write(self, data: bytes) -> None:
@@ -138,18 +170,20 @@ class Upload:
             raise FileTooLarge(self._most_bytes)
         self._folder.reserve(self._tenant, len(data))
         self.size += len(data)
-        self._file.write(data)
+        with needs_room():
+            self._file.write(data)
 
     def finish(self, filename: str, purpose: str, lifetime: float | None) -> StoredFile:
-        """Put the contents in place and return the record to add. Raises OSError.
+        """Put the contents in place and return the record to add. Raises StoreFull or OSError.
 
         `lifetime` is in seconds; None means forever.
         """
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._path.rename(self._folder.contents(self._id))
-        sync_folder(self._folder.files)
+        with needs_room():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._path.rename(self._folder.contents(self._id))
+            sync_folder(self._folder.files)
         now = time.time()
         expires_at = None if lifetime is None else now + lifetime
         size, self.size = self.size, 0  # the bytes now belong to the file
@@ -157,7 +191,8 @@ class Upload:
 
     def close(self) -> None:
         """Delete contents that are not in place."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # bytes in its buffer do not fit on a full disk
+            self._file.close()
         self._path.unlink(missing_ok=True)
         self._number.give_back(self._tenant)
         self._folder.release(self._tenant, self.size)

@@ -5,10 +5,13 @@ files/ID.jsonl              contents of a file, or the results of a running batc
 files/ID.json               its StoredFile; a file without one is not visible yet
 batches/ID.json             a BatchRecord
 uploads/                    unfinished uploads
+spare                       room for records on a full disk
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -25,8 +28,23 @@ from engine.errors import ConfigError
 Record = TypeVar("Record", bound=msgspec.Struct)
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SPARE_BYTES = 256 << 10  # some records, each in two copies
+
+
 class StoreFull(Exception):
     """The folder has no room. The message says which limit to raise."""
+
+
+@contextlib.contextmanager
+def needs_room() -> Iterator[None]:
+    """Raise StoreFull in place of the OSError of a full disk or an exhausted quota."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise StoreFull("The disk of --batch-dir is full.") from error
 
 
 class BatchFolder:
@@ -48,17 +66,53 @@ class BatchFolder:
             shutil.rmtree(self.uploads, ignore_errors=True)
             for folder in (self.files, self.batches, self.uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
+                for left in folder.glob("*.tmp"):  # a record that a crash or a full disk cut
+                    left.unlink()
         except BlockingIOError:
             os.close(self._lock)
             raise ConfigError(f"--batch-dir: another server uses {path}.") from None
         except OSError as error:
             raise ConfigError(f"--batch-dir: {path} cannot be used: {error.strerror}.") from None
+        self._spare = path / "spare"
+        self._keep_spare()
 
     def close(self) -> None:
         """Let another server use the folder. A second call does nothing."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
+
+    def save(
+        self, folder: Path, name: str, record: msgspec.Struct, *, uses_spare: bool = False
+    ) -> None:
+        """Write a record so that a crash leaves the old one or the new one.
+
+        With `uses_spare` it is written on a full disk too, for what has happened already. Raises
+        StoreFull without room, and OSError.
+        """
+        with needs_room():
+            try:
+                _write_record(folder, name, record)
+            except OSError as error:
+                if error.errno not in FULL or not uses_spare or not self._spare.exists():
+                    raise
+                self._spare.unlink()
+                _write_record(folder, name, record)
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        """Occupy room on the disk, if there is any."""
+        if self._spare.exists():
+            return
+        descriptor = -1
+        try:
+            descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.posix_fallocate(descriptor, 0, SPARE_BYTES)
+        except OSError:
+            self._spare.unlink(missing_ok=True)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def contents(self, file_id: str) -> Path:
         """Return the path of a file's contents. Only ids made by this server may be given."""
@@ -85,15 +139,19 @@ class BatchFolder:
             self.used.give_back(tenant, size)
 
 
-def write_record(folder: Path, name: str, record: msgspec.Struct) -> None:
-    """Write a record so that a crash leaves the old one or the new one. Raises OSError."""
+def _write_record(folder: Path, name: str, record: msgspec.Struct) -> None:
     temporary = folder / f"{name}.tmp"
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.encode(record))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(folder / f"{name}.json")
-    sync_folder(folder)
+    try:
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(folder / f"{name}.json")
+        sync_folder(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

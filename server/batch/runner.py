@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import httpx2
 import msgspec
@@ -18,8 +18,8 @@ from engine.client.interface import EngineClient
 from engine.errors import EngineError
 from server.batch.batches import WINDOW_S, BatchRecord, Status
 from server.batch.executor import refuse_lines, run_lines
-from server.batch.files import StoredFile
-from server.batch.folder import StoreFull
+from server.batch.files import OUTPUT, StoredFile
+from server.batch.folder import StoreFull, needs_room
 from server.batch.lines import (
     LAST_PRIORITY,
     BatchLine,
@@ -37,6 +37,8 @@ from server.turns import Turns
 
 INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
 MOST_RUNNING = 8  # batches at a time; their owners share the slots in turn
+FULL_CODE = "storage_full"
+RETRY_S = 5.0  # until the end of a batch is written again
 LOOK_S = 0.05  # between looks at a busy queue
 MOST_STARTS = 3  # without a new result, before a batch counts as the cause of the restarts
 UNSENT = {
@@ -111,13 +113,18 @@ class BatchRunner:
         return msgspec.structs.replace(batch, completed=results.completed, failed=results.failed)
 
     async def cancel(self, batch: BatchRecord) -> BatchRecord:
-        """Cancel a batch that is validating or in progress, and return it. Raises OSError."""
-        if batch.status == "validating":
-            return await self._batches.update(batch.id, status="cancelled")
+        """Cancel a batch that is validating or in progress, and return it.
+
+        A batch that has got further in the meantime is returned as it is. Raises StoreFull or
+        OSError; the batch goes on then.
+        """
+        update = self._batches.update
+        batch = await update(batch.id, only_from=("validating",), status="cancelled")
+        batch = await update(batch.id, only_from=("in_progress",), status="cancelling")
         work = self._work.get(batch.id)
-        if work is not None:
+        if work is not None and batch.status == "cancelling":
             work.cancel()
-        return await self._batches.update(batch.id, status="cancelling")
+        return batch
 
     async def _run(self, batch_id: str) -> None:
         """Run a batch to its end, or until the server or the engine stops."""
@@ -134,10 +141,11 @@ class BatchRunner:
                 self._turns.release(tenant)
         except (EngineError, ServerAway) as error:
             log.info("batch waits for the next start", batch=batch_id, cause=str(error))
+        except StoreFull as error:
+            await self._fail(batch_id, FULL_CODE, str(error))
         except Exception as error:
             log.error("batch failed", batch=batch_id, exc_info=error)
-            with contextlib.suppress(OSError):
-                await self._fail(batch_id, "internal_error", "The server's log has the cause.")
+            await self._fail(batch_id, "internal_error", "The server's log has the cause.")
 
     async def _ready_slots(self) -> Turns:
         """Wait for the engine. Half of its sequences are left to other requests."""
@@ -155,16 +163,22 @@ class BatchRunner:
             checked = await asyncio.to_thread(
                 check_input, path, [batch.endpoint], self._max_line_bytes
             )
-        if self._batches[batch_id].is_ended:  # cancelled in the meantime
-            return
+        changes: dict[str, Any] = {"status": "in_progress", "total": checked.total}
         if checked.problems:
-            await self._batches.update(batch_id, status="failed", problems=checked.problems)
-        else:
-            await self._batches.update(batch_id, status="in_progress", total=checked.total)
+            changes = {"status": "failed", "problems": checked.problems}
+        # It may have been cancelled in the meantime.
+        await self._batches.update(batch_id, only_from=("validating",), **changes)
 
     async def _fail(self, batch_id: str, code: str, message: str) -> None:
-        problem = LineProblem(code, message)
-        await self._batches.update(batch_id, status="failed", problems=[problem])
+        """End a batch. If this cannot be written, the batch goes on waiting for that."""
+        problems = [LineProblem(code, message)]
+        while True:
+            try:
+                await self._batches.update(batch_id, status="failed", problems=problems)
+                return
+            except (StoreFull, OSError) as error:
+                log.error("the end of a batch cannot be written", batch=batch_id, cause=str(error))
+            await asyncio.sleep(RETRY_S)
 
     async def _execute(self, batch_id: str, slots: LineSlots) -> None:
         """Send the lines that have no result yet, and end the batch. Raises ServerAway."""
@@ -174,7 +188,7 @@ class BatchRunner:
         try:
             results = await in_thread(
                 lambda: Results(output, errors, partial(folder.reserve, batch.tenant)),
-                undo=Results.close,
+                cancelled_with=Results.close,
             )
         except ResultsError as error:
             await self._fail(batch_id, "results_unreadable", str(error))
@@ -201,13 +215,10 @@ class BatchRunner:
         if status == "finalizing":
             return "completed"
         try:
-            return await self._send_lines(batch_id, results, slots)
+            with needs_room():
+                return await self._send_lines(batch_id, results, slots)
         except StoreFull as error:
-            await self._note_problem(batch_id, "storage_full", str(error))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            await self._note_problem(batch_id, "storage_full", "The server's disk is full.")
+            await self._note_problem(batch_id, FULL_CODE, str(error))
         return "failed"
 
     async def _count_start(self, batch_id: str, results: Results) -> bool:
@@ -267,9 +278,10 @@ class BatchRunner:
         if outcome in UNSENT:
             path = self.storage.folder.contents(batch.input_file_id)
             lines = read_lines(path, results.done, self._max_line_bytes)
-            with contextlib.suppress(StoreFull):
+            with contextlib.suppress(StoreFull), needs_room():
                 await refuse_lines(lines, results, f"batch_{outcome}", UNSENT[outcome])
-        await in_thread(results.sync)
+        with needs_room():
+            await in_thread(results.sync)
         await self._batches.update(
             batch_id,
             status=outcome,
@@ -289,7 +301,7 @@ class BatchRunner:
         now = time.time()
         expires_at = None if batch.output_lifetime is None else now + batch.output_lifetime
         name = f"{batch.id}_{role}.jsonl"
-        file = StoredFile(file_id, batch.tenant, name, size, now, "batch_output", expires_at)
+        file = StoredFile(file_id, batch.tenant, name, size, now, OUTPUT, expires_at)
         await self.storage.files.add(file)
         return file_id
 

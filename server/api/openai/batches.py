@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.api.openai.files import batches_of, listing, page_of
+from server.api.openai.files import batches_of, listing, page_of, refused_without_room
 from server.api.openai.schemas.batch import BatchBody, BatchQuery
 from server.batch.batches import BatchRecord, new_batch
 from server.batch.runner import BatchRunner
@@ -79,7 +79,8 @@ async def create_batch(request: Request) -> Response:
     batch = new_batch(
         tenant, body.endpoint, file.id, metadata=body.metadata, output_lifetime=lifetime
     )
-    await storage.batches.add(batch)
+    with refused_without_room():
+        await storage.batches.add(batch)
     batches.run(batch)
     return JSONResponse(batch_object(state, batch), headers=ignored_header(body.ignored))
 
@@ -118,6 +119,6 @@ async def cancel_batch(request: Request, batch_id: str) -> dict[str, Any]:
     batches, batch = _batch(request, batch_id)
     if batch.status not in CANCELLABLE:
         raise ApiError(409, "batch_ended", f"The batch is {batch.status} and cannot be cancelled.")
-    if batch.status != "cancelling":
+    with refused_without_room():
         batch = await batches.cancel(batch)
     return batch_object(state_of(request), batches.current(batch))
