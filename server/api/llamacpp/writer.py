@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from server.api.llamacpp.progress import progress_of
+from server.api.llamacpp.samplers import SERVED
 from server.api.llamacpp.schemas import CompletionBody
 from server.api.openai.logprobs import finite
 from server.api.openai.timings import timing_fields
@@ -226,6 +227,8 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         "ignore_eos": prepared.options.ignore_eos,
         "logit_bias": biases,
         "n_probs": max(prepared.options.num_logprobs, 0),
+        "t_max_predict_ms": -1 if body.t_max_predict_ms is None else body.t_max_predict_ms,
+        "samplers": SERVED if body.samplers is None else body.samplers,
         "grammar": body.grammar or "",
         "stream": prepared.options.stream,
         "timings_per_token": prepared.options.timings_per_token,

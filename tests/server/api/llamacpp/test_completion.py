@@ -76,6 +76,36 @@ async def test_completion_says_why_it_ended(served: Served) -> None:
     assert word["stopping_word"] == "wör"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completion_past_its_time_ends_with_the_next_line(
+    model: Path, says: Callable[[str], Script], stream: bool
+) -> None:
+    async def text_and_end(slow: Served, **fields: Any) -> tuple[str, str]:
+        if not stream:
+            body = (await complete(slow, **fields)).json()
+            return body["content"], body["stop_type"]
+        parts = await events(slow, **fields)
+        return "".join([part["content"] for part in parts]), parts[-1]["stop_type"]
+
+    async with serving(FakeEngine(says("ab\ncd\nef"), delay=0.02), model) as slow:
+        assert await text_and_end(slow, t_max_predict_ms=1) == ("ab\n", "limit")
+        assert await text_and_end(slow, t_max_predict_ms=60_000) == ("ab\ncd\nef", "eos")
+        for off in (0, -1, None):
+            assert (await text_and_end(slow, t_max_predict_ms=off))[1] == "eos"
+        # A line break that begins a stop string is held back, and the stop string wins.
+        held = {"t_max_predict_ms": 1, "stop": ["\ncd"]}
+        assert await text_and_end(slow, **held) == ("ab", "word")
+
+
+async def test_completion_past_its_time_without_lines_goes_on(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("abcdef"), delay=0.01), model) as slow:
+        body = (await complete(slow, t_max_predict_ms=1)).json()
+        assert (body["content"], body["stop_type"]) == ("abcdef", "eos")
+        assert body["generation_settings"]["t_max_predict_ms"] == 1
+
+
 async def test_completion_that_fills_the_context_is_truncated(model: Path, encode: Encode) -> None:
     async with serving(FakeEngine(lambda request: encode("a" * 600)), model) as endless:
         body = (await complete(endless, n_predict=-1)).json()
@@ -188,8 +218,8 @@ async def test_completion_grammars_reach_the_engine(served: Served) -> None:
     ("fields", "param"),
     [
         ({"mirostat": 2}, "mirostat"),
-        ({"samplers": ["top_k"]}, "samplers"),
-        ({"t_max_predict_ms": 100}, "t_max_predict_ms"),
+        ({"t_max_predict_ms": -2}, "t_max_predict_ms"),
+        ({"t_max_predict_ms": 1.5}, "t_max_predict_ms"),
         ({"n_indent": 4}, "n_indent"),
         ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
         ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),
