@@ -122,6 +122,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             },
         ),
     ] = ()
+    disabled_paths: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=r"^/[^{}?#]+\Z")], ...],
+        setting(
+            HTTP,
+            "Paths of the API, such as /metrics, that answer 501.",
+            extra={"form": "a list of paths, each with a / before it"},
+        ),
+    ] = ()
     return_tokens_as_token_ids: Annotated[
         bool,
         setting(
@@ -274,8 +282,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         setting(
             METRICS,
-            "Return the times of each request in `metrics`, as vLLM does: with the whole answer, "
-            "or with the usage of a stream.",
+            "Return the times of each request in `metrics`, as vLLM does.",
         ),
     ] = False
     tracing: Annotated[
