@@ -21,6 +21,12 @@ from server.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 NO_SLOT = -1
+# Parameters that requests cannot set to another value, and one without effect: llama.cpp's default.
+FIXED = {
+    name: accepted[0]
+    for name, accepted in CompletionBody.UNSUPPORTED.items()
+    if isinstance(accepted[0], int)
+} | {"adaptive_decay": 0.9}
 
 
 class CompletionWriter:
@@ -212,6 +218,7 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         for token, bias in params.logit_bias
     ]
     return {
+        **FIXED,
         "seed": params.seed,
         "temperature": params.temperature,
         "top_k": params.top_k,

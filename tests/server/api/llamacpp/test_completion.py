@@ -49,6 +49,9 @@ async def test_completion_whole_answer_has_llama_cpps_fields(
     assert (settings["seed"], settings["temperature"], settings["n_predict"]) == (3, 0.0, -1)
     assert settings["top_k"] == 20  # of the checkpoint
     assert settings["logit_bias"] == []
+    # Samplers that requests cannot turn on.
+    assert (settings["mirostat"], settings["typical_p"], settings["adaptive_target"]) == (0, 1, -1)
+    assert (settings["dry_multiplier"], settings["xtc_probability"]) == (0, 0)
     assert "completion_probabilities" not in body
 
 
@@ -134,6 +137,25 @@ async def test_completion_takes_prompts_of_every_shape(
         assert [answer["index"] for answer in body] == list(range(len(wanted)))
     else:
         assert body["content"] == "Hello wörld!"
+
+
+async def test_completion_without_a_seed_has_the_servers(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("x")), model, seed=42) as seeded:
+        for _ in range(2):
+            body = (await complete(seeded, n_cmpl=2)).json()
+            assert [answer["generation_settings"]["seed"] for answer in body] == [42, 42]
+        await complete(seeded, seed=7)
+        await complete(seeded, seed=-1)
+        chat = {"messages": [{"role": "user", "content": "a"}], "seed": None}
+        await seeded.http.post("/v1/chat/completions", json=chat)
+        seeds = [request.params.seed for request in seeded.engine.requests]
+        assert seeds[:5] == [42, 43, 42, 43, 7]
+        assert seeds[5] not in (-1, 42)  # random
+        assert seeds[6] == 42
+        props = (await seeded.http.get("/props")).json()
+        assert props["default_generation_settings"]["params"]["seed"] == 42
 
 
 async def test_completion_answers_each_prompt_several_times(served: Served) -> None:
