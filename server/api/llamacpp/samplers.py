@@ -94,7 +94,7 @@ def with_samplers(
     if "penalties" not in names:
         values |= {name: SAMPLING_DEFAULTS[name] for name in PENALTIES}
     applied = [name for name in names if _changes(name, values)]
-    _check_order(applied, values["temperature"])
+    _check_order(applied, values)
     if values["temperature"] > 0 and _comes_before("min_p", "temperature", applied):
         # p / p_max >= m before the temperature T is (p / p_max)^(1/T) >= m^(1/T) after it.
         values["min_p"] **= 1 / values["temperature"]
@@ -118,13 +118,17 @@ def _changes(name: str, values: Mapping[str, Any]) -> bool:
     return bool(values[name] != SAMPLING_DEFAULTS[name])
 
 
-def _check_order(applied: Sequence[str], temperature: float) -> None:
+def _check_order(applied: Sequence[str], values: Mapping[str, Any]) -> None:
     """Raise a 400 ApiError if the engine's order of these samplers is another distribution.
 
-    top-k and min-p keep a prefix of the ranking, whatever the temperature. They commute with each
-    other. With temperature 0 the most likely token remains after every cut.
+    top-k and min-p keep a prefix of the ranking at every temperature. They commute with each
+    other. With temperature 0 the most likely token remains after every cut. The repetition penalty
+    multiplies logits, as the temperature does, while the other penalties add to them.
     """
-    pairs = [(name, "penalties") for name in ("temperature", "top_k", "top_p", "min_p")]
+    pairs = [(name, "penalties") for name in ("top_k", "top_p", "min_p")]
+    temperature = values["temperature"]
+    if temperature == 0 or values["presence_penalty"] or values["frequency_penalty"]:
+        pairs.append(("temperature", "penalties"))
     if temperature > 0:
         pairs += [("top_p", "temperature"), ("top_p", "top_k"), ("min_p", "top_p")]
     for first, second in pairs:

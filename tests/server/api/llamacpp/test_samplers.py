@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import permutations
 from typing import Any
 
 import httpx2
 import pytest
 
 from engine.protocol import SamplingParams
+from server.api.llamacpp.samplers import SERVED, with_samplers
+from server.generation.options import GenerationOptions
+from server.http.errors import ApiError
 from tests.support.rig import Served
 
 ALL = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.04, "repeat_penalty": 1.5}
@@ -99,7 +107,7 @@ async def test_samplers_without_penalties_need_no_window(served: Served) -> None
         (FRONT_END, "top_p before temperature"),
         (["top_p", "top_k"], "top_p before top_k"),
         (["min_p", "top_p"], "min_p before top_p"),
-        (["temperature", "penalties"], "temperature before penalties"),
+        (["top_p", "temperature", "penalties"], "top_p before penalties"),
         (["top_k", "penalties"], "top_k before penalties"),
         ("me", "min_p before penalties"),
         (["top_k", "infill"], "'infill'"),
@@ -127,7 +135,8 @@ async def test_samplers_of_another_distribution_are_refused(
 
 async def test_samplers_with_temperature_zero_keep_penalties_first(served: Served) -> None:
     fields = ALL | {"temperature": 0}
-    assert (await complete(served, samplers=["top_p", "penalties"], **fields)).status_code == 400
+    for samplers in (["top_p", "penalties"], ["temperature", "penalties"]):
+        assert (await complete(served, samplers=samplers, **fields)).status_code == 400
     found = await params(served, samplers=["penalties", "min_p", "top_p", "temperature"], **fields)
     assert (found.temperature, found.repetition_penalty) == (0, 1.5)
 
@@ -145,3 +154,85 @@ async def test_samplers_of_infill_are_read_too(served: Served) -> None:
     fields = {"input_prefix": "a", "input_suffix": "b", "samplers": ["infill"]}
     response = await served.http.post("/infill", json=fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "samplers")
+
+
+def softmax(logits: dict[int, float]) -> dict[int, float]:
+    highest = max(logits.values())
+    weights = {token: math.exp(value - highest) for token, value in logits.items()}
+    total = sum(weights.values())
+    return {token: weight / total for token, weight in weights.items()}
+
+
+def chain(
+    names: Sequence[str], logits: dict[int, float], values: dict[str, Any]
+) -> dict[int, float]:
+    """Return the distribution of llama.cpp's chain: each sampler sees what those before it left."""
+    for name in names:
+        ranked = sorted(logits, key=lambda token: -logits[token])
+        probs = softmax(logits)
+        match name:
+            case "penalties":  # of the tokens 0 to 2
+                factor = values["repetition_penalty"]
+                for token in logits.keys() & {0, 1, 2}:
+                    value = logits[token]
+                    value = value / factor if value > 0 else value * factor
+                    logits = logits | {token: value - values["presence_penalty"]}
+            case "temperature":
+                logits = {token: value / values[name] for token, value in logits.items()}
+            case "top_k":
+                logits = {token: logits[token] for token in ranked[: values[name] or len(ranked)]}
+            case "top_p":
+                kept, mass = {}, 0.0
+                for token in ranked:
+                    kept[token] = logits[token]
+                    mass += probs[token]
+                    if mass >= values[name]:
+                        break
+                logits = kept
+            case "min_p":
+                least = values[name] * probs[ranked[0]]
+                logits = {token: logits[token] for token in ranked if probs[token] >= least}
+    return softmax(logits)
+
+
+def equal(one: dict[int, float], other: dict[int, float]) -> bool:
+    return one.keys() == other.keys() and all(
+        math.isclose(one[token], other[token], rel_tol=1e-9) for token in one
+    )
+
+
+@pytest.mark.parametrize(("temperature", "presence"), [(0.6, 0.0), (0.6, 0.7), (1.7, 0.0)])
+def test_samplers_that_are_taken_draw_from_llama_cpps_distribution(
+    temperature: float, presence: float
+) -> None:
+    values = {"temperature": temperature, "top_k": 6, "top_p": 0.8, "min_p": 0.11}
+    options = GenerationOptions(
+        operation="text_completion",
+        model=None,
+        repetition_penalty=1.6,
+        presence_penalty=presence,
+        **values,
+    )
+    rng = random.Random(5)
+    trials = [{token: rng.gauss(0, 1.5) for token in range(12)} for _ in range(2000)]
+    given = values | {"repetition_penalty": 1.6, "presence_penalty": presence}
+    taken = refused = 0
+    for size in range(len(SERVED) + 1):
+        for names in permutations(SERVED, size):
+            try:
+                served = asdict(with_samplers(options, names, {}))
+            except ApiError:
+                # The engine's order of the same samplers is another distribution.
+                ordered = [name for name in SERVED if name in names]
+                assert any(
+                    not equal(chain(ordered, logits, given), chain(names, logits, given))
+                    for logits in trials  # ends at the first one
+                ), names
+                refused += 1
+                continue
+            for logits in trials[:20]:
+                theirs = chain(names, logits, given)
+                assert equal(chain(SERVED, logits, served), theirs), names
+            taken += 1
+    assert taken > 20
+    assert refused > 100
