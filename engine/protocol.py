@@ -331,8 +331,8 @@ class Explained(Message, frozen=True):
 class EngineStats(Record, frozen=True):
     """State of the engine after one step.
 
-    `step`, `preemptions`, `prefix_queries`, `prefix_hits`, `drafted` and `drafted_right` are
-    counters: they count from the engine's start and never decrease.
+    `step`, `preemptions`, `prefix_queries`, `prefix_hits`, `drafts`, `drafted` and `drafted_right`
+    are counters: they count from the engine's start and never decrease.
     """
 
     step: int = 0
@@ -344,7 +344,8 @@ class EngineStats(Record, frozen=True):
     preemptions: int = 0
     prefix_queries: int = 0  # tokens of prompts and sources looked up in the prefix cache
     prefix_hits: int = 0  # tokens of prompts and sources found there
-    drafted: int = 0  # tokens assumed by speculation
+    drafts: int = 0  # runs of tokens assumed by speculation
+    drafted: int = 0  # tokens of these runs
     drafted_right: int = 0  # those of them that the model sampled
     step_seconds: float = 0.0  # wall time of this step
     step_prefill_tokens: int = 0  # tokens of prompts and of encoded texts

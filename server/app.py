@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from server.cli.settings import changed_settings
 from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
-from server.http.errors import ANTHROPIC_PATH, ApiError
+from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.observe.checkpoint import CheckpointFacts
@@ -94,6 +94,7 @@ ROUTE_FILES = (
     explain,
     ui_watch,
 )
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of Ollama's own API, which clients of Ollama try first.
 _OPENAI = "this is Ollama's API. Set the client to OpenAI's API, with a base URL that ends in /v1"
@@ -154,6 +155,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         changed_settings=changed_settings(engine_config, config),
     )
     app = _routed(
+        disabled=_disabled(config),
         keyed=bool(state.keys),
         vocab_size=lambda: client.info.vocab_size if client.info else None,
         lifespan=_lifespan,
@@ -188,9 +190,18 @@ def _batches(config: ServerConfig, client: EngineClient, keys: ApiKeys) -> Batch
     return BatchRunner(storage, client, config.max_body_bytes, keys.seconds_until_room)
 
 
-def _routed(**facts: Any) -> OpenApiApp:
+def _disabled(config: ServerConfig) -> tuple[str, ...]:
+    """Return the paths that the server does not offer. Raises ConfigError if one is unknown."""
+    for path in config.disabled_paths:
+        if path not in PATHS:
+            raise ConfigError(f"--disabled-paths has {path}, which is no path of this server.")
+    return config.disabled_paths
+
+
+def _routed(disabled: Sequence[str] = (), **facts: Any) -> OpenApiApp:
     """Return an application with every route. `facts` are arguments of OpenApiApp."""
     app = OpenApiApp(
+        disabled=disabled,
         title="Penstock",
         version=VERSION,
         docs_url=None,
@@ -199,6 +210,8 @@ def _routed(**facts: Any) -> OpenApiApp:
         responses=RESPONSES,
         **facts,
     )
+    for path in disabled:  # the first route of a path has precedence
+        app.add_route(path, _refuse, methods=METHODS, include_in_schema=False)
     for router in (*ROUTERS, docs.router, pages.router):  # the last has a route for all of /ui/
         app.include_router(router)
     return app
@@ -207,6 +220,11 @@ def _routed(**facts: Any) -> OpenApiApp:
 def api_document() -> dict[str, Any]:
     """Return the OpenAPI document of a server before its model is loaded."""
     return _routed(keyed=False, vocab_size=lambda: None).openapi()
+
+
+async def _refuse(request: Request) -> Response:
+    message = f"{request.url.path} is disabled on this server: see --disabled-paths."
+    raise ApiError(501, "path_disabled", message, headers=NO_RETRY)
 
 
 async def _raise(request: Request, error: Exception) -> Response:

@@ -372,6 +372,7 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_queries=self.waiting.prefix_queries,
             prefix_hits=self.waiting.prefix_hits,
+            drafts=self.speculation.num_drafts,
             drafted=self.speculation.num_drafted,
             drafted_right=self.speculation.num_accepted,
             step_seconds=seconds,

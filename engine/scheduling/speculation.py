@@ -55,6 +55,7 @@ class Speculation:
 
     def __init__(self, tables: BlockTables, drafter: Drafter | None) -> None:
         self.num_drafted = self.num_accepted = 0  # tokens, since the start
+        self.num_drafts = 0  # since the start
         self.num_wrong = 0  # drafted tokens of the last step that was retired
         self.grammars: Grammars | None = None
         self._tables = tables
@@ -142,6 +143,7 @@ class Speculation:
     def end_step(self) -> None:
         """Learn from the drafts of the step that was retired."""
         self.num_wrong = 0
+        self.num_drafts += len(self._judged)
         for drafts in (sequence.drafts for sequence in self._judged):
             self.num_drafted += drafts.num_drafted
             self.num_accepted += drafts.num_accepted

@@ -38,6 +38,8 @@ class GenerationOptions:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    # Seconds after the first token; the first line break that comes later ends the answer.
+    last_line_after: float | None = None
 
     # Timings are returned with the end of an answer, or with all of its parts.
     timings: bool = False

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from server.api.llamacpp.bias import bias_by_token
 from server.api.llamacpp.errors import own_errors
 from server.api.llamacpp.progress import check_progress
+from server.api.llamacpp.samplers import with_samplers
 from server.api.llamacpp.schemas import CompletionBody, InfillBody
 from server.api.llamacpp.writer import CompletionWriter
 from server.api.openai.schemas.generate import MAX_BIASES
@@ -71,7 +72,10 @@ async def _options(state: AppState, body: CompletionBody) -> GenerationOptions:
     salt = body.cache_salt or ""
     if body.cache_prompt is False:  # a salt that no other request has finds nothing in the cache
         salt = secrets.token_hex(16)
-    return body.options(bias, salt)
+    options = body.options(bias, salt)
+    if body.samplers is None:
+        return options
+    return with_samplers(options, body.samplers, state.tokenizer.defaults)
 
 
 def _ids(state: AppState, given: str | Sequence[int | str]) -> list[int]:

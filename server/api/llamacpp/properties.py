@@ -28,6 +28,7 @@ from server.http.openapi import body_schema
 from server.state import VERSION, state_of
 
 router = APIRouter()
+RANDOM = -1  # as a seed
 RENAMED = {"repetition_penalty": "repeat_penalty"}
 
 
@@ -38,6 +39,7 @@ async def props(request: Request) -> dict[str, Any]:
     info = state.loaded()
     sampling = SAMPLING_DEFAULTS | state.tokenizer.defaults
     params = {RENAMED.get(name, name): sampling[name] for name in SAMPLING_DEFAULTS}
+    params["seed"] = RANDOM if state.config.seed is None else state.config.seed
     special = state.tokenizer.special_tokens
     return {
         "default_generation_settings": {"params": params, "n_ctx": state.max_length()},

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
+from server.api.llamacpp.samplers import SAMPLERS_SCHEMA, sampler_names
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
@@ -32,7 +33,7 @@ WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
 GIVEN = {"not": {"type": "null"}}
 
 
-def _check_progress(wanted: bool | None, stream: bool | None) -> None:
+def check_progress_is_streamed(wanted: bool | None, stream: bool | None) -> None:
     if wanted and not stream:
         raise failure("unsupported", "needs stream to be true", "return_progress")
 
@@ -60,8 +61,6 @@ class CompletionBody(SamplingBody):
         "min_keep": (0,),
         "mirostat": (0,),
         "n_indent": (0,),
-        "samplers": (),
-        "t_max_predict_ms": (0, -1),
         "top_n_sigma": (-1,),
         "typical_p": (1,),
         "xtc_probability": (0,),
@@ -71,6 +70,7 @@ class CompletionBody(SamplingBody):
         "n_cmpl": 1,
         "n_predict": -1,
         "n_probs": 0,
+        "t_max_predict_ms": -1,
     }
 
     prompt: Prompts
@@ -95,6 +95,12 @@ class CompletionBody(SamplingBody):
     """A JSON schema that the answer fits."""
     repeat_last_n: Annotated[int, Between(-1, INT32)] | None = None
     """Penalties look at all tokens, so that only −1 is accepted with one."""
+    samplers: Annotated[
+        tuple[str, ...] | None, PlainValidator(sampler_names), WithJsonSchema(SAMPLERS_SCHEMA)
+    ] = None
+    """Apply only these, in an order that equals penalties, temperature, top_k, top_p, min_p."""
+    t_max_predict_ms: Annotated[int, Between(-1, INT32)] | None = None
+    """The first line break that comes later than this after the first token ends the answer."""
     cache_prompt: bool | None = None
     """false computes the whole prompt again."""
     return_tokens: bool | None = None
@@ -120,13 +126,15 @@ class CompletionBody(SamplingBody):
 
     @model_validator(mode="after")
     def _progress_is_streamed(self) -> Self:
-        _check_progress(self.return_progress, self.stream)
+        check_progress_is_streamed(self.return_progress, self.stream)
         return self
 
     @model_validator(mode="after")
     def _penalties_have_no_window(self) -> Self:
         penalties = (self.presence_penalty, self.frequency_penalty)
         penalised = any(penalties) or self.repetition_penalty not in (None, 1)
+        if self.samplers is not None and "penalties" not in self.samplers:
+            return self
         if penalised and self.repeat_last_n not in (None, WHOLE_ANSWER):
             message = "is not supported with a penalty, except −1: penalties look at all tokens"
             raise failure("unsupported", message, "repeat_last_n")
@@ -154,6 +162,7 @@ class CompletionBody(SamplingBody):
             grammar=self._grammar,
             num_logprobs=self.n_probs or -1,
             final_logprobs=bool(self.post_sampling_probs),
+            last_line_after=max(self.t_max_predict_ms or 0, 0) / 1000 or None,
         )
 
 
@@ -169,7 +178,7 @@ class LlamaChatBody(ChatBody):
     def _verbose_is_whole(self) -> Self:
         if self.verbose and self.stream:
             raise failure("unsupported", "is not supported in a stream", "verbose")
-        _check_progress(self.return_progress, self.stream)
+        check_progress_is_streamed(self.return_progress, self.stream)
         return self
 
     def options(self) -> GenerationOptions:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from server.api.llamacpp.progress import progress_of
+from server.api.llamacpp.samplers import SERVED
 from server.api.llamacpp.schemas import CompletionBody
 from server.api.openai.logprobs import finite
 from server.api.openai.timings import timing_fields
@@ -20,6 +21,12 @@ from server.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 NO_SLOT = -1
+# Parameters that requests cannot set to another value, and one without effect: llama.cpp's default.
+FIXED = {
+    name: accepted[0]
+    for name, accepted in CompletionBody.UNSUPPORTED.items()
+    if isinstance(accepted[0], int)
+} | {"adaptive_decay": 0.9}
 
 
 class CompletionWriter:
@@ -211,6 +218,7 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         for token, bias in params.logit_bias
     ]
     return {
+        **FIXED,
         "seed": params.seed,
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -226,6 +234,8 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         "ignore_eos": prepared.options.ignore_eos,
         "logit_bias": biases,
         "n_probs": max(prepared.options.num_logprobs, 0),
+        "t_max_predict_ms": -1 if body.t_max_predict_ms is None else body.t_max_predict_ms,
+        "samplers": SERVED if body.samplers is None else body.samplers,
         "grammar": body.grammar or "",
         "stream": prepared.options.stream,
         "timings_per_token": prepared.options.timings_per_token,

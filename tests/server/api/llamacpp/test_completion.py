@@ -49,6 +49,9 @@ async def test_completion_whole_answer_has_llama_cpps_fields(
     assert (settings["seed"], settings["temperature"], settings["n_predict"]) == (3, 0.0, -1)
     assert settings["top_k"] == 20  # of the checkpoint
     assert settings["logit_bias"] == []
+    # Samplers that requests cannot turn on.
+    assert (settings["mirostat"], settings["typical_p"], settings["adaptive_target"]) == (0, 1, -1)
+    assert (settings["dry_multiplier"], settings["xtc_probability"]) == (0, 0)
     assert "completion_probabilities" not in body
 
 
@@ -74,6 +77,36 @@ async def test_completion_says_why_it_ended(served: Served) -> None:
     word = (await complete(served, stop=["wör", "x"])).json()
     assert (word["content"], word["stop_type"]) == ("Hello ", "word")
     assert word["stopping_word"] == "wör"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completion_past_its_time_ends_with_the_next_line(
+    model: Path, says: Callable[[str], Script], stream: bool
+) -> None:
+    async def text_and_end(slow: Served, **fields: Any) -> tuple[str, str]:
+        if not stream:
+            body = (await complete(slow, **fields)).json()
+            return body["content"], body["stop_type"]
+        parts = await events(slow, **fields)
+        return "".join([part["content"] for part in parts]), parts[-1]["stop_type"]
+
+    async with serving(FakeEngine(says("ab\ncd\nef"), delay=0.02), model) as slow:
+        assert await text_and_end(slow, t_max_predict_ms=1) == ("ab\n", "limit")
+        assert await text_and_end(slow, t_max_predict_ms=60_000) == ("ab\ncd\nef", "eos")
+        for off in (0, -1, None):
+            assert (await text_and_end(slow, t_max_predict_ms=off))[1] == "eos"
+        # A line break that begins a stop string is held back, and the stop string wins.
+        held = {"t_max_predict_ms": 1, "stop": ["\ncd"]}
+        assert await text_and_end(slow, **held) == ("ab", "word")
+
+
+async def test_completion_past_its_time_without_lines_goes_on(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("abcdef"), delay=0.01), model) as slow:
+        body = (await complete(slow, t_max_predict_ms=1)).json()
+        assert (body["content"], body["stop_type"]) == ("abcdef", "eos")
+        assert body["generation_settings"]["t_max_predict_ms"] == 1
 
 
 async def test_completion_that_fills_the_context_is_truncated(model: Path, encode: Encode) -> None:
@@ -104,6 +137,25 @@ async def test_completion_takes_prompts_of_every_shape(
         assert [answer["index"] for answer in body] == list(range(len(wanted)))
     else:
         assert body["content"] == "Hello wörld!"
+
+
+async def test_completion_without_a_seed_has_the_servers(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("x")), model, seed=42) as seeded:
+        for _ in range(2):
+            body = (await complete(seeded, n_cmpl=2)).json()
+            assert [answer["generation_settings"]["seed"] for answer in body] == [42, 42]
+        await complete(seeded, seed=7)
+        await complete(seeded, seed=-1)
+        chat = {"messages": [{"role": "user", "content": "a"}], "seed": None}
+        await seeded.http.post("/v1/chat/completions", json=chat)
+        seeds = [request.params.seed for request in seeded.engine.requests]
+        assert seeds[:5] == [42, 43, 42, 43, 7]
+        assert seeds[5] not in (-1, 42)  # random
+        assert seeds[6] == 42
+        props = (await seeded.http.get("/props")).json()
+        assert props["default_generation_settings"]["params"]["seed"] == 42
 
 
 async def test_completion_answers_each_prompt_several_times(served: Served) -> None:
@@ -188,8 +240,8 @@ async def test_completion_grammars_reach_the_engine(served: Served) -> None:
     ("fields", "param"),
     [
         ({"mirostat": 2}, "mirostat"),
-        ({"samplers": ["top_k"]}, "samplers"),
-        ({"t_max_predict_ms": 100}, "t_max_predict_ms"),
+        ({"t_max_predict_ms": -2}, "t_max_predict_ms"),
+        ({"t_max_predict_ms": 1.5}, "t_max_predict_ms"),
         ({"n_indent": 4}, "n_indent"),
         ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
         ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),
