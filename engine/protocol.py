@@ -249,6 +249,8 @@ class Ready(Message, frozen=True):
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
     speculative_model: str | None = None  # the name of the model that drafts tokens
     max_loras: int = 0  # adapters in memory at once; 0: the model takes none
+    compiled_kernels: int = 0  # of this CPU, which an earlier start had not left
+    compile_seconds: float = 0.0  # not part of `load_seconds`
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -21,6 +21,10 @@ from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
 
 AT_ONCE = 16  # one request with several prompts may have 16 times --max-num-queued-tokens
+DEFAULT_WAIT_S = 0.5  # longest expected wait without --max-queue-wait
+# Requests that may wait without --max-queue-wait, for as long as it takes. A slow model computes
+# one prompt for seconds, and a few clients that wait for it are no overload.
+ALWAYS_QUEUED = 8
 MEMORY = 32  # number of admissions after which the weight of an earlier interval is about a third
 
 
@@ -138,12 +142,20 @@ class AdmissionControl:
                 f"(--max-num-queued-tokens).{share}",
                 retry_after=_retry_after(waiting / per_step * stats.step_seconds),
             )
-        queued = self._ahead(tenant)
-        wait = self._service_rate.wait(queued, self._clock())
-        if limits.max_queue_wait is not None and wait > limits.max_queue_wait:
+        self._check_wait(self._ahead(tenant))
+
+    def _check_wait(self, ahead: int) -> None:
+        """Raise EngineOverloadedError if a request behind `ahead` others would wait too long."""
+        most = self._config.max_queue_wait
+        if most is None:
+            if ahead < ALWAYS_QUEUED:
+                return
+            most = DEFAULT_WAIT_S
+        wait = self._service_rate.wait(ahead, self._clock())
+        if wait > most:
             raise EngineOverloadedError(
-                f"The queue is full: {queued} requests wait, and a new one would wait for about "
-                f"{wait:.1f} s; the limit is {limits.max_queue_wait:g} s (--max-queue-wait).",
+                f"The queue is full: {ahead} requests wait, and a new one would wait for about "
+                f"{wait:.1f} s; the limit is {most:g} s (--max-queue-wait).",
                 retry_after=_retry_after(wait),
             )
 

@@ -32,13 +32,15 @@ from engine.memory.report import (
     ADAPTERS,
     measured_bytes,
     memory_entries,
+    plan_memory,
     planned_bytes,
     weights_bytes,
 )
 from engine.models.adapters import ModelAdapters
-from engine.ops.kernels import report_compiling, use_kernels
+from engine.ops.kernels import use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
+from engine.runner.kernel_progress import CompiledKernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.ranks import (
@@ -55,7 +57,6 @@ from engine.runner.warm_up import warm_up
 from engine.scheduling.step import Step
 
 Report = Callable[[Progress], None]
-COMPILING = "compiling kernels for this CPU, which later starts load"
 
 
 class LoadedEngine(NamedTuple):
@@ -81,11 +82,13 @@ def load_engine(
     """
     start = time.monotonic()
     plan = ModelPlan(config, rank)
+    if rank == 0:
+        plan_memory(plan)  # refuses what does not fit before anything is loaded
     if plan.ranks.count > 1:
         connect(plan.ranks, plan.device)
     torch.set_num_threads(plan.threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
-    report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
+    compiled = CompiledKernels(plan, report)
     adapters = _make_adapters(plan, recorder)  # before the weights are packed
     loaded_bytes = _load_weights(plan, report)
     if adapters is not None:
@@ -119,6 +122,7 @@ def load_engine(
         max_model_len=max_model_len,
         weight_bytes=loaded_bytes,
         load_seconds=time.monotonic() - start,
+        compiled=compiled,
         embedding_size=embedding_size,
         memory=memory,
     )
@@ -132,6 +136,7 @@ def _facts(
     max_model_len: int,
     weight_bytes: int,
     load_seconds: float,
+    compiled: CompiledKernels,
     embedding_size: int,
     memory: tuple[MemoryEntry, ...],
 ) -> Ready:
@@ -154,7 +159,9 @@ def _facts(
         parameters=plan.num_parameters,
         weight_bytes=weight_bytes,
         kv_cache_bytes=kv_cache_bytes,
-        load_seconds=load_seconds,
+        load_seconds=load_seconds - compiled.seconds,
+        compiled_kernels=compiled.count,
+        compile_seconds=compiled.seconds,
         attention_backend=plan.attention_description,
         threads=plan.threads,
         kv_groups=runner.kv.groups,

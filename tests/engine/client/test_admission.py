@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.client.admission import AdmissionControl, ServiceRate
+from engine.client.admission import ALWAYS_QUEUED, AdmissionControl, ServiceRate
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
@@ -19,6 +19,7 @@ from engine.protocol import EngineStats
 ROWS, STEP_S, SECONDS = 16, 0.02, 400.0
 OBJECTIVE_S = 1.0  # a request that waits longer is of no use
 BOUND_S = 0.5
+NO_LIMIT = 1e6
 
 
 @dataclass
@@ -101,9 +102,34 @@ def test_queue_past_saturation_with_wait_limit_keeps_goodput(
 
 def test_queue_past_saturation_without_wait_limit_loses_goodput(clock: Clock) -> None:
     """Shows that the wait limit causes the result of the test above."""
-    outcome = simulate(clock, 1.2, None, SERVICES["lognormal"])
+    outcome = simulate(clock, 1.2, NO_LIMIT, SERVICES["lognormal"])
     assert outcome.refused == 0
     assert outcome.good < 0.3 * ROWS * SECONDS
+
+
+def test_queue_with_default_limit_keeps_goodput_at_twice_the_saturation(clock: Clock) -> None:
+    for service in SERVICES.values():
+        saturated = simulate(clock, 1.0, None, service)
+        overloaded = simulate(clock, 2.0, None, service)
+        assert overloaded.good >= 0.95 * saturated.good
+        assert overloaded.late <= 0.05 * overloaded.good
+
+
+def test_queue_with_default_limit_lets_a_few_wait_for_a_slow_model(clock: Clock) -> None:
+    queue = AdmissionControl(EngineConfig(), clock)
+    for number in range(ALWAYS_QUEUED):
+        clock.value += 60.0
+        queue.check(1, 10, EngineStats())
+        queue.join(number, 1, 10)
+    with pytest.raises(EngineOverloadedError, match=r"0\.5 s"):
+        queue.check(1, 10, EngineStats())
+
+
+def test_queue_with_default_limit_takes_a_crowd_that_arrives_at_once(clock: Clock) -> None:
+    queue = AdmissionControl(EngineConfig(), clock)
+    for number in range(500):
+        queue.check(1, 10, EngineStats())
+        queue.join(number, 1, 10)
 
 
 def test_queue_below_saturation_refuses_almost_none(clock: Clock) -> None:
