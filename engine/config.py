@@ -215,7 +215,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             SCHEDULING,
             "Longest expected wait in the queue, in seconds; requests that would wait longer get "
-            "a 503 at once. The wait is estimated from recent admissions. Default: no limit.",
+            "a 503 at once. Default: 0.5 s, but 8 requests may always wait.",
         ),
     ] = None
     stall_timeout: Annotated[

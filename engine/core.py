@@ -123,18 +123,19 @@ class EngineCore:
         has_work = self.scheduler.has_work or self.in_flight or inspects
         idle = not messages and not has_work
         if idle and self.matchers.is_compiling:
-            self.matchers.wait()
+            if self.matchers.wait():
+                self._send_stats()
         elif idle and not self.adapters.is_loading and not self.runner.capture_when_idle():
             messages = self.endpoint.drain(block=True)
         self.num_handled += len(messages)
         for message in messages:
             self.handle(message)
+        refused = self.adapters.finish_loads()
         for request, error in self.matchers.compiled():
             if error is None:
                 self._add(request)
             else:
-                self._reject(request.id, error)
-        refused = self.adapters.finish_loads()
+                refused[request.id] = error
         for request_id, refusal in refused.items():
             self.scheduler.abort([request_id])
             self._reject(request_id, refusal)
@@ -143,19 +144,25 @@ class EngineCore:
         if step:
             pending = self.runner.launch(step)
             self.in_flight.append(pending)
-            self.admitted += self.scheduler.take_admissions(pending.launched_at)
+            self.admitted += self.scheduler.waiting.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
         elif (messages or refused) and not step:
             # Nothing was computed, but aborts changed the counts of requests and blocks.
-            now, stats = time.monotonic(), self.stats()
-            self.endpoint.send(StepOutputs(now, [], [], stats, num_handled=self.num_handled))
-            if self.inspection is not None:
-                self.inspection.stepped(None, now, stats)
+            self._send_stats()
+        elif not step and self.matchers.is_waiting and self.matchers.wait():
+            self._send_stats()
         elif not step and self.adapters.is_loading:
             self.adapters.wait()
         if self.inspection is not None and self.inspection.has_work:
             self.inspection.work()
+
+    def _send_stats(self) -> None:
+        """Send the counts without a step. The client takes each message as a sign of life."""
+        now, stats = time.monotonic(), self.stats()
+        self.endpoint.send(StepOutputs(now, [], [], stats, num_handled=self.num_handled))
+        if self.inspection is not None:
+            self.inspection.stepped(None, now, stats)
 
     def handle(self, message: Message) -> None:
         match message:

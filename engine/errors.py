@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# Includes the line and paragraph separators, because some log viewers break lines there.
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Includes the line and paragraph separators, because some log viewers break lines there, and the
+# overrides of direction, which show a text in another order than it has.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202d\u202e]")
 
 
 def printable(text: str) -> str:

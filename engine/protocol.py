@@ -70,6 +70,8 @@ class SamplingParams(Record, frozen=True):
     # Token sequences that the answer does not contain, unless no other token could follow.
     banned_sequences: tuple[tuple[int, ...], ...] = ()
     logprob_token_ids: tuple[int, ...] = ()  # `logprobs` tokens, in place of the most likely ones
+    # Logprobs are of the distribution that the token is drawn from; cut tokens have -inf.
+    final_logprobs: bool = False
 
 
 class Explain(Record, frozen=True):
@@ -251,6 +253,8 @@ class Ready(Message, frozen=True):
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
     speculative_model: str | None = None  # the name of the model that drafts tokens
     max_loras: int = 0  # adapters in memory at once; 0: the model takes none
+    compiled_kernels: int = 0  # of this CPU, which an earlier start had not left
+    compile_seconds: float = 0.0  # not part of `load_seconds`
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -333,8 +337,8 @@ class Explained(Message, frozen=True):
 class EngineStats(Record, frozen=True):
     """State of the engine after one step.
 
-    `step`, `preemptions`, `prefix_queries`, `prefix_hits`, `drafted` and `drafted_right` are
-    counters: they count from the engine's start and never decrease.
+    `step`, `preemptions`, `prefix_queries`, `prefix_hits`, `drafts`, `drafted` and `drafted_right`
+    are counters: they count from the engine's start and never decrease.
     """
 
     step: int = 0
@@ -346,7 +350,8 @@ class EngineStats(Record, frozen=True):
     preemptions: int = 0
     prefix_queries: int = 0  # tokens of prompts and sources looked up in the prefix cache
     prefix_hits: int = 0  # tokens of prompts and sources found there
-    drafted: int = 0  # tokens assumed by speculation
+    drafts: int = 0  # runs of tokens assumed by speculation
+    drafted: int = 0  # tokens of these runs
     drafted_right: int = 0  # those of them that the model sampled
     step_seconds: float = 0.0  # wall time of this step
     step_prefill_tokens: int = 0  # tokens of prompts and of encoded texts

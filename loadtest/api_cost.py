@@ -27,6 +27,8 @@ import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from loadtest.program import run_program
+
 STREAMS = 32
 TOKENS = 400  # of each stream
 HOST = "127.0.0.1"
@@ -211,4 +213,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

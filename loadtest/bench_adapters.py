@@ -21,6 +21,7 @@ import httpx2
 from safetensors.torch import load_file
 
 from loadtest.http_client import Completion, Target, stream
+from loadtest.program import run_program
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_adapter, write_random_llama
 from loadtest.schedule import Ask
 from loadtest.servers import Penstock
@@ -143,4 +144,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

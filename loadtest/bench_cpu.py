@@ -31,6 +31,7 @@ import torch
 from engine.device.facts import DTYPES, onednn_has_matmul, select_dtype
 from engine.layers.weights.onednn import PackedWeight
 from loadtest.contenders import Figures, Load, Transformers, over_http
+from loadtest.program import run_program
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock, Server
 
@@ -244,4 +245,4 @@ def print_table(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

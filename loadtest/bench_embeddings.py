@@ -25,6 +25,7 @@ import torch
 
 from engine.device.facts import DTYPES, select_dtype
 from loadtest.http_client import closed_loop
+from loadtest.program import check_model, run_program
 from loadtest.servers import Penstock
 
 TEXTS, CLIENTS, BATCH = 512, 32, 32
@@ -84,6 +85,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
+    check_model(str(options.model))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     torch.set_num_threads(options.threads)
     dtype = select_dtype(options.dtype, torch.device("cpu"))
@@ -104,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -53,6 +53,7 @@ from loadtest.peers.jobs import (
     workloads,
 )
 from loadtest.peers.report import OURS, Results
+from loadtest.program import check_model, run_program
 from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_llama
 
 SHAPES: dict[str, Mapping[str, object]] = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
@@ -248,6 +249,7 @@ def model_folder(model: str, root: Path) -> Iterator[Path]:
         elif model == "smollm2":
             link_model(smollm2(root), folder)
         else:
+            check_model(model)
             link_model(Path(model).resolve(), folder)
         yield folder
 
@@ -292,7 +294,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InstallError as error:
-        sys.exit(f"The model could not be made: {error}")
+    run_program(main)

@@ -40,6 +40,7 @@ from loadtest.peers.contenders import open_loop
 from loadtest.peers.figures import percentile, resident_mb
 from loadtest.peers.jobs import ARRIVING_S, CLOSED, SATURATING, Words, arriving_job
 from loadtest.peers.report import commit, processor
+from loadtest.program import run_program
 from loadtest.schedule import Ask
 from loadtest.servers import Penstock
 
@@ -315,4 +316,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

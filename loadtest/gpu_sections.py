@@ -36,6 +36,7 @@ from loadtest.gpu_device import attention, ceilings, ledger
 from loadtest.gpu_models import Chip
 from loadtest.gpu_server import http, peer
 from loadtest.gpu_sweeps import sweep_attention, sweep_linear
+from loadtest.program import run_program
 
 
 def nano(bench: Bench) -> list[Row]:
@@ -272,4 +273,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

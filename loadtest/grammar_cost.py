@@ -33,6 +33,7 @@ from loadtest.grammar_times import measure, read_schemas
 from loadtest.hostile_grammars import hostile_bodies
 from loadtest.http_client import Completion, Exchange, Target, exchange, stream
 from loadtest.measure import Spread, spread
+from loadtest.program import run_program
 from loadtest.random_model import LLAMA_125M, write_random_llama
 from loadtest.servers import Penstock
 
@@ -230,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterable
@@ -13,14 +12,13 @@ from typing import Any
 import numpy as np
 import orjson
 import tokenizers
+from llguidance import LLMatcher, LLTokenizer
 
-from engine.errors import RequestRejectedError
-from engine.grammar.compiler import GrammarCompiler
-from engine.protocol import Grammar
+from loadtest.errors import BenchError
+from loadtest.program import read_lines
 from server.generation.grammar import JSON_OPTIONS
 
 TOKENS = 64  # of an answer
-ANY_OBJECT = {"type": "object"}
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "bool": "boolean"}
 
 
@@ -37,10 +35,9 @@ def read_schemas(files: Iterable[Path]) -> list[tuple[str, Any]]:
     """Return the named schemas of JSON lines: of JSONSchemaBench, or of BFCL's functions."""
     found = []
     for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        for row in read_lines(file):
             if "schema" in row:
-                found.append((row["name"], row["schema"]))
+                found.append((row.get("name", file.name), row["schema"]))
             for function in row.get("function", ()):
                 found.append((function["name"], as_json_schema(function["parameters"])))
     return found
@@ -61,38 +58,39 @@ def as_json_schema(node: Any) -> Any:
 
 
 def measure(folder: Path, end_token: int, schemas: Iterable[Any]) -> GrammarTimes:
-    """Compile each schema as the engine does, and follow it along random allowed tokens.
+    """Compile each schema and follow it along random allowed tokens, all in this process.
 
     Schemas that are no objects are refused, as the server does. `folder` has the
     vocabulary's tokenizer.json.
     """
+    if not (folder / "tokenizer.json").is_file():
+        raise BenchError(f"{folder} has no tokenizer.json.")
     vocabulary = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     vocab_size = vocabulary.get_vocab_size()
-    compiler = GrammarCompiler(folder, vocab_size)
-    compiler.submit(_grammar(ANY_OBJECT, end_token)).result()  # reads the tokenizer
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    tokenizer = LLTokenizer(text, n_vocab=vocab_size, eos_token=[end_token])
     times = GrammarTimes([], [], 0)
     refused = 0
     for number, schema in enumerate(schemas):
         if not isinstance(schema, dict):
             refused += 1
             continue
-        grammar = _grammar(schema, end_token)
+        source = _source(schema)
         began = time.perf_counter()
-        try:
-            matcher = compiler.submit(grammar).result()
-        except RequestRejectedError:
+        matcher = LLMatcher(tokenizer, source, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        times.compile.append(time.perf_counter() - began)
+        if matcher.is_error():
             refused += 1
             continue
-        finally:
-            times.compile.append(time.perf_counter() - began)
         times.mask.extend(_mask_times(matcher, vocab_size, end_token, random.Random(number)))
-    compiler.close()
     return GrammarTimes(times.compile, times.mask, refused)
 
 
-def _grammar(schema: dict[str, Any], end_token: int) -> Grammar:
+def _source(schema: dict[str, Any]) -> str:
     source = {"grammars": [{"json_schema": {"x-guidance": JSON_OPTIONS, **schema}}]}
-    return Grammar(orjson.dumps(source).decode(), (end_token,), "schema")
+    return orjson.dumps(source).decode()
 
 
 def _mask_times(matcher: Any, vocab_size: int, end_token: int, rng: random.Random) -> list[float]:

@@ -25,6 +25,7 @@ from engine.message import Message
 from engine.protocol import GenerateRequest, SamplingParams
 from engine.runner.load import load_engine
 from engine.wire import ToEngine
+from loadtest.program import run_program
 
 PROMPT = 20  # tokens of each prompt
 WARM_UP = 20  # steps
@@ -125,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

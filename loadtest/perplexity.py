@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import httpx2
 
+from loadtest.program import read_lines, read_text, run_program
 from loadtest.servers import Server
 
 FORMS = (
@@ -34,12 +34,10 @@ AT_ONCE = 4
 
 
 def text_of(file: Path) -> str:
-    content = file.read_text(encoding="utf-8")
     if file.suffix != ".jsonl":
-        return content
-    lines = [json.loads(line) for line in content.splitlines()]
-    values = [value for line in lines for value in line.values() if isinstance(value, str)]
-    return "\n".join(values)
+        return read_text(file)
+    values = [value for line in read_lines(file) for value in line.values()]
+    return "\n".join(value for value in values if isinstance(value, str))
 
 
 async def windows_of(client: httpx2.AsyncClient, text: str, tokens: int) -> list[list[int]]:
@@ -99,4 +97,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

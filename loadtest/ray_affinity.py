@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.http_client import closed_loop, streamed
+from loadtest.program import run_program
 from loadtest.schedule import DEMO_VOCABULARY, asks
 from loadtest.servers import free_ports
 from loadtest.traces import MOONCAKE_BLOCK
@@ -131,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -21,6 +21,7 @@ import msgspec
 from deploy.ray.policies import POLICIES, Policy
 from loadtest.errors import BenchError
 from loadtest.measure import Load, Point, Slo, point
+from loadtest.program import run_program
 from loadtest.schedule import Ask, timetable
 from loadtest.simulation import FittedReplica, Simulation
 from loadtest.workload import Scale, workload
@@ -145,4 +146,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

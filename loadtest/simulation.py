@@ -192,7 +192,7 @@ class Replica:
         """End a step: the API process sends its outputs while the engine runs the next one."""
         self._is_computing = False
         now = self._events.now
-        admissions = self._scheduler.take_admissions(now)
+        admissions = self._scheduler.waiting.take_admissions(now)
         self._queue.admitted((admission.id for admission in admissions), now)
         for admission in admissions:
             self._requests[admission.id].cached_tokens = admission.cached_tokens

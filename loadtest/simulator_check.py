@@ -41,6 +41,7 @@ from loadtest.calibration import Calibrated, Calibration, Cpu
 from loadtest.errors import BenchError
 from loadtest.http_client import Target, stream
 from loadtest.measure import Load, Measured, Point, point
+from loadtest.program import run_program
 from loadtest.schedule import DEMO_VOCABULARY, Ask, asks, timetable
 from loadtest.servers import Penstock
 from loadtest.simulation import Clients, FittedReplica, Simulation, Work
@@ -369,4 +370,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -9,16 +9,17 @@ list `turns`).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 
+from loadtest.errors import BenchError
+from loadtest.program import read_lines, run_program
 from loadtest.servers import Penstock, Server
 
 TEXT = Path(__file__).parent.parent / "LICENSE"
@@ -39,11 +40,21 @@ class Answer(NamedTuple):
     seconds: float
 
 
+def question_of(line: Mapping[str, Any]) -> str:
+    """Return the first question of a line of MT-Bench, or its `prompt`. Raises BenchError."""
+    turns = line.get("turns") or [line.get("prompt")]
+    if not (isinstance(turns, list) and isinstance(turns[0], str)):
+        raise BenchError("Each line needs `turns`, a list of texts, or `prompt`.")
+    return turns[0]
+
+
 def prompts(free: Path, count: int) -> Iterator[Prompt]:
     """Yield `count` prompts of each kind."""
     lines = [line for line in TEXT.read_text().splitlines() if line.strip()]
     code = CODE.read_text()
-    questions = [json.loads(line)["turns"][0] for line in free.read_text().splitlines()]
+    questions = [question_of(line) for line in read_lines(free)]
+    if not questions:
+        raise BenchError(f"{free} has no questions.")
     for number in range(count):
         part = "\n".join(lines[number * LINES : (number + 1) * LINES])
         begun = part[: len(part) // 4]
@@ -132,4 +143,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from loadtest.api_cost import HOST, PATH, STREAMS, body, wait_until_ready
+from loadtest.program import check_model, run_program
 
 WAYS = ("no pages", "unwatched", "watched")
 WATCH = "/ui/api/watch?blocks=1"
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", default="demo")
     given = parser.parse_args()
+    check_model(given.model)
     serve = [sys.executable, "-m", "server", "serve", given.model, "--log-level", "error"]
     serve += ["--max-num-seqs", str(STREAMS)]
     plain, pages = f"http://{HOST}:{given.port}", f"http://{HOST}:{given.port + 1}"
@@ -146,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -23,6 +23,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken
 from engine.watch_messages import StepTrace
 from engine.wire import FromEngine
+from loadtest.program import run_program
 from server.observe.block_map import BlockMap
 from server.observe.frames import FrameWriter
 from server.observe.live_engine import LiveEngine
@@ -68,7 +69,7 @@ def measure(sequences: int, steps: int) -> Times:
         assert step is not None
         tokens = scheduler.retire(step, [SampledToken(5) for s in step.slices if s.samples])
         stats = scheduler.stats(step, 0.01)
-        outputs = StepOutputs(0.0, tokens, scheduler.take_admissions(0.0), stats)
+        outputs = StepOutputs(0.0, tokens, scheduler.waiting.take_admissions(0.0), stats)
         began = time.thread_time()
         wire = encode(watch.trace(stats, step, 1.0, 1.1))
         times.engine.append(time.thread_time() - began)
@@ -105,4 +106,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -6,7 +6,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,10 @@ from server.cli.settings import changed_settings
 from server.generation.parsing import answer_formats
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
-from server.http.errors import ANTHROPIC_PATH, ApiError
+from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
+from server.observe.checkpoint import CheckpointFacts
 from server.observe.live_engine import LiveEngine
 from server.observe.recorder import Recorder
 from server.observe.structure import StructureReader
@@ -94,6 +95,7 @@ ROUTE_FILES = (
     explain,
     ui_watch,
 )
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 ROUTERS = [file.router for file in ROUTE_FILES]
 # Paths of Ollama's own API, which clients of Ollama try first.
 _OPENAI = "this is Ollama's API. Set the client to OpenAI's API, with a base URL that ends in /v1"
@@ -147,12 +149,14 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         adapters=adapters,
         created=int(time.time()),
-        batches=_batches(config, client),
+        batches=_batches(config, client, keys),
         record=RecordFile(config.record) if config.record else None,
         structure=StructureReader(folder),
+        checkpoint=CheckpointFacts(folder),
         changed_settings=changed_settings(engine_config, config),
     )
     app = _routed(
+        disabled=_disabled(config),
         keyed=bool(state.keys),
         vocab_size=lambda: client.info.vocab_size if client.info else None,
         lifespan=_lifespan,
@@ -179,15 +183,26 @@ def _check_ui(config: ServerConfig, keys: ApiKeys) -> None:
         )
 
 
-def _batches(config: ServerConfig, client: EngineClient) -> BatchRunner | None:
+def _batches(config: ServerConfig, client: EngineClient, keys: ApiKeys) -> BatchRunner | None:
     """Return the runner of the batches in --batch-dir. Raises ConfigError."""
     storage = open_storage(config)
-    return BatchRunner(storage, client, config.max_body_bytes) if storage else None
+    if storage is None:
+        return None
+    return BatchRunner(storage, client, config.max_body_bytes, keys.seconds_until_room)
 
 
-def _routed(**facts: Any) -> OpenApiApp:
+def _disabled(config: ServerConfig) -> tuple[str, ...]:
+    """Return the paths that the server does not offer. Raises ConfigError if one is unknown."""
+    for path in config.disabled_paths:
+        if path not in PATHS:
+            raise ConfigError(f"--disabled-paths has {path}, which is no path of this server.")
+    return config.disabled_paths
+
+
+def _routed(disabled: Sequence[str] = (), **facts: Any) -> OpenApiApp:
     """Return an application with every route. `facts` are arguments of OpenApiApp."""
     app = OpenApiApp(
+        disabled=disabled,
         title="Penstock",
         version=VERSION,
         docs_url=None,
@@ -196,6 +211,8 @@ def _routed(**facts: Any) -> OpenApiApp:
         responses=RESPONSES,
         **facts,
     )
+    for path in disabled:  # the first route of a path has precedence
+        app.add_route(path, _refuse, methods=METHODS, include_in_schema=False)
     for router in (*ROUTERS, docs.router, pages.router):  # the last has a route for all of /ui/
         app.include_router(router)
     return app
@@ -204,6 +221,11 @@ def _routed(**facts: Any) -> OpenApiApp:
 def api_document() -> dict[str, Any]:
     """Return the OpenAPI document of a server before its model is loaded."""
     return _routed(keyed=False, vocab_size=lambda: None).openapi()
+
+
+async def _refuse(request: Request) -> Response:
+    message = f"{request.url.path} is disabled on this server: see --disabled-paths."
+    raise ApiError(501, "path_disabled", message, headers=NO_RETRY)
 
 
 async def _raise(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
+from server.observe.checkpoint import CheckpointFacts
 from server.observe.lens import LensDesk
 from server.observe.live_engine import LiveEngine
 from server.observe.recorder import Recorder
@@ -31,6 +32,7 @@ from server.text.chat_template import ChatTemplate
 from server.text.parsers.detect import AnswerFormat
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
+from server.turns import Turns
 
 VERSION = importlib.metadata.version("penstock")
 
@@ -49,6 +51,7 @@ class AppState:
     tracing: Tracing | None
     recorder: Recorder  # of steps and requests, for the built-in pages
     structure: StructureReader  # of the model, for the built-in pages
+    checkpoint: CheckpointFacts  # formats of the weights and first prompts, for the built-in pages
     changed_settings: list[dict[str, str]]  # flag, value and default of each
     live: LiveEngine  # the engine while somebody watches it
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
@@ -60,7 +63,7 @@ class AppState:
     # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
     # admitted prompts.
     spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    explain_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    explain_turn: Turns = field(default_factory=lambda: Turns(1))
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
 
     def model_name(self, asked: str | None) -> str:

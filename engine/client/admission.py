@@ -13,12 +13,18 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
+from engine.client.shares import Shares
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
 
 AT_ONCE = 16  # one request with several prompts may have 16 times --max-num-queued-tokens
+DEFAULT_WAIT_S = 0.5  # longest expected wait without --max-queue-wait
+# Requests that may wait without --max-queue-wait, for as long as it takes. A slow model computes
+# one prompt for seconds, and a few clients that wait for it are no overload.
+ALWAYS_QUEUED = 8
 MEMORY = 32  # number of admissions after which the weight of an earlier interval is about a third
 
 
@@ -59,6 +65,14 @@ class ServiceRate:
         return max(self._interval * (ahead + 1), now - self._since)
 
 
+class QueuedRequest(NamedTuple):
+    """The tenant of a waiting request, and the room that it takes."""
+
+    tenant: str
+    requests: int
+    tokens: int  # of its prompts
+
+
 class AdmissionControl:
     """The waiting requests and their tokens, within the limits of a configuration.
 
@@ -68,34 +82,39 @@ class AdmissionControl:
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._waiting: dict[int, tuple[int, int]] = {}  # id -> (requests, prompt tokens)
-        self._expected = 0  # reservations, see `expecting`
+        self._waiting: dict[int, QueuedRequest] = {}  # by id
+        self._requests = Shares(config.max_num_queued_reqs)  # with reservations, see `reserve`
+        self._tokens = Shares(config.max_num_queued_tokens)  # of prompts
+        self._expected = 0  # reservations
         self._service_rate = ServiceRate()
 
     @contextlib.contextmanager
-    def reserve(self, stats: EngineStats) -> Iterator[None]:
+    def reserve(self, stats: EngineStats, tenant: str = "") -> Iterator[None]:
         """Reserve the place of a request while it is prepared.
 
         This way no more requests are tokenised at a time than the queue has room for. Raises like
         `check`, before the reservation.
         """
-        self.check(1, 0, stats)
+        self.check(1, 0, stats, tenant)
         self._expected += 1
+        self._requests.take(tenant)
         try:
             yield
         finally:
             self._expected -= 1
+            self._requests.give_back(tenant)
 
     @property
     def requests(self) -> int:
         """The number of requests sent to the engine and not yet known to be admitted."""
-        return sum(count for count, _ in self._waiting.values())
+        return self._requests.total - self._expected
 
-    def check(self, requests: int, tokens: int, stats: EngineStats) -> None:
+    def check(self, requests: int, tokens: int, stats: EngineStats, tenant: str = "") -> None:
         """Raise EngineOverloadedError if the queue has no room for `requests` with `tokens`.
 
-        An empty queue takes any request that the model can hold, regardless of the limits. Raises
-        RequestRejectedError if a request with several prompts has too many tokens even for that.
+        An empty queue takes any request that the model can hold, regardless of the limits. No
+        tenant may fill it: see Shares. Raises RequestRejectedError if a request with several
+        prompts has too many tokens even for that.
         """
         limits = self._config
         if requests > 1 and tokens > (most := AT_ONCE * limits.max_num_queued_tokens):
@@ -104,47 +123,81 @@ class AdmissionControl:
                 f"The prompts of this request have {tokens} tokens in all, each counted n times; "
                 f"the limit is {most}. Send them in several requests.",
             )
-        queued = self._expected + self.requests
-        waiting = sum(size for _, size in self._waiting.values())
-        if (queued and queued + requests > limits.max_num_queued_reqs) or (
-            self._waiting and waiting + tokens > limits.max_num_queued_tokens
-        ):
+        queued, waiting = self._requests.total, self._tokens.total
+        is_full = queued and not self._requests.may_take(tenant, requests)
+        if is_full or (self._waiting and not self._tokens.may_take(tenant, tokens)):
             # Estimated from the waiting tokens and the throughput of the last step.
             per_step = max(stats.step_prefill_tokens + stats.step_decode_tokens, 1)
+            share = ""
+            if self._requests.has_room(requests) and self._tokens.has_room(tokens):
+                mine, mine_tokens = self._requests.held(tenant), self._tokens.held(tenant)
+                share = (
+                    f" {mine} of them with {mine_tokens} tokens have your API key, and the rest of "
+                    "the queue is left to other keys."
+                )
             raise EngineOverloadedError(
                 f"The queue is full: {queued} requests with {waiting} "
                 f"prompt tokens wait; the limits are {limits.max_num_queued_reqs} requests "
                 f"(--max-num-queued-reqs) and {limits.max_num_queued_tokens} tokens "
-                "(--max-num-queued-tokens).",
+                f"(--max-num-queued-tokens).{share}",
                 retry_after=_retry_after(waiting / per_step * stats.step_seconds),
             )
-        wait = self._service_rate.wait(queued, self._clock())
-        if limits.max_queue_wait is not None and wait > limits.max_queue_wait:
+        self._check_wait(self._ahead(tenant))
+
+    def _check_wait(self, ahead: int) -> None:
+        """Raise EngineOverloadedError if a request behind `ahead` others would wait too long."""
+        most = self._config.max_queue_wait
+        if most is None:
+            if ahead < ALWAYS_QUEUED:
+                return
+            most = DEFAULT_WAIT_S
+        wait = self._service_rate.wait(ahead, self._clock())
+        if wait > most:
             raise EngineOverloadedError(
-                f"The queue is full: {queued} requests wait, and a new one would wait for about "
-                f"{wait:.1f} s; the limit is {limits.max_queue_wait:g} s (--max-queue-wait).",
+                f"The queue is full: {ahead} requests wait, and a new one would wait for about "
+                f"{wait:.1f} s; the limit is {most:g} s (--max-queue-wait).",
                 retry_after=_retry_after(wait),
             )
 
-    def join(self, request_id: int, requests: int, tokens: int) -> None:
-        self._waiting[request_id] = requests, tokens
+    def _ahead(self, tenant: str) -> int:
+        """Return about how many requests are served before a new one of the tenant.
+
+        The tenants take turns, so those with more waiting requests do not delay it further.
+        """
+        mine = self._requests.held(tenant)
+        return sum(min(held, mine + (owner != tenant)) for owner, held in self._requests)
+
+    def join(self, request_id: int, requests: int, tokens: int, tenant: str = "") -> None:
+        self._waiting[request_id] = QueuedRequest(tenant, requests, tokens)
+        self._requests.take(tenant, requests)
+        self._tokens.take(tenant, tokens)
         self._service_rate.joined(self._clock())
+
+    def _remove(self, ids: Iterable[int]) -> int:
+        """Remove requests, and return how many they count as. Unknown ids are ignored."""
+        left = 0
+        for request_id in ids:
+            queued = self._waiting.pop(request_id, None)
+            if queued is not None:
+                self._requests.give_back(queued.tenant, queued.requests)
+                self._tokens.give_back(queued.tenant, queued.tokens)
+                left += queued.requests
+        return left
 
     def admitted(self, ids: Iterable[int], at: float) -> None:
         """Remove requests that the engine admitted at time `at`. Other ids are ignored."""
-        left = [self._waiting.pop(i)[0] for i in ids if i in self._waiting]
-        if left:
-            self._service_rate.admitted(sum(left), at, left=bool(self._waiting))
+        waited = len(self._waiting)
+        left = self._remove(ids)
+        if len(self._waiting) < waited:
+            self._service_rate.admitted(left, at, left=bool(self._waiting))
 
     def forget(self, ids: Iterable[int]) -> None:
-        for request_id in ids:
-            self._waiting.pop(request_id, None)
+        self._remove(ids)
         if not self._waiting:
             self._service_rate.emptied()
 
     def clear(self) -> None:
-        self._waiting.clear()
-        self._service_rate.emptied()
+        self.forget(list(self._waiting))
 
 
 def _retry_after(seconds: float) -> int:

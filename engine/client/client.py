@@ -264,12 +264,12 @@ class ProcessClient:
         self._ids += 1
         return self._ids
 
-    def admit(self) -> None:
+    def admit(self, tenant: str = "") -> None:
         if self._death is not None:
             raise self._death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, f"The server is {self.state}; try again.")
-        self._queue.check(1, 0, self._stats)
+        self._queue.check(1, 0, self._stats, tenant)
 
     async def num_cached(
         self,
@@ -331,8 +331,8 @@ class ProcessClient:
             waited = self._child.waited_ns() if self._child else -1
             self._send(MeasureWaits(listener is not None, waited))
 
-    def reserve(self) -> contextlib.AbstractContextManager[None]:
-        return self._queue.reserve(self._stats)
+    def reserve(self, tenant: str = "") -> contextlib.AbstractContextManager[None]:
+        return self._queue.reserve(self._stats, tenant)
 
     def submit(self, requests: Sequence[GenerateRequest]) -> OutputStream[TokenOutput]:
         return self._submit(requests, [1] * len(requests))
@@ -346,13 +346,14 @@ class ProcessClient:
         sizes = [request.size for request in requests]
         if self._death is not None:
             raise self._death
-        self._queue.check(sum(counts), sum(sizes), self._stats)
+        tenant = requests[0].tenant if requests else ""
+        self._queue.check(sum(counts), sum(sizes), self._stats, tenant)
         self._begin_to_wait()
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
         try:
             for request, count, size in zip(requests, counts, sizes, strict=True):
                 self._streams[request.id] = stream
-                self._queue.join(request.id, count, size)
+                self._queue.join(request.id, count, size, tenant)
                 self._send(request)
         except BaseException:
             stream.close()  # abort the requests already sent: the caller gets no stream

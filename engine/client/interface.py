@@ -48,11 +48,11 @@ class EngineClient(Protocol):
     async def wait_dead(self) -> EngineDeadError:
         """Wait until the engine dies without `stop`; return the reason."""
 
-    def admit(self) -> None:
-        """Check for room for one more request. Cheap enough to call before tokenising it. Raises
-        EngineUnavailableError or EngineOverloadedError."""
+    def admit(self, tenant: str = "") -> None:
+        """Check for room for one more request of a tenant. Cheap enough to call before tokenising
+        it. Raises EngineUnavailableError or EngineOverloadedError."""
 
-    def reserve(self) -> contextlib.AbstractContextManager[None]:
+    def reserve(self, tenant: str = "") -> contextlib.AbstractContextManager[None]:
         """Reserve a queue place for a request that passed `admit`. Submit it right after the
         context. Raises EngineOverloadedError if other requests took the room."""
 

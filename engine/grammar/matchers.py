@@ -1,96 +1,33 @@
-"""Matchers: one grammar matcher per constrained sequence, and the token masks of a step.
+"""Matchers: the grammars of constrained sequences, and the token masks of a step.
 
-The masks of a step are computed on a thread while the model computes its logits. A matcher knows
-how many tokens its sequence had at its state, so it can catch up with tokens of a step in flight
-and go back after a preemption.
+A process of its own follows each grammar (see engine/grammar/process.py). It computes the next mask
+as soon as the engine knows a token. A sequence whose mask is missing sits out the step, so that
+nothing waits for a slow grammar. With overlap, the mask behind a token that is still in flight is
+requested once the token arrives, while the device computes the step that needs it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.device.limits import cpu_count
-from engine.device.transfer import to_device
 from engine.errors import RequestRejectedError
-from engine.grammar.compiler import Compilation, GrammarCompiler
+from engine.grammar.answers import FollowedAnswer, ReplayedAnswer
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
 from engine.protocol import GenerateRequest
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
-
-if TYPE_CHECKING:
-    from llguidance import LLExecutor, LLMatcher
 
 WORD_BITS = 32
 Words = npt.NDArray[np.int32]
 
-log = logging.getLogger(__name__)
-
-
-class TokenMasks(NamedTuple):
-    """The allowed tokens of some of a step's sampling slices."""
-
-    slices: list[int]  # K indices
-    words: torch.Tensor  # [K, ceil(V / 32)] int32, one bit per token, the lowest bit first
-    broken: frozenset[int]  # indices whose grammar cannot go on: only an end token is allowed
-
-    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `slices` and `words` on the device."""
-        (rows,) = to_device([self.slices], device)
-        words = self.words
-        if device.type == "cuda":
-            words = words.pin_memory().to(device, non_blocking=True)
-        return rows, words
-
-
-class LaunchedStep(Protocol):
-    """A step whose tokens may not be on the host yet."""
-
-    step: Step
-
-    def wait(self) -> list[SampledToken]: ...
-
-
-@dataclass
-class _State:
-    matcher: LLMatcher
-    num_tokens: int  # tokens of the sequence at the matcher's state, the prompt's included
-    end_token: int
-    is_broken: bool = False
-    assumed_from: int | None = None  # the state includes tokens of a draft, from this position on
-
-    def move_to(self, num_tokens: int) -> None:
-        """Go back to an earlier state: a preempted sequence samples its lost tokens again."""
-        surplus = self.num_tokens - num_tokens
-        assert surplus >= 0, "a sampled token was not accepted"
-        if surplus and not self.is_broken:
-            self.is_broken = not self.matcher.rollback(surplus)
-        self.num_tokens = num_tokens
-
-    def assume(self, position: int, token: int) -> None:
-        """Take a token of a draft at `position`, which may turn out to be wrong."""
-        if self.assumed_from is None:
-            self.assumed_from = position
-        self.accept(position, token)
-
-    def forget_assumed(self, position: int) -> None:
-        """Go back to the known tokens, if a draft was assumed from `position` on."""
-        if self.assumed_from == position:
-            self.move_to(position)
-            self.assumed_from = None
-
-    def accept(self, position: int, token: int) -> None:
-        """Take the token at `position`, unless the state already includes it."""
-        if position == self.num_tokens and token >= 0:
-            self.num_tokens += 1
-            self.is_broken = self.is_broken or not self.matcher.consume_token(token)
+WAIT_S = 0.005  # of an engine without other work, for the message of a grammar
+SIGN_S = 0.2  # between signs of life meanwhile
+STEP_WAIT_S = 0.005  # of a step, for masks that are usually quick
 
 
 class Matchers:
@@ -99,125 +36,159 @@ class Matchers:
     def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
         self.compiler, self.vocab_size = compiler, vocab_size
         self._num_words = -(-vocab_size // WORD_BITS)
-        self._states: dict[int, _State] = {}
-        # Of past answers that are explained. They count the tokens of the answer alone.
-        self._replays: dict[int, _State] = {}
-        self._compiling: dict[int, tuple[GenerateRequest, Compilation]] = {}
-        self._filler = ThreadPoolExecutor(1, "token-masks")
-        self._executor: LLExecutor | None = None
+        self._states: dict[int, FollowedAnswer] = {}
+        self._replays: dict[int, ReplayedAnswer] = {}
+        self._compiling: dict[int, FollowedAnswer] = {}
         self._last: LaunchedStep | None = None
+        self._wait_left = STEP_WAIT_S
+        self._sign_at = 0.0
 
     # ---- requests ----------------------------------------------------------------------------
 
     def compile(self, request: GenerateRequest) -> None:
         """Start compiling the grammar of a request. `compiled` returns it when that is done."""
         assert request.grammar is not None
-        compilation = self.compiler.submit(request.grammar)
-        self._compiling[request.id] = request, compilation
+        process = self.compiler.open(request.tenant, request.grammar, request.id)
+        kind = FollowedAnswer if request.explain is None else ReplayedAnswer
+        self._compiling[request.id] = kind(request, process)
 
     @property
     def is_compiling(self) -> bool:
         return bool(self._compiling)
 
     def compiled(self) -> list[tuple[GenerateRequest, RequestRejectedError | None]]:
-        """Return the requests whose grammars are ready, or the reasons why they never will be."""
-        done = [entry for entry in self._compiling.values() if entry[1].done()]
+        """Return the requests whose grammars are ready, or why a request cannot be answered.
+
+        The latter includes requests that were ready before: a grammar may go over a limit later.
+        """
+        self._wait_left = STEP_WAIT_S
+        self._poll()
         results: list[tuple[GenerateRequest, RequestRejectedError | None]] = []
-        for request, compilation in done:
-            del self._compiling[request.id]
-            try:
-                matcher = compilation.result()
-            except RequestRejectedError as error:
-                results.append((request, error))
-                continue
-            assert request.grammar is not None
-            end = request.grammar.end_token_ids[0]
-            if request.explain is None:
-                self._states[request.id] = _State(matcher, len(request.prompt), end)
+        for state in [*self._compiling.values(), *self._states.values(), *self._replays.values()]:
+            request, error = state.request, state.refusal
+            if error is None:
+                if state.allowed is None or request.id not in self._compiling:
+                    continue
+                del self._compiling[request.id]
+                if isinstance(state, ReplayedAnswer):
+                    self._replays[request.id] = state
+                else:
+                    self._states[request.id] = state
             else:
-                self._replays[request.id] = _State(matcher, 0, end)
-            results.append((request, None))
+                self.drop([request.id])
+            results.append((request, error))
         return results
 
-    def wait(self) -> None:
-        """Wait until a grammar is compiled."""
-        wait([entry[1] for entry in self._compiling.values()], return_when=FIRST_COMPLETED)
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a process computes what a running sequence needs."""
+        states = [*self._states.values(), *self._replays.values()]
+        return any(state.allowed is None for state in states)
+
+    def wait(self) -> bool:
+        """Wait a moment for a process. Return whether the engine should give a sign of life."""
+        self._poll(WAIT_S)
+        now = time.monotonic()
+        is_due = now > self._sign_at
+        if is_due:
+            self._sign_at = now + SIGN_S
+        return is_due
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forget finished and aborted requests; unknown ids are ignored."""
         if not self._states and not self._compiling and not self._replays:
             return
         for request_id in ids:
-            self._states.pop(request_id, None)
-            self._replays.pop(request_id, None)
-            if request_id in self._compiling:
-                self._compiling.pop(request_id)[1].cancel()
+            for states in (self._states, self._replays, self._compiling):
+                state = states.pop(request_id, None)
+                if state is not None:
+                    self.compiler.close_answer(state.process, request_id)
 
     # ---- steps -------------------------------------------------------------------------------
 
-    def start(self, sampling: Sequence[ScheduledSlice]) -> Future[TokenMasks] | None:
-        """Start computing the masks of the slices that sample; None if none is constrained."""
+    def is_ready(self, request_id: int, num_tokens: int) -> bool:
+        """Return whether a sequence may be in the next step; its tokens in flight count.
+
+        Otherwise it sits out the step. A usual grammar has its mask by now, or in a moment.
+        """
+        state = self._states.get(request_id) or self._replays.get(request_id)
+        if state is None:
+            return True
+        if state.process.is_late and not state.knows(num_tokens):
+            return False  # the mask behind the token in flight will take long
+        self._await(state, lambda: state.allowed is not None)
+        return state.allowed is not None and state.refusal is None
+
+    def start(self, sampling: Sequence[ScheduledSlice]) -> LazyMasks | None:
+        """Return the masks of the slices that sample; None if none is constrained."""
         constrained = [index for index, s in enumerate(sampling) if s.id in self._states]
         if not constrained:
             return None
-        return self._filler.submit(self._masks, sampling, constrained, self._last)
+        return LazyMasks(lambda: self._masks(sampling, constrained))
 
     def launched(self, pending: LaunchedStep) -> None:
         """Remember the last step: the next masks may need its tokens before it is retired."""
         self._last = pending if self._states else None
 
     def accept(self, step: Step, sampled: Iterable[SampledToken]) -> None:
-        """Take the tokens of a step. Those that a mask already needed are known.
+        """Take the tokens of a step, and have the next masks computed.
 
         Behind a drafted token that was wrong, nothing is taken.
         """
+        if self._last is not None and self._last.step is step:
+            self._last = None
         if not self._states:
             return
         is_valid, previous = True, -1
+        changed: dict[int, FollowedAnswer] = {}
         for s, result in zip((s for s in step.slices if s.samples), sampled, strict=True):
             is_valid = s.draft < 0 or (is_valid and s.draft == previous)
             previous = result.token
             if is_valid and (state := self._states.get(s.id)):
-                if s.draft < 0:
-                    state.forget_assumed(s.start + s.count)
                 state.accept(s.start + s.count, result.token)
+                changed[s.id] = state
+        for state in changed.values():
+            state.sync()
 
     def forced(self, request_id: int) -> list[int]:
         """Return the next tokens of a request if its grammar leaves no choice."""
-        state = self._states[request_id]
-        return [] if state.is_broken else state.matcher.compute_ff_tokens()
+        allowed = self._states[request_id].allowed
+        return [] if allowed is None else allowed.forced
 
     def num_allowed(self, request_id: int, draft: Sequence[int]) -> int:
-        """Return how many leading tokens of a draft a request's grammar allows."""
-        state = self._states[request_id]
-        return 0 if state.is_broken else state.matcher.validate_tokens(list(draft))
+        """Return how many leading tokens of a draft a request's grammar allows.
 
-    def _masks(
-        self,
-        sampling: Sequence[ScheduledSlice],
-        constrained: list[int],
-        last: LaunchedStep | None,
-    ) -> TokenMasks:
-        if last is not None:
-            self.accept(last.step, last.wait())
-        words = np.zeros((len(constrained), self._num_words), np.int32)
-        states: dict[int, _State] = {}
-        drafted: list[tuple[int, ScheduledSlice]] = []
-        for row, index in enumerate(constrained):
+        0 if its process does not answer in a moment.
+        """
+        state = self._states[request_id]
+        if state.allowed is None or state.process.is_late:
+            return 0
+        state.try_draft(list(draft))
+        self._await(state, lambda: not state.is_trying)
+        state.give_up_draft()
+        return len(state.draft_masks)
+
+    def _masks(self, sampling: Sequence[ScheduledSlice], constrained: list[int]) -> TokenMasks:
+        if self._last is not None:
+            self.accept(self._last.step, self._last.wait())
+        words = np.full((len(constrained), self._num_words), -1, np.int32)
+        broken: set[int] = set()
+        for index in constrained:
             s = sampling[index]
             if s.draft < 0:
-                states[row] = self._states[s.id]
-                states[row].move_to(s.start + s.count)
-            else:
-                drafted.append((row, s))
-        self._fill_or_end(words, states)
-        broken = {constrained[row] for row, state in states.items() if state.is_broken}
-        for row, s in drafted:
+                self._states[s.id].move_to(s.start + s.count)
+                self._states[s.id].sync()
+        for row, index in enumerate(constrained):
+            s = sampling[index]
             state = self._states[s.id]
-            state.assume(s.start, s.draft)
-            self._fill_or_end(words, {row: state})
-            if state.is_broken:
-                broken.add(constrained[row])
+            if s.draft < 0:
+                self._await_answer(state)
+                mask = state.mask
+                if not mask:
+                    broken.add(index)
+            else:
+                mask = state.draft_masks[s.start - state.num_tokens]
+            words[row] = self._row(mask, state)
         return TokenMasks(constrained, torch.from_numpy(words), frozenset(broken))
 
     def replay(self, request_id: int, answer: Sequence[int], indices: range) -> torch.Tensor | None:
@@ -228,46 +199,55 @@ class Matchers:
         state = self._replays.get(request_id)
         if state is None:
             return None
-        words = np.zeros((len(indices), self._num_words), np.int32)
-        for row, index in enumerate(indices):
-            if state.num_tokens > index:  # explained before, until a preemption
-                state.move_to(index)
-            for place in range(state.num_tokens, index):
-                state.accept(place, answer[place])
-            self._fill_or_end(words, {row: state})
-        return torch.from_numpy(words)
+        if not state.covers(indices):  # explained before, until a preemption
+            state.request_masks(indices.start)
+        self._await_answer(state)
+        rows = [self._row(state.mask_before(index), state) for index in indices]
+        state.request_masks(indices.stop)
+        return torch.from_numpy(np.stack(rows))
 
-    def _fill_or_end(self, words: Words, states: dict[int, _State]) -> None:
-        """Write the masks of states by row. Those that cannot go on allow only the end token."""
-        self._fill(words, states)
-        for row, state in states.items():
-            if not state.is_broken and state.matcher.is_error():
-                log.warning("a grammar cannot go on: %s", state.matcher.get_error().split("\n")[0])
-                state.is_broken = True
-            if state.is_broken:
-                words[row] = 0
-                words[row, state.end_token // WORD_BITS] = np.uint32(
-                    1 << state.end_token % WORD_BITS
-                ).view(np.int32)
+    def _row(self, mask: bytes, state: FollowedAnswer) -> Words:
+        """Return the words of a mask. A grammar that cannot go on allows only the end token."""
+        if mask:
+            return np.frombuffer(mask, np.int32)[: self._num_words]
+        words = np.zeros(self._num_words, np.int32)
+        assert state.request.grammar is not None
+        end = state.request.grammar.end_token_ids[0]
+        words[end // WORD_BITS] = np.uint32(1 << end % WORD_BITS).view(np.int32)
+        return words
 
-    def _fill(self, words: Words, states: dict[int, _State]) -> None:
-        """Write the masks of all states that are not broken, on several threads."""
-        from llguidance import LLExecutor
-        from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+    # ---- messages ----------------------------------------------------------------------------
 
-        whole = [(state.matcher, row) for row, state in states.items() if not state.is_broken]
-        if len(whole) > 1:
-            self._executor = self._executor or LLExecutor(cpu_count())
-            with contextlib.suppress(Exception):
-                fill_next_token_bitmask_par(self._executor, whole, words)
+    def _poll(self, timeout: float = 0.0) -> None:
+        self.compiler.poll(timeout)
+        received, self.compiler.allowed = self.compiler.allowed, []
+        for message in received:
+            request_id = message.answer
+            for states in (self._states, self._replays, self._compiling):
+                if state := states.get(request_id):
+                    state.take(message)
+
+    def _await(self, state: FollowedAnswer, is_done: Callable[[], bool]) -> None:
+        """Wait for a message about a state, for as long as steps may wait for its process."""
+        if is_done():
+            return
+        self._poll()
+        now = time.monotonic()
+        end = now + max(0.0, min(state.process.credit, self._wait_left))
+        while not is_done() and state.refusal is None:
+            waited, now = now, time.monotonic()
+            state.process.wait(now - waited)
+            self._wait_left -= now - waited
+            if now >= end:
                 return
-        for matcher, row in whole:
-            try:
-                fill_next_token_bitmask(matcher, words, row)
-            except Exception as error:
-                log.warning("llguidance failed: %s", error)
-                states[row].is_broken = True
+            self._poll(end - now)
+
+    def _await_answer(self, state: FollowedAnswer) -> None:
+        """Wait for the mask behind the last token of a state, which the launched step needs."""
+        begin = time.monotonic()
+        while state.allowed is None and state.refusal is None:
+            self._poll(WAIT_S)
+        state.process.wait(time.monotonic() - begin)
 
     def close(self) -> None:
         self.compiler.close()
-        self._filler.shutdown(wait=False, cancel_futures=True)

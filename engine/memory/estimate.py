@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from engine.attention.torch.batching import MAX_SCORES, SPLIT
+from engine.grammar import limits
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
@@ -88,6 +89,11 @@ def _packs(plan: ModelPlan, layer: Linear | LMHead, weight: torch.Tensor) -> boo
 
 def _rounds_to(plan: ModelPlan, layer: Linear | LMHead) -> Quantization | None:
     return None if isinstance(layer, Linear) and not layer.is_rounded else plan.rounds_to
+
+
+def grammar_bytes(plan: ModelPlan) -> int:
+    """Most memory on the host of the processes of grammars, which only the first rank has."""
+    return 0 if plan.kind == "encoder" or plan.ranks.own else limits.ALL_BYTES
 
 
 def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:

@@ -21,6 +21,7 @@ from engine.protocol import MemoryEntry
 WEIGHTS = "weights"
 PACKED_WEIGHTS = "weights in oneDNN's layout"
 PROCESSES = "processes without a model"
+GRAMMARS = "grammars of structured output"
 ROWS = "state of running requests"
 GRAPHS = "CUDA graphs"
 LARGEST_STEP = "working memory of the largest step"
@@ -55,7 +56,11 @@ def plan_memory(plan: ModelPlan) -> MemoryPlan:
 def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[str, int]:
     """Bytes by entry, with `num_blocks` KV blocks and sequences of up to `max_model_len`."""
     total = total_memory(plan.device)
-    planned = {PROCESSES: estimate.PROCESS_BYTES} if total is None else {}
+    planned = {}
+    if total is None:  # the table is that of the host's memory
+        planned[PROCESSES] = estimate.PROCESS_BYTES
+        if plan.kind != "encoder":
+            planned[GRAMMARS] = estimate.grammar_bytes(plan)
     planned[WEIGHTS] = plan.plain_bytes
     if plan.packed_bytes:
         planned[_packed_name(plan)] = plan.packed_bytes

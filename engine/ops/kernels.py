@@ -7,7 +7,6 @@ at the top of a file: a machine without a GPU needs no triton.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal
 
@@ -31,11 +30,3 @@ def use_kernels(module: nn.Module, kernels: Kernels) -> None:
     for layer in module.modules():
         if hasattr(layer, "kernels"):
             setattr(layer, "kernels", kernels)  # noqa: B010 - mypy takes attributes of modules for tensors
-
-
-def report_compiling(kernels: Kernels, report: Callable[[str], None]) -> None:
-    """Call `report` with its name before one of Numba's kernels is compiled."""
-    if kernels == "numba":
-        from engine.kernels.numba.machine_code import kernel_store
-
-        kernel_store().compiling = report

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import numpy as np
 import torch
 
-from engine.grammar.matchers import LaunchedStep, Matchers, TokenMasks
+from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
+from engine.grammar.matchers import Matchers
 from engine.parallel.channel import Receiver
 from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
 from engine.runner.model_runner import ModelRunner
@@ -24,8 +24,8 @@ class FollowingMatchers(Matchers):
         self._receiver = receiver
         self.has_masks = False  # whether masks of the step that is launched now will arrive
 
-    def start(self, sampling: Sequence[ScheduledSlice]) -> Future[TokenMasks] | None:
-        return self._filler.submit(self._receive) if self.has_masks else None
+    def start(self, sampling: Sequence[ScheduledSlice]) -> LazyMasks | None:
+        return LazyMasks(self._receive) if self.has_masks else None
 
     def _receive(self) -> TokenMasks:
         """Wait for the masks. Nothing else reads the channel before the step is launched."""
@@ -41,6 +41,7 @@ class FollowingMatchers(Matchers):
 
 def follow(runner: ModelRunner, receiver: Receiver) -> None:
     """Compute what rank 0 computes, until it closes the pipe. The results are dropped."""
+    assert isinstance(runner.matchers, Matchers)
     matchers = FollowingMatchers(runner.matchers, receiver)
     runner.matchers = matchers
     while True:

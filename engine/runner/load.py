@@ -25,7 +25,7 @@ from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
-from engine.memory.estimate import rows_bytes
+from engine.memory.estimate import grammar_bytes, rows_bytes
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile, profile_steps, release_memory
@@ -33,13 +33,15 @@ from engine.memory.report import (
     ADAPTERS,
     measured_bytes,
     memory_entries,
+    plan_memory,
     planned_bytes,
     weights_bytes,
 )
 from engine.models.adapters import ModelAdapters
-from engine.ops.kernels import report_compiling, use_kernels
+from engine.ops.kernels import use_kernels
 from engine.protocol import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
+from engine.runner.kernel_progress import CompiledKernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.ranks import (
@@ -56,7 +58,6 @@ from engine.runner.warm_up import warm_up
 from engine.scheduling.step import Step
 
 Report = Callable[[Progress], None]
-COMPILING = "compiling kernels for this CPU, which later starts load"
 
 
 class LoadedEngine(NamedTuple):
@@ -82,11 +83,13 @@ def load_engine(
     """
     start = time.monotonic()
     plan = ModelPlan(config, rank)
+    if rank == 0:
+        plan_memory(plan)  # refuses what does not fit before anything is loaded
     if plan.ranks.count > 1:
         connect(plan.ranks, plan.device)
     torch.set_num_threads(plan.threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
-    report_compiling(plan.kernels, lambda name: report(Progress(f"{COMPILING} ({name})", 0.0)))
+    compiled = CompiledKernels(plan, report)
     adapters = _make_adapters(plan, recorder)  # before the weights are packed
     loaded_bytes = _load_weights(plan, report)
     if adapters is not None:
@@ -99,7 +102,7 @@ def load_engine(
         report(Progress("measuring the largest step", 0.0))
         profile = measure_steps(plan, openmp_wait, adapters)
     report(Progress("allocating the KV cache", 0.0))
-    matchers = _matchers(plan)  # it reserves address space, which the KV cache must leave
+    matchers = _matchers(plan)
     reserved = _bytes_beside_kv_cache(plan, profile)
     free = plan.of_rank(available_memory(plan.device))
     num_blocks, max_model_len = plan.plan_blocks(free, reserved)
@@ -120,6 +123,7 @@ def load_engine(
         max_model_len=max_model_len,
         weight_bytes=loaded_bytes,
         load_seconds=time.monotonic() - start,
+        compiled=compiled,
         embedding_size=embedding_size,
         memory=memory,
     )
@@ -133,6 +137,7 @@ def _facts(
     max_model_len: int,
     weight_bytes: int,
     load_seconds: float,
+    compiled: CompiledKernels,
     embedding_size: int,
     memory: tuple[MemoryEntry, ...],
 ) -> Ready:
@@ -155,7 +160,9 @@ def _facts(
         parameters=plan.num_parameters,
         weight_bytes=weight_bytes,
         kv_cache_bytes=kv_cache_bytes,
-        load_seconds=load_seconds,
+        load_seconds=load_seconds - compiled.seconds,
+        compiled_kernels=compiled.count,
+        compile_seconds=compiled.seconds,
         attention_backend=plan.attention_description,
         threads=plan.threads,
         kv_groups=runner.kv.groups,
@@ -359,8 +366,9 @@ def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     if profile is None:  # a CPU's steps are not measured, and its adapters come later
         # The draft model's KV cache is not taken yet: it takes memory as it fills.
         adapters = 0 if plan.adapters is None else plan.adapters.num_bytes
+        draft_kv = 0 if draft is None else draft_kv_bytes(draft)
         rows += plan.lens_bytes + adapters
-        return plan.step_bytes + rows + (0 if draft is None else draft_kv_bytes(draft))
+        return plan.step_bytes + rows + draft_kv + grammar_bytes(plan)
     step = profile.step_bytes
     if draft is not None:  # its steps are not measured
         step = max(step, draft.step_bytes)

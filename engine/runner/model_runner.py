@@ -21,7 +21,7 @@ from engine.attention.kv_cache import KVCache
 from engine.device.limits import resident_memory
 from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
-from engine.grammar.matchers import Matchers, TokenMasks
+from engine.grammar.masks import LazyMasks, SequenceGrammars, TokenMasks
 from engine.memory.graph_shapes import GraphShape
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
@@ -82,7 +82,7 @@ class ModelRunner:
         kv: KVCache,
         rows: SequenceRows,
         openmp_wait: OpenMPWait,
-        matchers: Matchers,
+        matchers: SequenceGrammars,
         *,
         rounds_tokens: bool,
     ) -> None:
@@ -205,7 +205,7 @@ class ModelRunner:
         self,
         logits: torch.Tensor,
         slices: Sequence[ScheduledSlice],
-        masks: Future[TokenMasks] | None,
+        masks: LazyMasks | None,
         *,
         is_captured: bool,
     ) -> tuple[torch.Tensor, PendingLogprobs | None]:

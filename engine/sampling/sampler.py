@@ -70,10 +70,16 @@ def sample(
     cuts and the draw of all rows: the function of that name, or the replay of a graph.
 
     Logits in fp32 are changed in place. Logprobs describe the model's own distribution, before any
-    change. A row whose logits are not finite gets INVALID and does not affect the others.
+    change, or with `final_logprobs` the one that tokens are drawn from. A row whose logits are not
+    finite gets INVALID and does not affect the others.
     """
     counts = {row: params.logprobs for row, params in special.items() if params.logprobs >= 0}
-    raw = {row: torch.log_softmax(logits[row], dim=-1, dtype=torch.float32) for row in counts}
+    final = [row for row in counts if special[row].final_logprobs]
+    raw = {
+        row: torch.log_softmax(logits[row], dim=-1, dtype=torch.float32)
+        for row in counts
+        if row not in final
+    }
     adjusted = [row for row, params in special.items() if adjusts_logits(params)]
     if adjusted:
         logits = logits.float()
@@ -82,6 +88,7 @@ def sample(
         adjust(logits[row], special[row], tokens, prompt_length)
     if masks is not None:
         mask(logits, *masks)
+    raw |= {row: final_logprobs(logits[row], special[row]) for row in final}
     drawn = draw(logits)
     if not counts:
         return drawn, None
@@ -120,6 +127,28 @@ def draw(
             tokens.index_copy_(0, sampled, drawn)
     # A NaN anywhere in a row is its maximum. Single values of -inf are legal: they mask tokens.
     return tokens.masked_fill_(~torch.isfinite(highest), INVALID)
+
+
+def final_logprobs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Return the logprobs [V] fp32 that a token is drawn by, for adjusted logits [V].
+
+    They are those after temperature and cuts; a token that is never drawn has -inf.
+    """
+    found = torch.full_like(logits, float("-inf"), dtype=torch.float32)
+    if params.temperature < GREEDY_BELOW:
+        found[logits.argmax()] = 0.0
+        return found
+    rows = DrawParams(
+        logits.new_tensor([params.temperature], dtype=torch.float32),
+        logits.new_tensor([params.top_k], dtype=torch.int32),
+        logits.new_tensor([params.top_p], dtype=torch.float32),
+        logits.new_tensor([params.min_p], dtype=torch.float32),
+        logits.new_zeros(1, dtype=torch.int64),
+        logits.new_zeros(1, dtype=torch.int64),
+    )
+    *_, (_, last) = deciding_candidates(tempered(logits[None], rows), rows)
+    kept = last.scores[0].masked_fill(~last.stays[0], float("-inf"))
+    return found.index_copy_(0, last.ids[0], torch.log_softmax(kept, dim=-1))
 
 
 def tempered(logits: torch.Tensor, rows: DrawParams) -> torch.Tensor:

@@ -6,39 +6,54 @@ import bisect
 
 from engine.protocol import EmbedOutput, EmbedRequest
 from engine.scheduling.step import EncoderInput
+from engine.scheduling.tenant_turns import TenantTurns
 
 
 class EmbedQueue:
-    """Queue of texts, first come, first served within a priority. Texts are never split."""
+    """Queue of texts in order of priority, turn of the tenant and arrival. They are never split."""
 
     def __init__(self) -> None:
         self.waiting: list[EmbedRequest] = []  # sorted by (priority, id)
         self.in_flight: set[int] = set()
+        self._turns = TenantTurns()  # of those that wait
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.in_flight)
 
     def add(self, request: EmbedRequest) -> None:
+        self._turns.join(request.tenant)
         bisect.insort(self.waiting, request, key=lambda r: (r.priority, r.id))
 
     def abort(self, ids: set[int]) -> None:
         """Remove requests from the queue. Results of requests in flight are dropped later."""
+        for request in self.waiting:
+            if request.id in ids:
+                self._turns.leave(request.tenant)
         self.waiting = [request for request in self.waiting if request.id not in ids]
         self.in_flight -= ids
+
+    def _in_turn(self) -> list[EmbedRequest]:
+        """Return the waiting texts in order of service."""
+        if not self._turns.are_shared:
+            return self.waiting
+        turns = self._turns.turns(self.waiting)
+        return sorted(self.waiting, key=lambda r: (r.priority, turns[r.id], r.id))
 
     def take(self, budget: int) -> list[EncoderInput]:
         """Take the next texts within `budget` tokens, but at least one text.
 
         They are sorted by length, so that texts of equal length are computed together.
         """
-        count = 0
-        for request in self.waiting:
-            budget -= len(request.tokens)
-            if budget < 0 and count:
+        taken: list[EmbedRequest] = []
+        for request in self._in_turn():
+            budget -= request.size
+            if budget < 0 and taken:
                 break
-            count += 1
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        self.in_flight |= {request.id for request in taken}
+            taken.append(request)
+            self._turns.count(request.tenant, request.size)
+        ids = {request.id for request in taken}
+        self.abort(ids)  # they leave the queue
+        self.in_flight |= ids
         taken.sort(key=lambda request: len(request.tokens))
         return [EncoderInput(r.id, tuple(r.tokens), r.pooling) for r in taken]
 

@@ -2,9 +2,10 @@
 
 There is no prefill phase and no decode phase. Each step has one token budget, under which the
 computed tokens of sequences catch up with their known tokens. Running sequences come first, then
-waiting ones in order of priority and arrival. A prompt longer than the remaining budget is computed
-in chunks, which leave a part of the budget to shorter prompts. If blocks run out, the lowest-ranked
-running sequence is preempted: its blocks are released, and it is recomputed later.
+waiting ones in order of priority, turn of the tenant and arrival. A prompt longer than the
+remaining budget is computed in chunks, which leave a part of the budget to shorter prompts. If
+blocks run out, the lowest-ranked running sequence is preempted: its blocks are released, and it is
+recomputed later.
 
 `num_computed` advances when a slice is scheduled, not when its results arrive, so the next step can
 be scheduled while this one runs. `retire` drops results that have become stale (see `epoch`).
@@ -20,7 +21,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from engine.protocol import (
-    Admission,
     CacheLookup,
     EmbedRequest,
     EngineStats,
@@ -140,8 +140,7 @@ class Scheduler:
         else:
             self.waiting.refuse("preemption")
         step = builder.build()
-        if step is not None:
-            self._steps += 1
+        self._steps += step is not None
         return step
 
     def _schedule_running(self, builder: StepBuilder, running: Seq[tuple[Sequence, int]]) -> None:
@@ -156,6 +155,8 @@ class Scheduler:
             reserved = decodes if due > 1 else 0
             count = max(0, min(due, builder.budget - reserved))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
+                continue
+            if not self.speculation.is_ready(sequence):  # its grammar is late
                 continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])
@@ -319,10 +320,6 @@ class Scheduler:
             if sequence is not None and sequence.epoch == scheduled.epoch:
                 sequence.add_prompt_logprobs(scheduled.start, logprobs)
 
-    def take_admissions(self, at: float) -> list[Admission]:
-        """Return the requests admitted for the first time since the last call."""
-        return self.waiting.take_admissions(at)
-
     # ---- leaving the running sequences -------------------------------------------------------
 
     def _note(self, kind: BlockEventKind, sequence: Sequence) -> None:
@@ -350,10 +347,9 @@ class Scheduler:
     def _remove(self, sequence: Sequence) -> None:
         self._note("end", sequence)
         del self.sequences[sequence.id]
+        self.waiting.leave(sequence)
         if sequence.row >= 0:
             self._release(sequence)
-            return
-        self.waiting.remove(sequence)
 
     # ---- stats and invariants ----------------------------------------------------------------
 
@@ -376,6 +372,7 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_queries=self.waiting.prefix_queries,
             prefix_hits=self.waiting.prefix_hits,
+            drafts=self.speculation.num_drafts,
             drafted=self.speculation.num_drafted,
             drafted_right=self.speculation.num_accepted,
             step_seconds=seconds,
@@ -389,7 +386,7 @@ class Scheduler:
         self.tables.check(self.running)
         rows = [s.row for s in self.running]
         assert sorted([*rows, *self._free_rows]) == list(range(self.max_num_seqs)), "rows"
-        self.waiting.check()
+        self.waiting.check(self.sequences.values())
         self.adapters.check(Counter(s.adapter for s in self.running if s.adapter))
         ranks = [s.rank for s in self.running]
         assert ranks == sorted(ranks), "order of the running sequences"

@@ -32,6 +32,10 @@ class Sequence:
         self.prompt_length: int = len(request.prompt)
         self.params: SamplingParams = request.params
         self.priority: int = request.priority
+        self.tenant: str = request.tenant
+        self.turn: int = 0  # see TenantTurns; fixed at its first admission
+        self.size: int = request.size
+        self.admitted: bool = False
         self.arrival: float = request.arrival
         self.salt: str = request.salt
         self.encoder_prompt: tuple[int, ...] = tuple(request.encoder_prompt)
@@ -62,12 +66,11 @@ class Sequence:
         self.row_is_stale: bool = False  # the row does not know which tokens of a draft were right
         self.row: int = -1
         self.epoch: int = 0
-        self.admitted: bool = False
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Order of service: lower priority value first, then earlier id (ids grow with arrival)."""
-        return (self.priority, self.id)
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service: lower priority value, then turn of the tenant, then earlier id."""
+        return (self.priority, self.turn, self.id)
 
     @property
     def num_uncomputed(self) -> int:

@@ -27,6 +27,9 @@ Drafter = Callable[[Sequence, int], Seq[int]]
 class Grammars(Protocol):
     """The grammars of constrained requests, each at the last known token of its sequence."""
 
+    def is_ready(self, request_id: int, num_tokens: int) -> bool:
+        """Return whether the next token can be sampled without waiting for the grammar."""
+
     def forced(self, request_id: int) -> Seq[int]:
         """Return the next tokens if the grammar leaves no choice."""
 
@@ -52,6 +55,7 @@ class Speculation:
 
     def __init__(self, tables: BlockTables, drafter: Drafter | None) -> None:
         self.num_drafted = self.num_accepted = 0  # tokens, since the start
+        self.num_drafts = 0  # since the start
         self.num_wrong = 0  # drafted tokens of the last step that was retired
         self.grammars: Grammars | None = None
         self._tables = tables
@@ -76,16 +80,20 @@ class Speculation:
         first_stop = next((i for i, token in enumerate(found) if token in stops), len(found))
         return found[:first_stop]
 
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Return whether a running sequence may be in the next step: its grammar is not late."""
+        if self.grammars is None or not sequence.is_constrained:
+            return True
+        return self.grammars.is_ready(sequence.id, sequence.num_tokens)
+
     def _allowed(self, sequence: Sequence, most: int) -> list[int]:
         """Draft what a grammar forces, or else what is likely and allowed."""
         if self.grammars is None or sequence.num_tokens > len(sequence.tokens):
             return []  # the grammar does not know a token that is in flight
         forced = list(self.grammars.forced(sequence.id)[:most])
-        if forced:
-            sequence.drafts.is_forced = True
-            return forced
-        likely = self._likely(sequence, most)
-        return likely[: self.grammars.num_allowed(sequence.id, likely)] if likely else []
+        sequence.drafts.is_forced = bool(forced)
+        draft = forced or self._likely(sequence, most)
+        return draft[: self.grammars.num_allowed(sequence.id, draft)] if draft else []
 
     def _likely(self, sequence: Sequence, most: int) -> list[int]:
         most = min(most, sequence.drafts.num_wanted())
@@ -135,6 +143,7 @@ class Speculation:
     def end_step(self) -> None:
         """Learn from the drafts of the step that was retired."""
         self.num_wrong = 0
+        self.num_drafts += len(self._judged)
         for drafts in (sequence.drafts for sequence in self._judged):
             self.num_drafted += drafts.num_drafted
             self.num_accepted += drafts.num_accepted

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from engine.protocol import Admission
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.sequence import Sequence
+from engine.scheduling.tenant_turns import TenantTurns
 from engine.watch_records import WaitReason
 
 
@@ -21,6 +22,7 @@ class WaitingQueue:
 
     def __init__(self, adapters: AdapterSlots) -> None:
         self._adapters = adapters
+        self.turns = TenantTurns()
         self.sequences: list[Sequence] = []
         self.reason: WaitReason = "budget"
         self.needed = 0  # reason "blocks": how many it needs, and how many were available
@@ -38,6 +40,9 @@ class WaitingQueue:
         return iter(self.sequences)
 
     def add(self, sequence: Sequence) -> None:
+        """Add a new sequence, or one that was preempted."""
+        if not sequence.admitted:
+            sequence.turn = self.turns.join(sequence.tenant)
         bisect.insort(self.sequences, sequence, key=lambda s: s.rank)
 
     def first(self) -> Sequence | None:
@@ -46,6 +51,7 @@ class WaitingQueue:
         Behind a sequence that finds every slot in use, only those without an adapter may run. So
         the slots become free for it.
         """
+        self._order()
         is_full = False
         for sequence in self.sequences:
             adapter = sequence.adapter
@@ -57,8 +63,20 @@ class WaitingQueue:
             self.refuse("adapter")
         return None
 
-    def remove(self, sequence: Sequence) -> None:
-        self.sequences.remove(sequence)
+    def _order(self) -> None:
+        """Order the queue if the turns of the tenants have changed."""
+        if self.turns.is_stale:
+            new = [sequence for sequence in self.sequences if not sequence.admitted]
+            turns = self.turns.turns(new)
+            for sequence in new:
+                sequence.turn = turns[sequence.id]
+            self.sequences.sort(key=lambda sequence: sequence.rank)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Remove a sequence that has ended, whether it waits or runs."""
+        if sequence.row < 0:
+            self.sequences.remove(sequence)
+        self.turns.leave(sequence.tenant, sequence.num_outputs)
 
     def admit(self, sequence: Sequence) -> None:
         """Remove a sequence that has its blocks, and count its first admission."""
@@ -66,12 +84,12 @@ class WaitingQueue:
         if sequence.admitted:
             return
         sequence.admitted = True
-        encoder_tokens = len(sequence.encoder_prompt)
+        self.turns.count(sequence.tenant, sequence.size)
         cached = sequence.num_computed
         if not sequence.needs_encoding:
-            cached += encoder_tokens
+            cached += len(sequence.encoder_prompt)
         sequence.num_cached = cached
-        self.prefix_queries += sequence.prompt_length + encoder_tokens
+        self.prefix_queries += sequence.size
         self.prefix_hits += cached
         self.admitted.append((sequence.id, cached))
 
@@ -106,8 +124,9 @@ class WaitingQueue:
             return ()
         return self.sequences[:num_rows]
 
-    def check(self) -> None:
-        """Assert the invariants."""
+    def check(self, opened: Iterable[Sequence]) -> None:
+        """Assert the invariants, given all sequences that have not ended."""
+        self.turns.check(sequence.tenant for sequence in opened)
         ranks = [sequence.rank for sequence in self.sequences]
         assert ranks == sorted(ranks), "order of the queue"
         for sequence in self.sequences:

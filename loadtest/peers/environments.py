@@ -14,6 +14,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from loadtest.errors import BenchError
+
 # Every version of `make bench-peers`. llama-cpp-python's source contains llama.cpp's.
 VERSIONS = {
     "llama.cpp": "llama-cpp-python==0.3.36",
@@ -29,7 +31,7 @@ VLLM_DOES_WITHOUT = {"torch", "torchaudio", "torchvision", "torchcodec"}
 LLAMA_OPTIONS = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
 
 
-class InstallError(Exception):
+class InstallError(BenchError):
     """A peer could not be installed; the message is the end of what the installer printed."""
 
 

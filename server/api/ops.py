@@ -26,12 +26,20 @@ def _condition(state: AppState) -> dict[str, Any]:
     }
 
 
+def _progress(state: AppState) -> dict[str, Any]:
+    progress = state.client.progress
+    return {"stage": progress.stage, "fraction": progress.fraction}
+
+
 @router.get("/health", openapi_extra=PROBE)
 @router.get("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def health(request: Request) -> Response:
     """Return 200 unless the engine is dead. A hung engine is killed, so it also counts as dead."""
-    body = _condition(state_of(request))
+    state = state_of(request)
+    body = _condition(state)
+    if body["status"] == "loading":
+        body |= _progress(state)
     return JSONResponse(body, 503 if body["status"] == "dead" else 200)
 
 
@@ -39,8 +47,7 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Return 200 if a new request would be accepted: loaded, not draining, room in the queue."""
     state = state_of(request)
-    progress = state.client.progress
-    body = _condition(state) | {"stage": progress.stage, "fraction": progress.fraction}
+    body = _condition(state) | _progress(state)
     if body["status"] == "ok":
         try:
             state.client.admit()

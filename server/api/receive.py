@@ -23,7 +23,7 @@ async def admit_and_read(request: Request, kind: type[BodyType], task: Task) -> 
     pydantic.ValidationError, which `to_api_error` converts.
     """
     state = state_of(request)
-    state.client.admit()
+    state.client.admit(request.state.tenant)
     state.check_task(task)
     body = await read_body(request, kind, state.large_bodies)
     state.model_name(body.model)  # raises if the request names another model

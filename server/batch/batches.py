@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Container
+from typing import Any, Literal, get_args
 
 import msgspec
 
+from engine.client.shares import Shares
 from server.batch.files import new_file_id
-from server.batch.folder import BatchFolder, read_records, write_record
+from server.batch.folder import BatchFolder, read_records
 from server.batch.lines import LineProblem
 from server.batch.threads import in_thread
 
@@ -25,6 +28,7 @@ Status = Literal[
     "cancelled",
 ]
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
+UNENDED = frozenset(get_args(Status)) - ENDED
 WINDOW_S = 24 * 3600
 
 
@@ -80,7 +84,7 @@ def new_batch(tenant: str, endpoint: str, input_file_id: str, **more: Any) -> Ba
 
 
 class BatchStore:
-    """All batches of a folder; the oldest ended ones are forgotten beyond `most`."""
+    """All batches of a folder. Beyond `most`, ended ones of the largest tenant are forgotten."""
 
     def __init__(self, folder: BatchFolder, most: int) -> None:
         self._folder = folder
@@ -93,10 +97,12 @@ class BatchStore:
     def __getitem__(self, batch_id: str) -> BatchRecord:
         return self._batches[batch_id]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further batch can be added until one has ended."""
-        return len(self.unfinished()) >= self._most
+    def has_room(self, tenant: str) -> bool:
+        """Whether the tenant may add a batch before another one has ended."""
+        unfinished = Shares(self._most)
+        for batch in self.unfinished():
+            unfinished.take(batch.tenant)
+        return unfinished.has_room() and unfinished.may_take(tenant)
 
     def unfinished(self) -> list[BatchRecord]:
         """Return the batches that have not ended, the oldest first."""
@@ -111,40 +117,55 @@ class BatchStore:
         batch = self._batches.get(batch_id)
         return batch if batch is not None and batch.tenant == tenant else None
 
-    def needed_files(self) -> set[str]:
-        """Return the ids of the files that unfinished batches read or write."""
-        needed = set()
+    def needed_files(self) -> dict[str, str]:
+        """Return the ids of the files that unfinished batches read or write, with their tenants."""
+        needed = {}
         for batch in self.unfinished():
-            needed |= {batch.input_file_id, batch.output_id, batch.error_id}
+            for file_id in (batch.input_file_id, batch.output_id, batch.error_id):
+                needed[file_id] = batch.tenant
         return needed
 
     async def add(self, batch: BatchRecord) -> None:
-        """Keep a new batch. Raises OSError."""
-        for old in list(self._batches.values()):
-            if len(self._batches) < self._most:
-                break
-            if old.is_ended:
-                del self._batches[old.id]
-                (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
-        self._batches[batch.id] = batch
-        await self._save(batch.id)
-
-    async def update(self, batch_id: str, **changes: Any) -> BatchRecord:
-        """Change a batch and return it. A new status is stamped with its time. Raises OSError.
-
-        The change is visible at once; the call returns when it is on the disk.
-        """
-        old = self._batches[batch_id]
-        if "status" in changes:
-            now = int(time.time())
-            changes["times"] = {**old.times, changes["status"]: now}
-        self._batches[batch_id] = msgspec.structs.replace(old, **changes)
-        await self._save(batch_id)
-        return self._batches[batch_id]
-
-    async def _save(self, batch_id: str) -> None:
+        """Keep a new batch, if it can be written. Raises StoreFull or OSError."""
         async with self._saving:
-            batch = self._batches.get(batch_id)
-            if batch is not None:
-                folder = self._folder.batches
-                await in_thread(lambda: write_record(folder, batch_id, batch))
+            await self._write(batch, uses_spare=False)
+            while len(self._batches) > self._most and (old := self._least_needed()):
+                (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
+                del self._batches[old.id]
+
+    def _least_needed(self) -> BatchRecord | None:
+        """Return the oldest ended batch of the tenant that has most batches, if any has ended."""
+        held = Counter(batch.tenant for batch in self._batches.values())
+        ended = [batch for batch in self._batches.values() if batch.is_ended]
+        return max(ended, key=lambda batch: held[batch.tenant], default=None)
+
+    async def update(
+        self, batch_id: str, *, only_from: Container[Status] = UNENDED, **changes: Any
+    ) -> BatchRecord:
+        """Change a batch, and return it when the change is on the disk.
+
+        A new status is stamped with its time. A batch that has another status than those of
+        `only_from` by then is returned as it is. Raises StoreFull or OSError; the batch has not
+        changed then.
+        """
+        async with self._saving:
+            old = self._batches[batch_id]
+            if old.status not in only_from:
+                return old
+            if "status" in changes:
+                changes["times"] = {**old.times, changes["status"]: int(time.time())}
+            await self._write(msgspec.structs.replace(old, **changes), uses_spare=True)
+            return self._batches[batch_id]
+
+    async def _write(self, batch: BatchRecord, *, uses_spare: bool) -> None:
+        """Write a record, and keep it only then. A cancelled caller's record is kept, too."""
+        folder = self._folder
+
+        def write() -> None:
+            folder.save(folder.batches, batch.id, batch, uses_spare=uses_spare)
+
+        def keep(_: None) -> None:
+            self._batches[batch.id] = batch
+
+        await in_thread(write, cancelled_with=keep)
+        keep(None)

@@ -10,10 +10,14 @@ import msgspec
 from server.batch.lines import BatchLine
 from server.batch.results import Results, result_line
 from server.batch.sender import Reply, Sender
+from server.batch.slots import LineSlots
 
 
 async def run_lines(
-    lines: Iterator[BatchLine], results: Results, sender: Sender, slots: asyncio.Semaphore
+    lines: Iterator[BatchLine],
+    results: Results,
+    sender: Sender,
+    slots: asyncio.Semaphore | LineSlots,
 ) -> None:
     """Send all lines and append their results.
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from engine.checkpoint.folder import full_path
+from engine.errors import ConfigError
 from server.batch.executor import run_lines
 from server.batch.lines import ENDPOINTS, MAX_PROBLEMS, Input, LineProblem, check_input, read_lines
 from server.batch.results import Results, ResultsError
@@ -104,7 +106,10 @@ class Job:
 
 
 def _checked(files: JobFiles, max_line_bytes: int) -> Input:
-    paths = {path.resolve() for path in (files.input, files.output, files.errors)}
+    try:
+        paths = {full_path(path) for path in (files.input, files.output, files.errors)}
+    except ConfigError as error:
+        raise JobError(str(error)) from None
     if len(paths) < 3:
         raise JobError("INPUT, --output and --errors must be three files.")
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import httpx2
 import msgspec
@@ -14,19 +16,29 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.client.interface import EngineClient
 from engine.errors import EngineError
-from server.batch.batches import BatchRecord, Status
+from server.batch.batches import WINDOW_S, BatchRecord, Status
 from server.batch.executor import refuse_lines, run_lines
-from server.batch.files import StoredFile
-from server.batch.folder import StoreFull
-from server.batch.lines import BatchLine, LineProblem, check_input, read_lines, with_priority
+from server.batch.files import OUTPUT, StoredFile
+from server.batch.folder import StoreFull, needs_room
+from server.batch.lines import (
+    LAST_PRIORITY,
+    BatchLine,
+    LineProblem,
+    check_input,
+    read_lines,
+    with_priority,
+)
 from server.batch.results import Results, ResultsError
 from server.batch.sender import Sender, ServerAway
+from server.batch.slots import LineSlots
 from server.batch.storage import BatchStorage
 from server.batch.threads import in_thread
+from server.turns import Turns
 
 INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
-MOST_RUNNING = 8  # batches at a time; they share the slots in turn
-LAST_PRIORITY = 2**31 - 1
+MOST_RUNNING = 8  # batches at a time; their owners share the slots in turn
+FULL_CODE = "storage_full"
+RETRY_S = 5.0  # until the end of a batch is written again
 LOOK_S = 0.05  # between looks at a busy queue
 MOST_STARTS = 3  # without a new result, before a batch counts as the cause of the restarts
 UNSENT = {
@@ -51,19 +63,27 @@ class BatchRunner:
     """Runs every unfinished batch of a storage, at most MOST_RUNNING at a time.
 
     `start` resumes the batches of an earlier process. `stop` leaves them for the next one.
+    `seconds_until_room` returns how long the key of a tenant makes its next request wait.
     """
 
-    def __init__(self, storage: BatchStorage, client: EngineClient, max_line_bytes: int) -> None:
+    def __init__(
+        self,
+        storage: BatchStorage,
+        client: EngineClient,
+        max_line_bytes: int,
+        seconds_until_room: Callable[[str], float] = lambda tenant: 0.0,
+    ) -> None:
         self.storage = storage
         self._batches = storage.batches
         self._client = client
         self._max_line_bytes = max_line_bytes
+        self._seconds_until_room = seconds_until_room
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._work: dict[str, asyncio.Task[None]] = {}  # the sending of lines
         self._results: dict[str, Results] = {}
-        self._turn = asyncio.Semaphore(MOST_RUNNING)
+        self._turns = Turns(MOST_RUNNING, leaves_room=True)
         self._validation = asyncio.Lock()
-        self._slots: asyncio.Semaphore | None = None  # None until the engine is ready
+        self._slots: Turns | None = None  # None until the engine is ready
         self._app: ASGIApp
 
     def start(self, app: ASGIApp) -> None:
@@ -93,34 +113,45 @@ class BatchRunner:
         return msgspec.structs.replace(batch, completed=results.completed, failed=results.failed)
 
     async def cancel(self, batch: BatchRecord) -> BatchRecord:
-        """Cancel a batch that is validating or in progress, and return it. Raises OSError."""
-        if batch.status == "validating":
-            return await self._batches.update(batch.id, status="cancelled")
+        """Cancel a batch that is validating or in progress, and return it.
+
+        A batch that has got further in the meantime is returned as it is. Raises StoreFull or
+        OSError; the batch goes on then.
+        """
+        update = self._batches.update
+        batch = await update(batch.id, only_from=("validating",), status="cancelled")
+        batch = await update(batch.id, only_from=("in_progress",), status="cancelling")
         work = self._work.get(batch.id)
-        if work is not None:
+        if work is not None and batch.status == "cancelling":
             work.cancel()
-        return await self._batches.update(batch.id, status="cancelling")
+        return batch
 
     async def _run(self, batch_id: str) -> None:
         """Run a batch to its end, or until the server or the engine stops."""
         try:
-            slots = await self._ready_slots()
-            async with self._turn:
+            tenant = self._batches[batch_id].tenant
+            turns = await self._ready_slots()
+            slots = LineSlots(turns, tenant, lambda: self._seconds_until_room(tenant))
+            await self._turns.acquire(tenant)
+            try:
                 await self._validate(batch_id)
                 if not self._batches[batch_id].is_ended:
                     await self._execute(batch_id, slots)
+            finally:
+                self._turns.release(tenant)
         except (EngineError, ServerAway) as error:
             log.info("batch waits for the next start", batch=batch_id, cause=str(error))
+        except StoreFull as error:
+            await self._fail(batch_id, FULL_CODE, str(error))
         except Exception as error:
             log.error("batch failed", batch=batch_id, exc_info=error)
-            with contextlib.suppress(OSError):
-                await self._fail(batch_id, "internal_error", "The server's log has the cause.")
+            await self._fail(batch_id, "internal_error", "The server's log has the cause.")
 
-    async def _ready_slots(self) -> asyncio.Semaphore:
+    async def _ready_slots(self) -> Turns:
         """Wait for the engine. Half of its sequences are left to other requests."""
         info = await self._client.wait_ready()
         if self._slots is None:
-            self._slots = asyncio.Semaphore(max(1, info.max_num_seqs // 2))
+            self._slots = Turns(max(1, info.max_num_seqs // 2))
         return self._slots
 
     async def _validate(self, batch_id: str) -> None:
@@ -132,25 +163,32 @@ class BatchRunner:
             checked = await asyncio.to_thread(
                 check_input, path, [batch.endpoint], self._max_line_bytes
             )
-        if self._batches[batch_id].is_ended:  # cancelled in the meantime
-            return
+        changes: dict[str, Any] = {"status": "in_progress", "total": checked.total}
         if checked.problems:
-            await self._batches.update(batch_id, status="failed", problems=checked.problems)
-        else:
-            await self._batches.update(batch_id, status="in_progress", total=checked.total)
+            changes = {"status": "failed", "problems": checked.problems}
+        # It may have been cancelled in the meantime.
+        await self._batches.update(batch_id, only_from=("validating",), **changes)
 
     async def _fail(self, batch_id: str, code: str, message: str) -> None:
-        problem = LineProblem(code, message)
-        await self._batches.update(batch_id, status="failed", problems=[problem])
+        """End a batch. If this cannot be written, the batch goes on waiting for that."""
+        problems = [LineProblem(code, message)]
+        while True:
+            try:
+                await self._batches.update(batch_id, status="failed", problems=problems)
+                return
+            except (StoreFull, OSError) as error:
+                log.error("the end of a batch cannot be written", batch=batch_id, cause=str(error))
+            await asyncio.sleep(RETRY_S)
 
-    async def _execute(self, batch_id: str, slots: asyncio.Semaphore) -> None:
+    async def _execute(self, batch_id: str, slots: LineSlots) -> None:
         """Send the lines that have no result yet, and end the batch. Raises ServerAway."""
         batch = self._batches[batch_id]
         folder = self.storage.folder
         output, errors = folder.contents(batch.output_id), folder.contents(batch.error_id)
         try:
             results = await in_thread(
-                lambda: Results(output, errors, folder.reserve), undo=Results.close
+                lambda: Results(output, errors, partial(folder.reserve, batch.tenant)),
+                cancelled_with=Results.close,
             )
         except ResultsError as error:
             await self._fail(batch_id, "results_unreadable", str(error))
@@ -167,7 +205,7 @@ class BatchRunner:
             del self._results[batch_id]
             results.close()
 
-    async def _outcome(self, batch_id: str, results: Results, slots: asyncio.Semaphore) -> Status:
+    async def _outcome(self, batch_id: str, results: Results, slots: LineSlots) -> Status:
         """Send lines and return the status that the batch ends with. Raises ServerAway."""
         if not await self._count_start(batch_id, results):
             return "failed"
@@ -177,13 +215,10 @@ class BatchRunner:
         if status == "finalizing":
             return "completed"
         try:
-            return await self._send_lines(batch_id, results, slots)
+            with needs_room():
+                return await self._send_lines(batch_id, results, slots)
         except StoreFull as error:
-            await self._note_problem(batch_id, "storage_full", str(error))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            await self._note_problem(batch_id, "storage_full", "The server's disk is full.")
+            await self._note_problem(batch_id, FULL_CODE, str(error))
         return "failed"
 
     async def _count_start(self, batch_id: str, results: Results) -> bool:
@@ -206,15 +241,15 @@ class BatchRunner:
     async def _note_problem(self, batch_id: str, code: str, message: str) -> None:
         await self._batches.update(batch_id, problems=[LineProblem(code, message)])
 
-    async def _send_lines(
-        self, batch_id: str, results: Results, slots: asyncio.Semaphore
-    ) -> Status:
+    async def _send_lines(self, batch_id: str, results: Results, slots: LineSlots) -> Status:
         """Send lines until all have results, the window ends or the batch is cancelled."""
         batch = self._batches[batch_id]
         path = self.storage.folder.contents(batch.input_file_id)
         lines = read_lines(path, results.done, self._max_line_bytes)
         async with client_inside(self._app, batch.tenant) as http:
-            sender = Sender(http, patience=0, body_of=_behind_others, room=self._room)
+            sender = Sender(
+                http, patience=0, longest_retry=WINDOW_S, body_of=_behind_others, room=self._room
+            )
             work = asyncio.create_task(run_lines(lines, results, sender, slots))
             self._work[batch_id] = work
             try:
@@ -243,9 +278,10 @@ class BatchRunner:
         if outcome in UNSENT:
             path = self.storage.folder.contents(batch.input_file_id)
             lines = read_lines(path, results.done, self._max_line_bytes)
-            with contextlib.suppress(StoreFull):
+            with contextlib.suppress(StoreFull), needs_room():
                 await refuse_lines(lines, results, f"batch_{outcome}", UNSENT[outcome])
-        await in_thread(results.sync)
+        with needs_room():
+            await in_thread(results.sync)
         await self._batches.update(
             batch_id,
             status=outcome,
@@ -265,7 +301,7 @@ class BatchRunner:
         now = time.time()
         expires_at = None if batch.output_lifetime is None else now + batch.output_lifetime
         name = f"{batch.id}_{role}.jsonl"
-        file = StoredFile(file_id, batch.tenant, name, size, now, "batch_output", expires_at)
+        file = StoredFile(file_id, batch.tenant, name, size, now, OUTPUT, expires_at)
         await self.storage.files.add(file)
         return file_id
 

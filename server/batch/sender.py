@@ -16,7 +16,7 @@ from server.batch.lines import BatchLine
 AWAY = (502, 504)  # what a proxy answers for a server that is away
 BUSY = (429, 503)
 GONE = ("shutting_down", "engine_unavailable")
-LONGEST_RETRY_S = 3600  # after which the refusal of a busy server is the line's result
+LONGEST_RETRY_S = 3600.0  # after which the refusal of a busy server is the line's result
 WAIT_S = 1.0  # between two attempts, without Retry-After
 LONGEST_WAIT_S = 60.0
 JSON = {"content-type": "application/json"}
@@ -46,19 +46,22 @@ async def _at_once() -> None:
 class Sender:
     """Sends lines with `http`.
 
-    `patience` is how many seconds the server may be away. `body_of` makes the body that is sent.
-    `room` waits until the server has room for a line.
+    `patience` is how many seconds the server may be away. After `longest_retry` seconds the refusal
+    of a busy server, or of a key at its limit, is the line's result. `body_of` makes the
+    body that is sent. `room` waits until the server has room for a line.
     """
 
     def __init__(
         self,
         http: httpx2.AsyncClient,
         patience: float,
+        longest_retry: float = LONGEST_RETRY_S,
         body_of: Callable[[BatchLine], bytes] = lambda line: bytes(line.body),
         room: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
         self._http = http
         self._patience = patience
+        self._longest_retry = longest_retry
         self._body_of = body_of
         self._room = room
         self._reached_at = time.monotonic()
@@ -72,7 +75,7 @@ class Sender:
             response = await self._post(line.url, body)
             if response is not None:
                 self._reached_at = time.monotonic()
-                is_late = self._reached_at - first > LONGEST_RETRY_S
+                is_late = self._reached_at - first > self._longest_retry
                 if is_late or not _is_refused_for_now(response):
                     return await _reply(response)
             await asyncio.sleep(_wait(response))

@@ -10,12 +10,12 @@ Result = TypeVar("Result")
 
 
 async def in_thread(
-    work: Callable[[], Result], undo: Callable[[Result], None] = lambda result: None
+    work: Callable[[], Result], cancelled_with: Callable[[Result], None] = lambda result: None
 ) -> Result:
     """Like asyncio.to_thread, but a cancelled caller waits until the thread is done.
 
     A thread that outlives the stop of a server would write while the next one uses the
-    same folder. `undo` is called with a result that a cancelled caller cannot take.
+    same folder. `cancelled_with` gets a result that a cancelled caller cannot take.
     """
     task = asyncio.create_task(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
@@ -27,5 +27,5 @@ async def in_thread(
     if cancelled is None:
         return task.result()
     if task.exception() is None:
-        undo(task.result())
+        cancelled_with(task.result())
     raise cancelled

@@ -9,12 +9,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich.filesize import decimal
 
 from engine.batch_variance import BATCH_VARIANCE
 from engine.checkpoint.folder import model_folder, notes_of
 from engine.config import EngineConfig
+from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol import Progress, Ready
 from server.cli.config import ServerConfig
 from server.cli.console import say
@@ -75,6 +77,13 @@ def weights(ready: Ready) -> str:
     return f"{size} in {ready.quantization}" if ready.quantization else size
 
 
+def kernels(ready: Ready) -> list[str]:
+    """Return a line with what only a first start compiles, if this start did."""
+    if not ready.compiled_kernels:
+        return []
+    return [f"  kernels   {ready.compiled_kernels} compiled in {ready.compile_seconds:.1f} s, once"]
+
+
 def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
     config = state.config
@@ -87,6 +96,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {device(ready)}, {ready.attention_backend} attention",
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
+        *kernels(ready),
         *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
         *adapters(state, ready),
@@ -103,12 +113,29 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
     lines += [*arithmetic(ready), *not_followed(state.tokenizer.not_followed)]
     lines += tokenizer_notes(state, ready)
     lines += [f"  note      {note}" for note in notes_of(model_folder(engine.model))]
+    lines += unsafe_caches(ready)
     if not is_loopback(config.host) and not has_keys:
         lines.append(
             f"  warning   listening on {config.host} without an API key: everyone who can reach "
             "this machine can use it; set --api-key-file"
         )
     return "\n".join(lines)
+
+
+def unsafe_caches(ready: Ready) -> list[str]:
+    """Return a note if compiled kernels are not kept, because others could change them."""
+    folders: list[Path] = []
+    if ready.device != "cpu":
+        folders += filter(None, [triton_folder(os.environ)])
+    elif folder := cache_folder("kernels"):
+        folders += [folder.parent, folder]
+    problem = cache_problem(*folders)
+    if problem is None:
+        return []
+    return [
+        f"  note      compiled kernels are neither loaded nor kept: {problem}; use "
+        "`chmod go-w` or `chown`"
+    ]
 
 
 def adapters(state: AppState, ready: Ready) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 
 from server.cli.api_client import ApiClient, ClientError, check
+from server.cli.console import say, visible
 
 # With fewer pieces or in less time, a rate would measure network packets instead of generation.
 RATE_PIECES = 4
@@ -37,6 +38,7 @@ class Chat:
         self, url: str, key: str, model: str | None, system: str | None, **options: float | None
     ) -> None:
         self.summary = ""  # statistics of the last answer; empty if it had no text
+        self.sampling = ""  # the sampling values that neither the user nor the model has given
         self._model = model
         self._remembers = True
         self._start = [{"role": "system", "content": system}] if system else []
@@ -60,7 +62,8 @@ class Chat:
             response = self._client.http.get("/v1/models")
             check(response)
         try:
-            kinds = {entry["id"]: entry.get("kind") for entry in response.json()["data"]}
+            models = {entry["id"]: entry for entry in response.json()["data"]}
+            kinds = {name: entry.get("kind") for name, entry in models.items()}
             self._model = self._model or next(iter(kinds))
         except (ValueError, LookupError, TypeError, StopIteration):
             raise ClientError(
@@ -75,7 +78,17 @@ class Chat:
                 f"{self._model} computes embeddings (POST /v1/embeddings) and cannot chat."
             )
         self._remembers = kinds[self._model] != "encoder-decoder"  # it accepts a single message
+        given = models[self._model].get("client_sampling")
+        self._add_sampling(given if isinstance(given, dict) else {})
         return self._model
+
+    def _add_sampling(self, suggested: dict[str, Any]) -> None:
+        """Send the server's suggested values, except those that an option sets."""
+        added = {name: value for name, value in suggested.items() if name not in self._options}
+        self._options |= added
+        if added:
+            values = ", ".join(f"{name} {value}" for name, value in added.items())
+            self.sampling = f"Sampling: {values} (the model gives none)"
 
     def ask(self, question: str) -> Generator[str, None, None]:
         """Yield the answer piece by piece.
@@ -168,6 +181,8 @@ def converse(chat: Chat, quick: str | None) -> int:
         sys.stdin.reconfigure(errors="surrogateescape")  # `ask` reports bytes that are not UTF-8
     try:
         model = chat.connect()
+        if chat.sampling:
+            sys.stderr.write(f"{chat.sampling}\n")
         if quick is not None:
             _answer(chat, quick)
             return 0
@@ -177,7 +192,7 @@ def converse(chat: Chat, quick: str | None) -> int:
     if interactive:
         import readline  # noqa: F401  adds line editing and history to `input`
 
-        sys.stderr.write(f"{model}: {COMMANDS}\n")
+        say(f"{model}: {COMMANDS}")
     status = 0
     try:
         while True:
@@ -207,15 +222,17 @@ def _obey(chat: Chat, text: str) -> None:
 
 
 def _complain(error: ClientError) -> int:
-    sys.stderr.write(f"penstock: {error}\n")
+    say(f"penstock: {error}")
     return 1
 
 
 def _answer(chat: Chat, question: str) -> None:
+    # A pipe or a file gets the model's text as it is.
+    shown = visible if sys.stdout.isatty() else str
     try:
         with contextlib.closing(chat.ask(question)) as pieces:
             for piece in pieces:
-                sys.stdout.write(piece)
+                sys.stdout.write(shown(piece))
                 sys.stdout.flush()
     except KeyboardInterrupt:
         sys.stdout.write(" [stopped]")

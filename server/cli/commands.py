@@ -38,7 +38,9 @@ def chat(
     model: Annotated[str | None, typer.Option(help="Default: the server's first model.")] = None,
     api_key: ApiKey = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Default: the server's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Default: the model's, or else 0.7.")
+    ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens in an answer.")] = None,
     quick: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The same as TEXT.", hidden=True)

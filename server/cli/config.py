@@ -15,7 +15,7 @@ LOGGING = "Logging"
 METRICS = "Metrics and traces"
 # An origin as browsers send it (RFC 6454, section 6.2): lower case, without the default port.
 ROOT_PATH = r"^(/[A-Za-z0-9_][A-Za-z0-9._-]*)*\Z"
-ORIGIN = r"^(\*|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
+ORIGIN = r"^(\*|localhost|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
 
 ToolCallParser = Literal[
     "auto",
@@ -73,7 +73,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...],
         setting(
             HTTP,
-            "Names that clients may use in `model`; default: the folder's name, or ORG/NAME.",
+            "Names that clients may use in `model`; default: the folder's, or ORG/NAME.",
             extra={"form": "a list of strings that are not empty; in YAML, quote numbers"},
         ),
     ] = ()
@@ -115,13 +115,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             HTTP,
             "Origins of web pages (SCHEME://HOST[:PORT]) whose scripts may call this server from "
-            "a browser (CORS); * allows all.",
+            "a browser (CORS); localhost allows pages of this machine, * all.",
             extra={
                 "form": "a list of origins as browsers send them: SCHEME://HOST[:PORT] in lower "
-                "case, without a path or the scheme's default port; or *"
+                "case, without a path or the scheme's default port; or localhost or *"
             },
         ),
     ] = ()
+    disabled_paths: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=r"^/[^{}?#]+\Z")], ...],
+        setting(
+            HTTP,
+            "Paths of the API, such as /metrics, that answer 501.",
+            extra={"form": "a list of paths, each with a / before it"},
+        ),
+    ] = ()
+    seed: Annotated[
+        Annotated[int, msgspec.Meta(ge=0, lt=2**53)] | None,
+        setting(HTTP, "Seed of requests without one. Default: a random one each."),
+    ] = None
     return_tokens_as_token_ids: Annotated[
         bool,
         setting(
@@ -195,9 +207,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             extra={"size": True},
         ),
     ] = 64 * 1024 * 1024
-    response_store_count: Annotated[
-        int, setting(HTTP, "Most responses of /v1/responses that are stored at a time.", ge=0)
-    ] = 10_000
+    response_store_count: Annotated[int, setting(HTTP, "Most responses that are stored.", ge=0)] = (
+        10_000
+    )
     drain_timeout: Annotated[
         float, setting(HTTP, "Seconds that accepted requests get to finish after SIGTERM.", ge=0)
     ] = 30.0
@@ -233,8 +245,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             BATCHES,
-            "Number of files at which uploads are refused. Also the number of batches beyond which "
-            "the oldest ended ones are forgotten.",
+            "Files at which uploads are refused. Also batches beyond which the oldest ended ones "
+            "are forgotten.",
             ge=1,
         ),
     ] = 1000
@@ -250,8 +262,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         setting(
             LOGGING,
-            "Share of successful requests to log, 0 to 1; statuses of 400 and above are always "
-            "logged.",
+            "Share of successful requests to log, 0 to 1; errors are always logged.",
             ge=0,
             le=1,
         ),
@@ -261,8 +272,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             LOGGING,
             "File to which every finished generation is appended, for `penstock verify`: the "
-            "tokens of prompt and answer, and all sampling parameters. Nothing is recorded "
-            "without it.",
+            "tokens of prompt and answer, and all sampling parameters.",
             extra={"form": "the path of a file"},
         ),
     ] = None
@@ -274,8 +284,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         setting(
             METRICS,
-            "Return the times of each request in `metrics`, as vLLM does: with the whole answer, "
-            "or with the usage of a stream.",
+            "Return the times of each request in `metrics`, as vLLM does.",
         ),
     ] = False
     tracing: Annotated[

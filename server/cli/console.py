@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 from typing import Literal
 
 from engine.errors import printable
 from server.cli.config import ServerConfig
+
+KEPT = re.compile(r"[^\n\t]+")  # `visible` leaves only line breaks and tabs as they are
 
 
 def say(text: str) -> None:
@@ -20,6 +23,17 @@ def say(text: str) -> None:
         lines = "\n".join(map(printable, text.split("\n")))
         sys.stderr.write(lines + "\n")
         sys.stderr.flush()
+
+
+def visible(text: str) -> str:
+    """Return a text of a model or a server for the terminal, with its line breaks and tabs.
+
+    Other control characters become visible escapes: they could set the window's title, write to
+    the clipboard or hide a part of the text. A piece of a stream needs no other pieces, because an
+    escape sequence is harmless without its first character.
+    """
+    text = text.replace("\r\n", "\n")
+    return KEPT.sub(lambda match: printable(match[0]), text)
 
 
 def logger_for(

@@ -11,9 +11,10 @@ import huggingface_hub as hub
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder, weight_files
-from engine.errors import ConfigError
+from engine.errors import ConfigError, printable
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def table_of(models: Iterator[LocalModel] | Sequence[LocalModel]) -> str:
         table.add_column(heading, no_wrap=True, justify="right" if heading == "SIZE" else "left")
     for model in models:
         day = datetime.datetime.fromtimestamp(model.modified).strftime("%Y-%m-%d")
-        table.add_row(model.name, decimal(model.size), day, str(model.folder))
+        cells = model.name, decimal(model.size), day, str(model.folder)
+        table.add_row(*[Text(printable(cell)) for cell in cells])  # a name may look like markup
     console = Console(width=1000, no_color=True)
     with console.capture() as capture:
         console.print(table)

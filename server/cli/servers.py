@@ -15,6 +15,9 @@ import httpx2
 import psutil
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from engine.errors import printable
 
 ASK_S = 2.0  # for a server to answer a question about itself
 POLL_S = 0.05
@@ -178,7 +181,8 @@ def table_of(servers: Sequence[RunningServer]) -> str:
         table.add_column(heading, no_wrap=True)
     for server in servers:
         pid = str(server.process.pid)
-        table.add_row(server.title, server.url or "-", server.state, pid, _age(server.process))
+        cells = server.title, server.url or "-", server.state, pid, _age(server.process)
+        table.add_row(*[Text(printable(cell)) for cell in cells])  # a name may look like markup
     console = Console(width=120, no_color=True)
     with console.capture() as capture:
         console.print(table)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engine.errors import printable
 from server.cli.command import STOPPED, fail, run_until_stopped
-from server.cli.console import say
+from server.cli.console import say, visible
 from server.cli.serve import Serve
 
 if TYPE_CHECKING:  # `penstock --help` imports no HTTP client
@@ -155,9 +156,9 @@ def _print_json(report: Report, answers: dict[int, RecordedAnswer]) -> None:
 
 def _print_text(report: Report, answers: dict[int, RecordedAnswer]) -> None:
     for line, difference in sorted(report.differences.items())[:SHOWN]:
-        typer.echo(_described(difference, answers[line]))
+        typer.echo(visible(_described(difference, answers[line])))
     for line, reason in sorted(report.refusals.items())[:SHOWN]:
-        typer.echo(f"line {line} ({answers[line].id}): not verified: {reason}")
+        typer.echo(printable(f"line {line} ({answers[line].id}): not verified: {reason}"))
     hidden = max(0, len(report.differences) - SHOWN) + max(0, len(report.refusals) - SHOWN)
     if hidden:
         typer.echo(f"and {hidden} more; --json prints all")

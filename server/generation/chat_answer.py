@@ -35,7 +35,7 @@ async def answer_chat(
     raise.
     """
     size = len(await request.body())
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         chat = await off_loop(size, read_chat)
         prompt = await chat_prompt(state, chat)
         parsing = parsing_of(state, chat, prompt.text)

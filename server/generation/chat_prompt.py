@@ -10,7 +10,7 @@ from typing import Any
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
 from server.generation.thinking import DEFAULT_THINKING, Thinking
-from server.generation.tool_prompt import with_tools_in_text
+from server.generation.tool_prompt import functions_text, with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
 from server.text.chat_template import ChatTemplate
@@ -102,8 +102,11 @@ async def render(state: AppState, chat: Chat) -> str:
     tools = _visible_tools(chat)
     if shows_tools_in_text(state, chat):
         messages = with_tools_in_text(messages, tools)
+        tools = ()
     elif tools:
         arguments = {**arguments, "tools": [tool.for_template for tool in tools]}
+    if "functions" in template.variables:
+        arguments = {"functions": functions_text(tools), **arguments}
     return await template.render_async(
         messages,
         add_generation_prompt=chat.add_generation_prompt,
@@ -143,7 +146,7 @@ def has_own_tools(state: AppState) -> bool:
     tool_use is for nothing else.
     """
     template = state.template
-    if template is None or "tools" not in template.for_tools.variables:
+    if template is None or not {"tools", "functions"} & template.for_tools.variables:
         return False
     return template.has_tool_use or (state.answers is not None and state.answers.calls is not None)
 

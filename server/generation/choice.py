@@ -42,6 +42,7 @@ class Choice:
         self._awaits_prompt_logprobs = prepared.computes_prompt_logprobs(index)
         self._min_tokens = options.min_tokens
         self._shows_end_token = options.include_stop
+        self._last_line_after = options.last_line_after
         self._parsing = prepared.parsing
         self._parser: AnswerParser | None = None
         marks = NO_MARKS
@@ -80,8 +81,11 @@ class Choice:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenWithLogprobs] = []
 
-    def add(self, output: TokenOutput) -> FinishReason | None:
-        """Add the next token. Return why the answer ends with it, or None if it goes on."""
+    def add(self, output: TokenOutput, elapsed: float = 0.0) -> FinishReason | None:
+        """Add the next token. Return why the answer ends with it, or None if it goes on.
+
+        `elapsed` is the time since the first token in seconds.
+        """
         if self._awaits_prompt_logprobs:
             self._awaits_prompt_logprobs = False
             self._prompt_logprobs = PromptLogprobs(output.prompt_logprobs)
@@ -93,10 +97,13 @@ class Choice:
             self.num_reasoning_tokens += 1
         self._token_ids.append(output.token)
         # The engine ends with "stop" only on an end token, which is not part of the text.
+        shown = len(self._text)
         if output.finish != "stop" or self._shows_end_token:
             self._show(output)
         if output.finish is not None and output.finish != "error" and self.finish is None:
             self._end(output.finish)
+        if self.finish is None and self._ends_late_line(elapsed, shown):
+            self._end("length")
         self._end_parsing()
         return self.finish
 
@@ -116,6 +123,11 @@ class Choice:
         if matched.stop is not None:
             self.finish = "stop"
             self._stop = self._stops[matched.stop]
+
+    def _ends_late_line(self, elapsed: float, shown: int) -> bool:
+        """Return whether the text behind the first `shown` characters has the last line break."""
+        limit = self._last_line_after
+        return limit is not None and elapsed > limit and "\n" in self._text[shown:]
 
     def _end(self, reason: FinishReason) -> None:
         """Flush the stages. Their last text may still contain a stop string."""

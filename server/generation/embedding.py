@@ -19,17 +19,22 @@ Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimension
 class Embedding(Submission[EmbedOutput]):
     """A Submission whose outputs are vectors."""
 
+    COUNTED = "input"
+
     def __init__(
         self,
         state: AppState,
         token_lists: Sequence[list[int]],
         arrival: float,
         priority: int,
+        tenant: str = "",
         limiter: RateLimiter | None = None,
     ) -> None:
         self._arrival = arrival
         next_id, pooling = state.client.next_id, state.pooling.mode
-        requests = [EmbedRequest(next_id(), ids, pooling, arrival, priority) for ids in token_lists]
+        requests = [
+            EmbedRequest(next_id(), ids, pooling, arrival, priority, tenant) for ids in token_lists
+        ]
         self._requests = {request.id: request for request in requests}
         super().__init__(state, self._requests, limiter)
 

@@ -23,6 +23,8 @@ class ExplainedAnswer:
 class Explanation(Submission[TokenOutput]):
     """A Submission of one request with `explain`."""
 
+    COUNTED = "answer_ids"
+
     def __init__(
         self, state: AppState, request: GenerateRequest, limiter: RateLimiter | None = None
     ) -> None:

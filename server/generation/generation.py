@@ -33,6 +33,8 @@ class Generation(Submission[TokenOutput]):
     Iterate over it for the events of a stream, or call `collect` for those of the whole answer.
     """
 
+    COUNTED = "n"
+
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
         self.prepared = prepared
         self._tracing = state.tracing
@@ -177,13 +179,14 @@ class Generation(Submission[TokenOutput]):
             self._observe(choice, output.id, at)
             if output.finish == "error":
                 raise numerical_error()
-            self._timelines[choice.index].add_token(at)
+            timeline = self._timelines[choice.index]
+            timeline.add_token(at)
             if output.logprobs is not None:
                 self._logprob_sums[choice.index] += output.logprobs.logprob
             if self._recording is not None:
                 self._recording.add(output)
             changed[choice.index] = choice
-            reason = choice.add(output)
+            reason = choice.add(output, at - timeline.first_token)
             if reason is not None:
                 self._end(choice, output.id, reason)
         return [changed[index] for index in sorted(changed)]
@@ -263,7 +266,9 @@ class Generation(Submission[TokenOutput]):
             ended=timeline.text_end,
         )
         chunks = [chunk for _, _, chunk in self._stream.prefills[request_id]]
-        self._metrics.finish(reason, stamps, choice.num_tokens, num_preemptions(chunks))
+        length = len(self.prepared.prompts[choice.prompt]) + choice.num_tokens
+        preemptions = num_preemptions(chunks)
+        self._metrics.finish(reason, stamps, choice.num_tokens, preemptions, length)
         for outcome in choice.outcomes:
             self._metrics.tool_call(outcome)
 

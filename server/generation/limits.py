@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from starlette.requests import Request
+
+from server.batch.lines import LAST_PRIORITY
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError, invalid
 from server.state import AppState
@@ -28,6 +31,19 @@ def context_exceeded(
     error = ContextExceeded(400, "context_length_exceeded", message, param=param)
     error.tokens = tokens
     return error
+
+
+def check_priority(request: Request, priority: int) -> None:
+    """Raise a 403 ApiError if the request's key must not set a priority.
+
+    The lines of a batch have the last one, which takes nothing from others.
+    """
+    if priority not in (0, LAST_PRIORITY) and not request.state.may_prioritize:
+        message = (
+            f"This API key must not set priority, which is {priority} here. The key file allows it "
+            "with `priority=true` behind a key."
+        )
+        raise ApiError(403, "permission_denied", message, param="priority")
 
 
 def check_token_ids(state: AppState, ids: Sequence[int], param: str) -> None:

@@ -38,6 +38,8 @@ class GenerationOptions:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    # Seconds after the first token; the first line break that comes later ends the answer.
+    last_line_after: float | None = None
 
     # Timings are returned with the end of an answer, or with all of its parts.
     timings: bool = False
@@ -66,6 +68,7 @@ class GenerationOptions:
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int = -1
     logprob_token_ids: Sequence[int] = ()  # `num_logprobs` tokens, in place of the likeliest
+    final_logprobs: bool = False  # of the distribution that tokens are drawn from
     num_prompt_logprobs: int = -1
 
     @property

@@ -11,10 +11,12 @@ from starlette.requests import Request
 
 from engine.ablation import Ablation
 from engine.protocol import SamplingParams
+from server.generation.cache_salt import cache_salt_of
 from server.generation.limits import (
     check_answer_logprobs,
     check_choices,
     check_min_tokens,
+    check_priority,
     check_prompt_logprobs,
     check_token_ids,
     token_limit,
@@ -108,6 +110,7 @@ def prepare(
     `param` names the prompt's field in error messages. Raises a 400 or 404 ApiError.
     """
     _check_support(state, options, echoes)
+    check_priority(request, options.priority)
     for prompt in prompts:
         check_token_ids(state, prompt, param)
     check_option_tokens(state, options)
@@ -146,7 +149,7 @@ def prepare(
         arrival=request.state.arrival,
         request_id=request.state.request_id,
         headers=request.headers,
-        salt=request.state.tenant + options.cache_salt,
+        salt=cache_salt_of(request, options.cache_salt),
         tenant=request.state.tenant,
         limiter=request.state.limiter,
         access=access,

@@ -62,7 +62,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         repetition_penalty=repetition,
         logit_bias=_logit_bias(state, options),
         allowed_token_ids=tuple(sorted(set(options.allowed_token_ids))),
-        seed=_seed(options.seed),
+        seed=_seed(state, options.seed),
         min_tokens=options.min_tokens,
         stop_token_ids=_end_tokens(state, options),
         logprobs=options.num_logprobs,
@@ -70,6 +70,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         grammar=grammar_of(state, options.grammar),
         banned_sequences=_banned_sequences(state, options.bad_words),
         logprob_token_ids=tuple(options.logprob_token_ids),
+        final_logprobs=options.final_logprobs,
     )
 
 
@@ -79,7 +80,8 @@ def _given_or_default(state: AppState, name: str, given: float | None, default: 
     return float(given)
 
 
-def _seed(given: int | None) -> int:
+def _seed(state: AppState, given: int | None) -> int:
+    given = state.config.seed if given is None else given
     # -1 is random, as in vLLM and llama.cpp. Front ends send it to get another answer each time.
     if given is None or given == -1:
         return secrets.randbits(63)

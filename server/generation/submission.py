@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Generic, Self
+from typing import ClassVar, Generic, Self
 
 from engine.client.output_stream import Output, OutputStream
 from engine.errors import EngineError, RequestRejectedError
@@ -22,17 +22,20 @@ class Submission(Generic[Output]):
 
     The constructor sends nothing. Use it as a context manager: entering it submits the requests,
     and leaving it closes them with the exception, if any. Subclasses say what is sent (`_send`)
-    and consume the outputs (`_stream`).
+    and consume the outputs (`_stream`). `COUNTED` is the request's field that makes them many.
     """
+
+    COUNTED: ClassVar[str]
 
     def __init__(
         self, state: AppState, ids: Iterable[int], limiter: RateLimiter | None = None
     ) -> None:
-        """`limiter` counts the tokens; None: the request's key has no limits."""
+        """`limiter` counts requests and tokens; None: the request's key has no limits."""
         self._client = state.client
         self._limiter = limiter
         self._metrics = state.metrics
         self._unfinished = set(ids)
+        self._num_requests = len(self._unfinished)
         self._submitted_at = 0.0  # CLOCK_MONOTONIC seconds
         self._stream: OutputStream[Output]
 
@@ -51,10 +54,21 @@ class Submission(Generic[Output]):
     def submit(self) -> None:
         """Send the requests to the engine: all of them, or none if it raises.
 
-        Raises EngineDeadError, EngineOverloadedError or RequestRejectedError.
+        Raises EngineDeadError, EngineOverloadedError, RequestRejectedError, or ApiError if the key
+        may not have as many requests at once.
         """
+        if self._limiter is not None:
+            self._limiter.widen(self._num_requests, self.COUNTED)
         self._submitted_at = time.monotonic()
-        self._stream = self._send()
+        try:
+            self._stream = self._send()
+        except BaseException:
+            self._narrow()
+            raise
+
+    def _narrow(self) -> None:
+        if self._limiter is not None:
+            self._limiter.narrow(self._num_requests)
 
     def _send(self) -> OutputStream[Output]:
         raise NotImplementedError
@@ -77,6 +91,7 @@ class Submission(Generic[Output]):
             reason = abort_reason(error, draining=self._client.state == "draining")
             self._metrics.abort(reason)
         self._stream.close()
+        self._narrow()
         self._on_close(reason)
 
     def _on_close(self, reason: AbortReason | None) -> None:

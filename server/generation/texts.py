@@ -7,7 +7,7 @@ from typing import cast
 
 from server.generation.limits import check_token_ids, context_exceeded
 from server.generation.off_loop import off_loop
-from server.http.errors import ApiError, invalid
+from server.http.errors import ApiError, invalid, unsupported
 from server.state import AppState
 
 Texts = Sequence[str | list[int] | list[int | str]]  # texts, their token ids, or both
@@ -15,20 +15,31 @@ WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
 
 
 async def encode_texts(
-    state: AppState, texts: Texts, truncate: int | None, param: str, *, keep_end: bool = False
+    state: AppState,
+    texts: Texts,
+    truncate: int | None,
+    param: str,
+    *,
+    keep_end: bool = False,
+    add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Return the token ids of each text, with special tokens. Given ids are returned as they are.
+    """Return the token ids of each text, with special tokens unless `add_special_tokens` is false.
+
+    Given ids are returned as they are.
 
     `truncate` is the request's truncate_prompt_tokens, and `param` names the field of the texts.
     With `keep_end` a text that is too long loses its beginning.
     Raises a 400 ApiError if a text is too long and must not be truncated.
     """
-    limit = _truncation(state, truncate)
+    added = state.tokenizer.added_tokens if add_special_tokens else 0
+    limit = _truncation(state, truncate, added)
     names = [param] if len(texts) == 1 else [f"{param}.{index}" for index in range(len(texts))]
     named = list(zip(texts, names, strict=True))
     token_lists = await off_loop(
         sum(map(len, texts)),
-        lambda: [_encode(state, text, limit, name, keep_end) for text, name in named],
+        lambda: [
+            _encode(state, text, limit, name, keep_end, add_special_tokens) for text, name in named
+        ],
     )
     for ids, name in zip(token_lists, names, strict=True):
         check_token_ids(state, ids, name)
@@ -37,14 +48,32 @@ async def encode_texts(
     return token_lists
 
 
-def _truncation(state: AppState, given: int | None) -> int | None:
-    """Return the number of tokens to keep of each text; None keeps all."""
+async def padded(state: AppState, token_lists: Sequence[list[int]]) -> list[list[int]]:
+    """Append padding tokens to each text up to the model's limit, also after a truncation.
+
+    The model attends to them as to other tokens, as in vLLM (vllm/renderers/params.py).
+    Raises a 400 ApiError if the checkpoint has no padding token.
+    """
+    pad = state.tokenizer.pad_token_id
+    if pad is None:
+        raise unsupported("padding", "The checkpoint's tokenizer names no pad_token.")
+    length = state.max_length()
+    return await off_loop(
+        length * len(token_lists),
+        lambda: [ids + [pad] * (length - len(ids)) for ids in token_lists],
+    )
+
+
+def _truncation(state: AppState, given: int | None, added: int) -> int | None:
+    """Return the number of tokens to keep of each text; None keeps all.
+
+    `added` is the number of special tokens that a text gets.
+    """
     longest = state.max_length()
     if given is None:
         return None
     if given == WHOLE_CONTEXT:
         return longest
-    added = state.tokenizer.added_tokens
     if not added < given <= longest:
         message = f"must be -1, or above {added} and at most {longest} here, not {given}"
         advice = "Please request a smaller truncation size." if given > longest else ""
@@ -59,6 +88,7 @@ def _encode(
     limit: int | None,
     param: str,
     keep_end: bool,
+    add_special_tokens: bool,
 ) -> list[int]:
     if not isinstance(text, str):
         ids = _joined(state, text, param)
@@ -66,11 +96,13 @@ def _encode(
     if state.pooling.lowercase:
         text = text.lower()
     if limit is not None:
-        return state.tokenizer.encode_part(text, limit, keep_end=keep_end)
+        return state.tokenizer.encode_part(
+            text, limit, keep_end=keep_end, add_special_tokens=add_special_tokens
+        )
     count = state.tokenizer.far_over(text, state.max_length())
     if count:
         raise _too_long(state, count, param)
-    return state.tokenizer.encode(text)
+    return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
 def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) -> list[int]:

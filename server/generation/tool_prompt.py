@@ -37,6 +37,14 @@ def with_tools_in_text(messages: Sequence[Message], tools: Sequence[Tool]) -> li
     return [{"role": "system", "content": instructions}, *shown]
 
 
+def functions_text(tools: Sequence[Tool]) -> str:
+    """Return the tools as JSON, or "": the variable `functions` of Firefunction v2's model card."""
+    if not tools:
+        return ""
+    definitions = [tool.for_template["function"] for tool in tools]
+    return exact_json.text(definitions, ensure_ascii=False, indent=4)
+
+
 def _in_text(message: Message) -> Message:
     """Return a message with its calls, or the result of a call, as text."""
     if message["role"] == "tool":

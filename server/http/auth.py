@@ -30,6 +30,7 @@ class ApiKey:
     text: str
     limits: KeyLimits = NO_LIMITS
     is_admin: bool = False
+    may_prioritize: bool = False  # admins always may
     label: str = ""  # for the log; "": the first digits of the digest
 
     @property
@@ -48,6 +49,7 @@ class ApiKeys:
         self._config = config
         self._digests: list[bytes] = []
         self._admins: frozenset[str] = frozenset()  # names of the owners of admin keys
+        self._prioritizing: frozenset[str] = frozenset()  # names of those who may set `priority`
         self._limiters: dict[str, RateLimiter] = {}  # by name of the owner
         self._labels: dict[str, str] = {}  # by name of the owner
         self.reload()
@@ -71,12 +73,34 @@ class ApiKeys:
                 limiters[name] = RateLimiter(key.limits)
         self._digests = [key.digest for key in keys]
         self._admins = frozenset(key.digest.hex() for key in keys if key.is_admin)
+        self._prioritizing = frozenset(
+            key.digest.hex() for key in keys if key.may_prioritize or key.is_admin
+        )
         self._limiters = limiters
         self._labels = {key.digest.hex(): key.label for key in keys if key.label}
 
     def is_admin(self, name: str | None) -> bool:
         """Whether the owner that `find` has named has an admin key; without keys, everyone."""
         return not self._digests or name in self._admins
+
+    def may_prioritize(self, name: str | None) -> bool:
+        """Whether the owner that `find` has named may set `priority`; without keys, everyone."""
+        return not self._digests or name in self._prioritizing
+
+    def tenant(self, name: str) -> str:
+        """Return how the owner that `find` has named is kept apart from others; "" if alone."""
+        return name if len(self._digests) > 1 else ""
+
+    def owner(self, tenant: str) -> str:
+        """Return the name of a tenant: with one key, that of its owner."""
+        if not tenant and len(self._digests) == 1:
+            return self._digests[0].hex()
+        return tenant
+
+    def seconds_until_room(self, tenant: str) -> float:
+        """Return how long the key of a tenant makes its next request wait."""
+        limiter = self.limiter(self.owner(tenant))
+        return 0.0 if limiter is None else limiter.seconds_until_room()
 
     def find(self, key: bytes) -> str | None:
         """Return a name for the owner of `key` (its hex digest), or None if the key is invalid.
@@ -144,20 +168,34 @@ def _key_in(line: str, where: str) -> ApiKey:
     if not all("=" in word for word in words):
         raise _invalid_key(where)
     label = ""
+    may_prioritize = False
     limits = []
     for word in words:
         name, _, value = word.partition("=")
-        if name != "label":
-            limits.append(word)
-        elif LABEL.fullmatch(value):
-            label = value
+        if name == "label":
+            label = _label(value, where)
+        elif name == "priority":
+            may_prioritize = _permission(name, value, where)
         else:
-            message = "label must be 1 to 64 letters, digits, or characters of `._@-`"
-            raise ConfigError(f"{where}: {message}.")
+            limits.append(word)
     try:
-        return ApiKey(text, parse_limits(limits), label=label)
+        key_limits = parse_limits(limits)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}.") from error
+    return ApiKey(text, key_limits, label=label, may_prioritize=may_prioritize)
+
+
+def _label(value: str, where: str) -> str:
+    if not LABEL.fullmatch(value):
+        message = "label must be 1 to 64 letters, digits, or characters of `._@-`"
+        raise ConfigError(f"{where}: {message}.")
+    return value
+
+
+def _permission(name: str, value: str, where: str) -> bool:
+    if value not in ("true", "false"):
+        raise ConfigError(f"{where}: {name} must be true or false.")
+    return value == "true"
 
 
 # The built-in pages send it. A page of another origin cannot do so without a preflight, which is
@@ -229,21 +267,20 @@ class Gate:
             self._check_framing(headers)
             limiter = None
             if INSIDE in scope:  # a line of a batch, whose creation passed these checks
+                limiter = self._identify(scope, self._keys.owner(scope[INSIDE]))
                 scope["state"]["tenant"] = scope[INSIDE]
-                scope["state"]["limiter"] = None
-                scope["state"]["access"].key = self._keys.label(scope[INSIDE])
             elif scope["path"] not in OPEN_PATHS:
                 self._check_host(headers)
                 if not is_page(scope["path"]):
                     limiter = self._check_key(scope, headers)
-            if self._max_upload and scope["path"] == UPLOAD_PATH:
-                self._check_length(headers, self._max_upload, "--max-upload-bytes")
-            elif scope["method"] in BODY_METHODS:
-                self._check_length(headers, self._max_body, "--max-body-bytes")
-                if limiter is None:
-                    await self._metered(scope, receive, send)
+            if scope["method"] in BODY_METHODS:
+                app: ASGIApp = self._metered
+                if self._max_upload and scope["path"] == UPLOAD_PATH:
+                    self._check_length(headers, self._max_upload, "--max-upload-bytes")
+                    app = self._app
                 else:
-                    await self._limited(limiter, scope, receive, send)
+                    self._check_length(headers, self._max_body, "--max-body-bytes")
+                await self._limited(limiter, app, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -272,20 +309,28 @@ class Gate:
                 "or `x-api-key: KEY`."
             )
             raise ApiError(401, "invalid_api_key", message, headers={"www-authenticate": "Bearer"})
-        scope["state"]["access"].key = self._keys.label(name)
-        if len(self._keys) > 1:  # tenants must not see each other's prefixes in the cache
-            scope["state"]["tenant"] = name
         scope["state"]["is_admin"] = self._keys.is_admin(name)
+        return self._identify(scope, name)
+
+    def _identify(self, scope: Scope, name: str) -> RateLimiter | None:
+        """Note whose request it is, and return the limiter of the key, if it has limits."""
+        given = scope["state"]
+        given["access"].key = self._keys.label(name)
+        given["tenant"] = self._keys.tenant(name)
+        given["may_prioritize"] = self._keys.may_prioritize(name)
         return self._keys.limiter(name)
 
     async def _limited(
-        self, limiter: RateLimiter, scope: Scope, receive: Receive, send: Send
+        self, limiter: RateLimiter | None, app: ASGIApp, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve a request within the limits of its key. RequestBoundary adds their headers."""
+        if limiter is None:
+            await app(scope, receive, send)
+            return
         scope["state"]["limiter"] = limiter
         limiter.begin()
         try:
-            await self._metered(scope, receive, send)
+            await app(scope, receive, send)
         finally:
             limiter.end()
 

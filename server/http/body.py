@@ -9,22 +9,36 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import orjson
 import structlog
-from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PrivateAttr,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, Request
 
 from server.http.errors import ApiError, ClientGone, invalid, unsupported
 from server.text import exact_json
+from server.turns import Turns
 
 BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
 JSON = "application/json"
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
 MAX_MEMBERS = 1024  # limit of an object with fields
+# Lengths of strings: any one without a type of its own is a name, such as `user` or `model`.
+MAX_NAME, MAX_LONG_NAME, MAX_TEXT = 1024, 64 << 10, 64 << 20  # characters
+MAX_ACCEPTED = 16 << 10  # the same of a field without effect, such as metadata
+MAX_SMALL = 1 << 20  # characters and values of a schema, or of all tools
+MAX_PARTS = 1 << 16  # parts of one message
 LARGE = 64 << 10  # bytes; parsing them takes about 2 ms in the worst case, many tiny lists
 PAUSE = 3  # pause after a large body, as a multiple of its processing time
 
@@ -46,6 +60,34 @@ def few(value: Any, most: int = MAX_MEMBERS, noun: str = "members") -> Any:
     return value
 
 
+def size_of(value: Any, most: int) -> int:
+    """Return the number of characters and values in a JSON value; beyond `most` any larger one."""
+    size, rest = 0, [value]
+    while rest and size <= most:
+        part = rest.pop()
+        size += 1
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, list):
+            rest += part
+        elif isinstance(part, dict):
+            rest += part
+            rest += part.values()
+    return size
+
+
+def small(value: Any, most: int = MAX_SMALL) -> Any:
+    """Limit the size of a JSON value, such as a schema or all tools."""
+    if size_of(value, most) > most:
+        raise failure("invalid", f"may have at most {most} characters and values in total")
+    return value
+
+
+LongName = Annotated[str, StringConstraints(max_length=MAX_LONG_NAME)]  # an id with data in it
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # such as a prompt
+JsonObject = Annotated[dict[str, Any], BeforeValidator(partial(small, most=MAX_TEXT))]
+
+
 class Part(BaseModel):
     """A request body, or an object inside one."""
 
@@ -54,6 +96,7 @@ class Part(BaseModel):
         frozen=True,
         allow_inf_nan=False,
         extra="allow",
+        str_max_length=MAX_NAME,
         use_attribute_docstrings=True,  # the text below a field describes it in the API's documents
     )
 
@@ -98,6 +141,17 @@ class Body(Part):
 
     model: str | None = None
     """A name of the served model, which is also the default."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_accepted(cls, value: Any) -> Any:
+        for name in cls.ACCEPTED & value.keys() if isinstance(value, dict) else ():
+            given = value[name]
+            most = MAX_NAME if isinstance(given, str) else MAX_ACCEPTED
+            if size_of(given, most) > most:
+                raise failure("invalid", f"may have at most {most} characters", name)
+        return value
+
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
@@ -134,21 +188,21 @@ class LargeBodies:
     """
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._turns = Turns(1)
 
     @contextlib.asynccontextmanager
-    async def turn(self, size: int) -> AsyncIterator[None]:
+    async def turn(self, size: int, tenant: str) -> AsyncIterator[None]:
         """Wait for the turn of a body of `size` bytes. A small body does not wait."""
         if size < LARGE:
             yield
             return
-        await self._lock.acquire()
+        await self._turns.acquire(tenant)
         begin = time.perf_counter()
         try:
             yield
         finally:
             rest = PAUSE * (time.perf_counter() - begin)
-            asyncio.get_running_loop().call_later(rest, self._lock.release)
+            asyncio.get_running_loop().call_later(rest, self._turns.release, tenant)
 
 
 async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) -> BodyType:
@@ -177,7 +231,7 @@ async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) 
     if large:
         # Makes uvicorn resume reading; otherwise it would not notice that the client disconnects.
         await request.is_disconnected()
-    async with turns.turn(len(raw)):
+    async with turns.turn(len(raw), request.state.tenant):
         if large and await request.is_disconnected():
             raise ClientGone
         body = _validated(raw, kind)

@@ -29,6 +29,8 @@ ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # Logged at debug level, as pages are.
 PROBED_PATHS = OPEN_PATHS | {"/metrics", "/ui/api/watch", "/ui/api/blocks", "/ui/api/hello"}
+LOCALHOST = "localhost"  # in --allowed-origins
+LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?"
 LINGER = 5.0  # seconds to keep reading a body that is refused
 
 # Headers that scripts of web pages may read, with their meaning for the page of the API.
@@ -49,14 +51,18 @@ RESPONSE_HEADERS = {
 class CrossOrigin(CORSMiddleware):
     """Middleware that admits web pages of --allowed-origins (CORS, as in the Fetch standard).
 
+    `localhost` there is every origin of a loopback host, with any port.
+
     A page sends its key in the Authorization header; cookies are not allowed.
     """
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._metrics = state.metrics
+        origins = state.config.allowed_origins
         super().__init__(
             app,
-            allow_origins=state.config.allowed_origins,
+            allow_origins=[origin for origin in origins if origin != LOCALHOST],
+            allow_origin_regex=LOOPBACK if LOCALHOST in origins else None,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,  # from a public page to a private network
@@ -191,7 +197,7 @@ class Exchange:
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         scope_state = scope.setdefault("state", {})
         scope_state.update(arrival=self._arrival, request_id=self.id, tenant="", limiter=None)
-        scope_state["is_admin"] = False  # Gate changes it
+        scope_state.update(is_admin=False, may_prioritize=True)  # Gate changes them
         self._scope_state = scope_state
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -124,11 +124,19 @@ class OpenApiApp(FastAPI):
     """A FastAPI application whose OpenAPI schemas are all under `components`.
 
     `vocab_size` returns the number of token ids, or None before the model is loaded. The schemas
-    then say which token ids this model has.
+    then say which token ids this model has. The document leaves out the paths in `disabled`.
     """
 
-    def __init__(self, *, keyed: bool, vocab_size: Callable[[], int | None], **facts: Any) -> None:
+    def __init__(
+        self,
+        *,
+        keyed: bool,
+        vocab_size: Callable[[], int | None],
+        disabled: Sequence[str] = (),
+        **facts: Any,
+    ) -> None:
         super().__init__(**facts)
+        self._disabled = disabled
         self._keyed = keyed
         self._vocab_size = vocab_size
 
@@ -145,6 +153,8 @@ class OpenApiApp(FastAPI):
         return document
 
     def _complete(self, document: dict[str, Any]) -> None:
+        for path in self._disabled:
+            document["paths"].pop(path, None)
         schemas: dict[str, Any] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
         document["components"] = {"schemas": schemas}
         if self._keyed:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from starlette.requests import Request
 
-from server.http.body import MAX_LISTED, UNPRINTABLE, failure, ignored_header
+from server.http.body import MAX_LISTED, MAX_NAME, UNPRINTABLE, failure, ignored_header
 
 DIGITS = re.compile(r"-?[0-9]{1,10}")
 
@@ -16,7 +16,7 @@ DIGITS = re.compile(r"-?[0-9]{1,10}")
 class Query(BaseModel):
     """The parameters of a query. A parameter that is given twice has its last value."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", str_max_length=MAX_NAME)
 
 
 QueryType = TypeVar("QueryType", bound=Query)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
-from server.http.errors import ApiError
+from server.http.errors import ApiError, invalid
 
 # With their meaning. Only keys with such a limit have them.
 RATE_LIMIT_HEADERS = {
@@ -24,6 +24,7 @@ RATE_LIMIT_HEADERS = {
     "x-ratelimit-reset-tokens": "time until all tokens are available again",
 }
 NUMBER = re.compile("[1-9][0-9]{0,8}")
+BUSY_S = 0.2  # between two looks for the end of a request
 Clock = Callable[[], float]  # seconds
 
 
@@ -93,9 +94,8 @@ class RateLimiter:
 
     def begin(self) -> None:
         """Count a request. Raises a 429 ApiError, and counts nothing, if a limit is reached."""
-        most = self.limits.concurrent_requests
-        if most is not None and self._running >= most:
-            raise _refusal(f"{most} concurrent requests", 1.0)
+        if not self._has_room(1):
+            raise _refusal(f"{self.limits.concurrent_requests} concurrent requests", 1.0)
         for noun, bucket in self._buckets.items():
             wait = bucket.seconds_until(1.0)
             if wait > 0:
@@ -107,6 +107,38 @@ class RateLimiter:
     def end(self) -> None:
         """Count the end of a request that `begin` has counted."""
         self._running -= 1
+
+    def seconds_until_room(self) -> float:
+        """Return how long a request should wait before `begin` may count it; 0 if it may now."""
+        waits = [bucket.seconds_until(1.0) for bucket in self._buckets.values()]
+        if not self._has_room(1):
+            waits.append(BUSY_S)
+        return max(waits, default=0.0)
+
+    def widen(self, answers: int, param: str) -> None:
+        """Count a request that `begin` has counted as `answers` concurrent ones; see `narrow`.
+
+        Raises ApiError if the limit is reached: a 400, which names `param`, if the request alone
+        exceeds it, else a 429.
+        """
+        most = self.limits.concurrent_requests
+        if most is not None and answers > most:
+            message = (
+                f"The request counts as {answers} concurrent requests, one for each answer; this "
+                f"key may have {most}. Send them in several requests."
+            )
+            raise invalid(param, message)
+        if not self._has_room(answers - 1):
+            raise _refusal(f"{most} concurrent requests, and this one counts as {answers}", 1.0)
+        self._running += answers - 1
+
+    def narrow(self, answers: int) -> None:
+        """Undo `widen`."""
+        self._running -= answers - 1
+
+    def _has_room(self, count: int) -> bool:
+        most = self.limits.concurrent_requests
+        return most is None or self._running + count <= most
 
     def use_tokens(self, count: int) -> None:
         """Count tokens of a prompt or an answer."""

@@ -20,6 +20,7 @@ from engine.lens_messages import (
     LensRequest,
     LensResult,
 )
+from server.turns import Turns
 
 INTERVAL = 1.0  # seconds between the starts of two lenses
 LIFE = 60.0  # seconds that a capture is kept
@@ -55,17 +56,19 @@ class LensDesk:
     """Lets one lens at a time reach the engine, and keeps captures."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+        self._turn = Turns(1)
         self._next = 0.0  # CLOCK_MONOTONIC: the earliest start of the next lens
         self._captures: dict[str, Capture] = {}  # by tenant, the oldest first
 
-    async def look(self, client: EngineClient, request: LensRequest) -> LensResult:
+    async def look(
+        self, client: EngineClient, request: LensRequest, tenant: str = ""
+    ) -> LensResult:
         """Return the result of a lens. Raises one of the errors above."""
-        await self._wait_for_turn(0.0 if request.embeddings else INTERVAL)
+        await self._wait_for_turn(0.0 if request.embeddings else INTERVAL, tenant)
         try:
             result = await client.look(request)
         finally:
-            self._turn.release()
+            self._turn.release(tenant)
         if result.error == "busy":
             raise LensBusyError
         if result.error == "large":
@@ -74,30 +77,30 @@ class LensDesk:
             raise LensFailedError
         return result
 
-    async def _wait_for_turn(self, interval: float) -> None:
+    async def _wait_for_turn(self, interval: float, tenant: str) -> None:
         """Take the turn, which the caller releases."""
         until = time.monotonic() + MAX_LENS_WAIT
         try:
             async with asyncio.timeout(MAX_LENS_WAIT):
-                await self._turn.acquire()
+                await self._turn.acquire(tenant)
         except TimeoutError:
             raise LensBusyError from None
         now = time.monotonic()
         start = max(now, self._next) if interval else now
         if start > until:
-            self._turn.release()
+            self._turn.release(tenant)
             raise LensBusyError
         try:
             await asyncio.sleep(start - now)
         except BaseException:
-            self._turn.release()
+            self._turn.release(tenant)
             raise
         self._next = max(self._next, start + interval)
 
     def keep(self, tenant: str, attention: Sequence[AttentionWeights]) -> Capture:
         """Keep the weights for a minute; they replace the tenant's last ones.
 
-        All captures together hold at most MAX_LENS_BYTES, so those of other tenants may go.
+        All captures together hold at most MAX_LENS_BYTES. The largest one makes room.
         """
         stacks: dict[str, list[AttentionWeights]] = {}
         for layer in attention:
@@ -108,7 +111,8 @@ class LensDesk:
         while sum(one.num_bytes for one in self._captures.values()) > MAX_LENS_BYTES:
             if len(self._captures) == 1:
                 break
-            del self._captures[next(iter(self._captures))]
+            largest = max(self._captures, key=lambda owner: self._captures[owner].num_bytes)
+            del self._captures[largest]
         # The timer does not hold the capture: it may be replaced long before.
         asyncio.get_running_loop().call_later(LIFE, self._forget, tenant, capture.id)
         return capture

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from engine.client.interface import EngineClient
+from engine.client.shares import Shares
 from engine.errors import EngineDeadError
 from engine.protocol import EngineStats, StepOutputs
 from engine.watch_messages import Blocks, StepTrace
@@ -25,14 +26,14 @@ from server.observe.block_map import BlockMap
 from server.observe.recorder import Recorder
 from server.observe.viewer import Counts, TracedStep, Viewer
 
-MOST_VIEWERS = 4
+MOST_VIEWERS = 4  # with an admin key, and as many without one
 SNAPSHOT_S = 0.1  # least time between two questions for a snapshot
 
 log = logging.getLogger(__name__)
 
 
 class TooManyViewersError(Exception):
-    """There are MOST_VIEWERS viewers."""
+    """There are MOST_VIEWERS viewers, or the tenant has its share of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class LiveEngine:
         self._recorder = recorder
         self._leases = 0
         self._viewers: list[Viewer] = []
+        # Admins have places of their own, so that others cannot keep them out.
+        self._places = {is_admin: Shares(MOST_VIEWERS) for is_admin in (True, False)}
         self._outputs: list[StepOutputs] = []  # whose StepTrace has not come yet
         self._number = 0  # of the last trace
         self._last_end = 0.0  # of a step, CLOCK_MONOTONIC seconds
@@ -79,10 +82,12 @@ class LiveEngine:
         return state == "dead" or (state == "draining" and not self._client.busy)
 
     @contextlib.contextmanager
-    def viewer(self) -> Iterator[Viewer]:
+    def viewer(self, tenant: str = "", *, is_admin: bool = True) -> Iterator[Viewer]:
         """Watch until the context ends. Raises TooManyViewersError."""
-        if len(self._viewers) >= MOST_VIEWERS:
+        places = self._places[is_admin]
+        if not places.has_room() or not places.may_take(tenant):
             raise TooManyViewersError
+        places.take(tenant)
         viewer = Viewer()
         self._viewers.append(viewer)
         try:
@@ -90,6 +95,7 @@ class LiveEngine:
                 yield viewer
         finally:
             self._viewers.remove(viewer)
+            places.give_back(tenant)
 
     @contextlib.contextmanager
     def _lease(self) -> Iterator[None]:

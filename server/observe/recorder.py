@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from engine.client.interface import WaitListener
+from engine.client.shares import Shares
 from engine.protocol import PrefillChunk, StepOutputs
 from engine.watch_messages import StepWaits
 from server.observe.choice_record import ChoiceRecord
@@ -103,7 +104,8 @@ class Recorder:
         self._step_bytes = 0
         self._open: dict[int, OpenRequest] = {}  # by the engine's id of the first choice
         self._closed: deque[RecordedRequest] = deque()
-        self._request_bytes = 0
+        self._number = Shares(MAX_REQUESTS)  # of the requests that have ended
+        self._request_bytes = Shares(REQUEST_BYTES)
         self._contexts: dict[int, int] = {}  # tokens of each sequence that decodes, by its id
         self._busy_until = 0.0  # end of the last step if it left work
 
@@ -160,10 +162,19 @@ class Recorder:
         place = self._first_place + len(self._steps)
         request = RecordedRequest(opened, ended, place, choices, error)
         self._closed.append(request)
-        self._request_bytes += request.num_bytes
-        while len(self._closed) > MAX_REQUESTS or self._request_bytes > REQUEST_BYTES:
-            self._request_bytes -= self._closed.popleft().num_bytes
+        self._number.take(opened.tenant)
+        self._request_bytes.take(opened.tenant, request.num_bytes)
+        for held in (self._number, self._request_bytes):
+            while not held.has_room(0):
+                self._forget_oldest(held.largest)
         self._release()
+
+    def _forget_oldest(self, tenant: str) -> None:
+        """Forget the oldest request of the tenant that holds most."""
+        oldest = next(request for request in self._closed if request.opened.tenant == tenant)
+        self._closed.remove(oldest)
+        self._number.give_back(tenant)
+        self._request_bytes.give_back(tenant, oldest.num_bytes)
 
     @property
     def open_requests(self) -> list[OpenRequest]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from engine.client.interface import EngineClient
 from engine.protocol import Admission, Ready, StepOutputs
 from server.cli.config import MetricsCompat
-from server.telemetry.metrics_llamacpp import LlamaCppNames
+from server.telemetry.metrics_llamacpp import llamacpp_text
 from server.telemetry.metrics_vllm import VllmNames
 from server.telemetry.token_series import TokenSeries
 
@@ -68,9 +68,9 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
 }
 
 
-NAMES: dict[MetricsCompat, Callable[[Collector], Collector]] = {
-    "vllm": VllmNames,
-    "llamacpp": LlamaCppNames,
+NAMES: dict[MetricsCompat, Callable[[Collector], bytes]] = {
+    "vllm": lambda source: generate_latest(VllmNames(source)),
+    "llamacpp": llamacpp_text,
 }
 # As in `server.text.parsers.deltas`.
 CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
@@ -89,6 +89,7 @@ class Metrics:
         self._last_step = 0
         self._make_histograms()
         self._make_counters()
+        self._most_tokens = 0  # of a sequence
         self.tokens = TokenSeries(self._labels, STEP_SECONDS)
         self.registry.register(self.tokens)
         self.registry.register(EngineSeries(client, self._labels, version))
@@ -152,6 +153,15 @@ class Metrics:
         self._prompt_tokens = make("prompt_tokens", "Prompt tokens computed or cached.").labels(
             **labels
         )
+        self._step_sequences = make(
+            "step_sequences", "Sequences of all engine steps together; one counts in each step."
+        ).labels(**labels)
+        self._longest = Gauge(
+            "penstock:longest_sequence_tokens",
+            "Most tokens that a sequence had since the start: prompt and answer.",
+            [*labels],
+            registry=self.registry,
+        ).labels(**labels)
         self._success = make("request_success", "Sequences finished, by reason.", "finished_reason")
         self._aborts = make("aborts", "HTTP requests aborted before their end.", "reason")
         self._rejects = make("rejects", "Requests answered with an error, by error code.", "code")
@@ -177,6 +187,8 @@ class Metrics:
             cached = sum(admission.cached_tokens for admission in outputs.admitted)
             generated = len(outputs.tokens)
             self._step_progress.observe(stats.step_prefill_tokens + cached + generated)
+            ended = sum(token.finish is not None for token in outputs.tokens)
+            self._step_sequences.inc(stats.running + ended + len(outputs.embeddings))
 
     def request(self, status: int) -> None:
         """Count a finished HTTP request by the status in the access log."""
@@ -199,13 +211,17 @@ class Metrics:
         `submitted` and `at` are in CLOCK_MONOTONIC seconds.
         """
         self._prompt_tokens.inc(tokens)
+        self._see_length(tokens)
         self._request_prompt_tokens.observe(tokens)
         if admission is not None:
             self._queue_time.observe(max(admission.at - submitted, 0.0))
             self._prefill_time.observe(at - admission.at)
 
-    def finish(self, reason: str, stamps: Stamps, tokens: int, preemptions: int) -> None:
-        """Record one finished sequence with `tokens` generated tokens."""
+    def finish(
+        self, reason: str, stamps: Stamps, tokens: int, preemptions: int, length: int
+    ) -> None:
+        """Record one finished sequence with `tokens` generated tokens of `length` in all."""
+        self._see_length(length)
         decode = stamps.last - stamps.first
         self._success.labels(**self._labels, finished_reason=reason).inc()
         self._decode_time.observe(decode)
@@ -215,6 +231,10 @@ class Metrics:
         self._e2e.observe(max(stamps.ended - stamps.arrival, 0.0))
         self._request_generation_tokens.observe(tokens)
         self._request_preemptions.observe(preemptions)
+
+    def _see_length(self, tokens: int) -> None:
+        self._most_tokens = max(self._most_tokens, tokens)
+        self._longest.set(self._most_tokens)
 
     def tool_call(self, outcome: CallOutcome) -> None:
         """Count a call of a finished answer, or a text that looked like one."""
@@ -237,7 +257,7 @@ class Metrics:
         series = WithoutCreated(self.registry)
         text = generate_latest(series)
         if self._compat != "none":
-            text += generate_latest(NAMES[self._compat](series))
+            text += NAMES[self._compat](series)
         return text
 
 
@@ -276,6 +296,7 @@ class EngineSeries(Collector):
             (gauge, "last_step_age_seconds", "Age of the last engine message; 0 if idle.", age),
             (counter, "prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_queries),
             (counter, "prefix_cache_hits", "Prompt tokens found.", stats.prefix_hits),
+            (counter, "spec_decode_num_drafts", "Runs of tokens drafted.", stats.drafts),
             (counter, "spec_decode_num_draft_tokens", "Tokens drafted.", stats.drafted),
             (
                 counter,

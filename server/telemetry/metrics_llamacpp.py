@@ -1,14 +1,14 @@
 """Our series under the names of llama.cpp's server, for dashboards made for it.
 
 This module counts nothing: it computes llama.cpp's values from our families at each scrape. They
-have no labels, as in llama.cpp. `n_tokens_max`, `n_busy_slots_per_decode` and
-`spec_decode_num_drafts_total` are missing, because nothing here counts them.
+have no labels, as in llama.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +19,8 @@ COPIED = {  # their counters that are one of our samples
     "prompt_tokens_cached": "prefix_cache_hits_total",
     "prompt_seconds": "request_prefill_time_seconds_sum",
     "n_decode": "engine_step_seconds_count",
+    "n_tokens_max": "longest_sequence_tokens",
+    "spec_decode_num_drafts": "spec_decode_num_drafts_total",
     "spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
 }
@@ -26,6 +28,15 @@ GAUGES = {
     "requests_processing": "num_requests_running",
     "requests_deferred": "num_requests_waiting",
 }
+
+
+def llamacpp_text(source: Collector) -> bytes:
+    """Return the series in Prometheus' text format.
+
+    llama.cpp declares `n_tokens_max` a counter, without the `_total` that the library adds.
+    """
+    text = generate_latest(LlamaCppNames(source))
+    return text.replace(b"n_tokens_max_total", b"n_tokens_max")
 
 
 class LlamaCppNames(Collector):
@@ -47,6 +58,9 @@ class LlamaCppNames(Collector):
         yield _counter("prompt_tokens", "Prompt tokens that the cache did not hold.", computed)
         for name, ours in GAUGES.items():
             yield _gauge(name, f"The same as {OURS}{ours}.", values[ours])
+        steps = values["engine_step_seconds_count"]
+        busy = values["step_sequences_total"] / steps if steps else 0.0
+        yield _gauge("n_busy_slots_per_decode", "Mean sequences of a step.", busy)
         generated = values["generation_tokens_total"] - values["request_decode_time_seconds_count"]
         for name, tokens, seconds in (
             ("prompt_tokens_seconds", computed, values["request_prefill_time_seconds_sum"]),

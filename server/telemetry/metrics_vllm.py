@@ -17,7 +17,7 @@ OURS, THEIRS = "penstock:", "vllm:"
 SAME = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
     *("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
-    *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
     *("num_preemptions", "request_success", "time_to_first_token_seconds"),
     *("inter_token_latency_seconds", "request_time_per_output_token_seconds"),
     *("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds"),

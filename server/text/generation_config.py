@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
     "min_p": (float, 0, 1),
     "repetition_penalty": (float, 0.01, 100),
 }
+# The values that Penstock's pages and `penstock chat` send if a checkpoint gives none. With the
+# defaults of OpenAI, which the API keeps, small models draw tokens that they consider unlikely.
+CLIENT_SAMPLING = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
 # Fields of transformers' GenerationConfig that change answers but that Penstock ignores. The value
 # is the one that has no effect; null, [] and {} have no effect either.
 NOT_FOLLOWED = {
@@ -59,6 +63,14 @@ def sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, flo
             )
         defaults[name] = kind(value)
     return defaults
+
+
+def client_sampling(defaults: Mapping[str, float | int]) -> dict[str, float]:
+    """Return the values that Penstock's own clients send, given the `defaults` of a checkpoint.
+
+    Each value is decided for itself: one that the checkpoint gives is left to the server.
+    """
+    return {name: value for name, value in CLIENT_SAMPLING.items() if name not in defaults}
 
 
 def not_followed(settings: dict[str, Any]) -> list[str]:

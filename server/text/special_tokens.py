@@ -62,27 +62,36 @@ def add_special_tokens(
     Texts that are not in the vocabulary are left out, except for those of `added_tokens_decoder`
     whose id is the next one. Raises ConfigError if `added_tokens_decoder` is malformed.
     """
+    added = _added(backend)
+    # Tokens are added together, because the library builds its search for all of them each time.
+    changed: dict[str, AddedToken] = {}
+    size = backend.get_vocab_size()
     for number, token in _added_tokens(settings, folder):
-        is_next = number == backend.get_vocab_size()
-        if backend.token_to_id(token.content) is not None or is_next:
-            was_special = _is_special(backend, token.content)
-            backend.add_tokens([_with_flags(token, special=was_special or token.special)])
+        text = token.content
+        is_known = text in changed or backend.token_to_id(text) is not None
+        if is_known or number == size:
+            before = changed.get(text) or added.get(text)
+            was_special = before is not None and before.special
+            changed[text] = _with_flags(token, special=was_special or token.special)
+            size += not is_known
+    backend.add_tokens(list(changed.values()))
+    added |= changed
+    named: dict[str, AddedToken] = {}
     for text in named_tokens(settings).values():
-        if backend.token_to_id(text) is not None and not _is_special(backend, text):
-            token = _added(backend).get(text, AddedToken(text, normalized=False))
-            backend.add_special_tokens([_with_flags(token, special=True)])
+        token = added.get(text, AddedToken(text, normalized=False))
+        if backend.token_to_id(text) is not None and not token.special:
+            named[text] = _with_flags(token, special=True)
+    backend.add_special_tokens(list(named.values()))
+    added |= named
+    listed: dict[str, AddedToken] = {}
     for token in _listed_tokens(settings):
-        if backend.token_to_id(token.content) is not None and token.content not in _added(backend):
-            backend.add_tokens([token])
+        if backend.token_to_id(token.content) is not None and token.content not in added:
+            listed.setdefault(token.content, token)
+    backend.add_tokens(list(listed.values()))
 
 
 def _added(backend: tokenizers.Tokenizer) -> dict[str, AddedToken]:
     return {token.content: token for token in backend.get_added_tokens_decoder().values()}
-
-
-def _is_special(backend: tokenizers.Tokenizer, text: str) -> bool:
-    token = _added(backend).get(text)
-    return token is not None and token.special
 
 
 def _with_flags(token: AddedToken, **flags: bool) -> AddedToken:

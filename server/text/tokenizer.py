@@ -222,21 +222,30 @@ class Tokenizer:
         return f"{count} in its first {chars} characters" if count >= 2 * limit else None
 
     @property
+    def pad_token_id(self) -> int | None:
+        """The token that fills a text up to a length, or None if the checkpoint names none."""
+        return self._id_of(self.special_tokens.get("pad_token"))
+
+    @property
     def added_tokens(self) -> int:
         """The number of special tokens that encoding adds to a text."""
         return self._backend.num_special_tokens_to_add(is_pair=False)
 
     @as_tokenizer_error
-    def encode_part(self, text: str, most: int, *, keep_end: bool = False) -> list[int]:
+    def encode_part(
+        self, text: str, most: int, *, keep_end: bool = False, add_special_tokens: bool = True
+    ) -> list[int]:
         """Return the token ids of `text`, truncated to `most` ids including its special tokens.
 
         With `keep_end` its beginning is cut off, otherwise its end.
 
         Raises ValueError if `text` is not valid Unicode.
         """
-        ids = self.encode(text)
+        ids = self.encode(text, add_special_tokens=add_special_tokens)
         if len(ids) <= most:
             return ids
+        if not add_special_tokens:
+            return ids[-most:] if keep_end else ids[:most]
         encoding = self._encoding(text, False)
         side = "left" if keep_end else "right"
         encoding.truncate(most - self.added_tokens, direction=side)

@@ -38,6 +38,12 @@ export async function request(path, { method = "GET", body, headers, signal } = 
   throw await errorOf(response);
 }
 
+/** The error of a body that was cut off. A stop by the user stays what it is. */
+function asLost(error) {
+  if (error.name === "AbortError") return error;
+  return new ApiError(0, "The connection to the server was lost.");
+}
+
 async function errorOf(response) {
   try {
     const answer = await response.json();
@@ -67,7 +73,7 @@ export async function events(path, options, onEvent) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => { throw asLost(error); });
     if (done) return;
     rest = (rest + value).replaceAll("\r\n", "\n");
     const parts = rest.split("\n\n");

@@ -14,6 +14,18 @@ export {
   useComputed, useEffect, useLayoutEffect, useMemo, useRef, useSignal, useSignalEffect, useState,
 };
 
+/** Whether the window is as narrow as a phone's; the style sheets have the same limit. */
+export function useNarrow() {
+  const query = useMemo(() => matchMedia("(max-width: 700px)"), []);
+  const [isNarrow, setNarrow] = useState(query.matches);
+  useEffect(() => {
+    const update = () => setNarrow(query.matches);
+    query.addEventListener("change", update);
+    return () => query.removeEventListener("change", update);
+  }, [query]);
+  return isNarrow;
+}
+
 /** Load a style sheet once; `path` is relative to /ui/. Rules stay when the page is left. */
 export function useStyle(path) {
   useLayoutEffect(() => {

@@ -1,7 +1,9 @@
 // The frame of all pages: rail, status strip, drawer, list of keys, and the question for the key.
-import { Component, html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { Component, html, useEffect, useRef, useState } from "./html.js";
 import { drawers, pages } from "./pages.js";
+import { weightFormat } from "./formats.js";
 import { hrefOf, navigate, route } from "./router.js";
+import { Sheet } from "./sheet.js";
 import { askForKey, hello, key, problem, theme } from "./store.js";
 
 const THEMES = ["auto", "dark", "light"];
@@ -75,13 +77,13 @@ function Status() {
   const percent = (blocks) => `${Math.round((100 * blocks) / Math.max(stats.blocks_total, 1))} %`;
   return html`<header class="status" aria-label="Server">
     <strong>${facts.model.id}</strong>
-    <span class="muted">${facts.model.architecture} · ${facts.ready.dtype} · ${facts.ready.device}</span>
+    <span class="muted">${facts.model.architecture} · ${weightFormat(facts)} · ${facts.ready.device}</span>
     <span class="status-space" />
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
     <span>running <b>${stats.running}</b></span>
     <span>waiting <b>${stats.waiting}</b></span>
-    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV cache${" "}
-      <b>${percent(stats.blocks_held)}</b> in use, ${percent(stats.blocks_cached)} kept</span>`}
+    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV<span class="wide"> cache</span>${" "}
+      <b>${percent(stats.blocks_held)}</b><span class="wide"> in use, ${percent(stats.blocks_cached)} kept</span></span>`}
   </header>`;
 }
 
@@ -137,33 +139,25 @@ function Drawer() {
     const { page, params: now } = route.value;
     navigate(page, { ...now, drawer: "", answer: "", request: "", token: "" });
   };
-  const panel = useRef(null);
-  useLayoutEffect(() => {
-    if (!load) return undefined;
-    const before = document.activeElement;
-    panel.current?.focus();
-    const onKey = (event) => event.key === "Escape" && !event.defaultPrevented && close();
-    addEventListener("keydown", onKey);
-    return () => {
-      removeEventListener("keydown", onKey);
-      before?.focus?.();
-    };
-  }, [load]);
   if (!load) return null;
   const content = error
     ? html`<p class="empty warn">This could not be loaded: ${error.message}</p>`
     : component && html`<${component} params=${params} close=${close} />`;
-  return html`<div class="drawer" role="dialog" aria-label=${params.drawer} tabindex="-1" ref=${panel}>
-    <button class="quiet close" onClick=${close} aria-label="Close">×</button>
+  return html`<${Sheet} class="drawer" role="dialog" aria-label=${params.drawer} isOpen close=${close}>
     <${Boundary} key=${params.drawer + (params.answer ?? "")}>${content}</${Boundary}>
-  </div>`;
+  </${Sheet}>`;
 }
 
-/** A modal dialog. The browser keeps the focus inside and closes it by Escape. */
+/** A modal dialog. The browser keeps the focus inside and closes it by Escape; so do × and a tap outside. */
 function Modal({ label, close, children }) {
   const dialog = useRef(null);
   useEffect(() => dialog.current.showModal(), []);
-  return html`<dialog ref=${dialog} aria-label=${label} onClose=${close}>${children}</dialog>`;
+  const hide = () => dialog.current.close();
+  const tap = (event) => event.target === dialog.current && hide(); // the content is in a box of its own
+  return html`<dialog ref=${dialog} aria-label=${label} onClose=${close} onClick=${tap}>
+    <div class="dialog"><button class="quiet close" type="button" onClick=${hide}
+      aria-label="Close">×</button>${children}</div>
+  </dialog>`;
 }
 
 function KeyList({ close }) {
@@ -172,7 +166,6 @@ function KeyList({ close }) {
     <table class="keys"><tbody>
       ${KEYS.map(([keys, text]) => html`<tr><td><kbd>${keys}</kbd></td><td>${text}</td></tr>`)}
     </tbody></table>
-    <form method="dialog"><button>Close</button></form>
   </${Modal}>`;
 }
 

@@ -56,6 +56,7 @@ def test_answers_and_logprobs_do_not_depend_on_drafts(
                 assert driver.tokens(request_id) == tokens
                 assert driver.logprobs(request_id) == pytest.approx(logprobs, abs=2e-4)
     assert driver.stats.drafted > 40
+    assert 0 < driver.stats.drafts < driver.stats.drafted
     right = driver.stats.drafted_right / driver.stats.drafted
     assert right == {0.0: 1.0, 1.0: 0.0}.get(share, pytest.approx(0.6, abs=0.3))
 

@@ -280,24 +280,15 @@ class Driver:
         source: list[int] | None = None,
         adapter: int = 0,
         ablation: Ablation | None = None,
+        tenant: str = "",
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
         self._ids += 1
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
-        self.inbox.append(
-            GenerateRequest(
-                self._ids,
-                prompt,
-                sampling,
-                arrival,
-                priority,
-                salt,
-                source or [],
-                adapter=adapter,
-                ablation=ablation,
-            ),
-        )
+        given = arrival, priority, salt, source or []
+        names: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "ablation": ablation}
+        self.inbox.append(GenerateRequest(self._ids, prompt, sampling, *given, **names))
         return self._ids
 
     def explain(

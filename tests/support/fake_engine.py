@@ -160,15 +160,15 @@ class FakeEngine:
         self.running.clear()
         self._died.set()
 
-    def admit(self) -> None:
+    def admit(self, tenant: str = "") -> None:
         if self.death is not None:
             raise self.death
         if self.state != "ready":
             raise EngineUnavailableError(self.state, "not now")
         self._check_room()
 
-    def reserve(self) -> contextlib.AbstractContextManager[None]:
-        return self.queue.reserve(self.stats)
+    def reserve(self, tenant: str = "") -> contextlib.AbstractContextManager[None]:
+        return self.queue.reserve(self.stats, tenant)
 
     async def num_cached(
         self,

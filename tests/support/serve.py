@@ -103,11 +103,12 @@ class Server(Process):
 def starting(*arguments: object, env: dict[str, str] | None = None) -> Iterator[Server]:
     """Start a server and yield it before it is ready.
 
-    Unless `arguments` override it, the server has a free port and one engine thread.
+    Unless `arguments` override it, the server has a free port and one engine thread, and lets
+    requests wait: tests send crowds on a busy machine.
     """
     folder = Path(tempfile.mkdtemp(prefix="e2e-"))  # short: a socket's path has at most 107 bytes
     # The last one of repeated flags wins.
-    flags = ("--port", "0", "--threads", "1", *map(str, arguments))
+    flags = ("--port", "0", "--threads", "1", "--max-queue-wait", "600", *map(str, arguments))
     server = Server(folder, flags, env or {})
     try:
         yield server

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.ui
 SYSTEM = "You stand at the old mill by the river and answer in a few plain words. " * 8
 QUESTION = "Hello! Who are you?"
 LONGEST = 40
-PLAIN: dict[str, Any] = {"temperature": 0.9, "top_p": 1.0}
+PLAIN: dict[str, Any] = {"temperature": 0.9, "top_p": 1.0, "min_p": 0.0}
 # Kept tokens are a part of the branch's prompt, which each of these treats in its own way.
 PENALTIES = PLAIN | {
     "presence_penalty": 1.5,
@@ -150,7 +150,7 @@ def continued(client: openai.OpenAI, ids: list[int], **params: Any) -> dict[str,
 
 def split(params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters of OpenAI's API, and the others."""
-    others = {"repetition_penalty", "min_tokens"}
+    others = {"repetition_penalty", "min_tokens", "min_p"}
     named = {name: value for name, value in params.items() if name not in others}
     extra = {name: value for name, value in params.items() if name in others}
     return named, {"return_token_ids": True, **extra}

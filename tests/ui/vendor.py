@@ -2,6 +2,7 @@
 
 Files are kept as npm ships them, but for import specifiers: a name such as "preact" becomes a path,
 because an import map would have to be inline, which the pages' Content-Security-Policy forbids.
+A script that is no module gets an export.
 `SHA256SUMS` has the hash of every file.
 """
 
@@ -24,6 +25,7 @@ PACKAGES: dict[str, tuple[str, dict[str, str]]] = {
     "@preact/signals-core": ("1.14.5", {"signals-core.js": "dist/signals-core.mjs"}),
     "htm": ("3.1.1", {"htm.js": "dist/htm.mjs"}),
     "marked": ("18.2.1", {"marked.js": "lib/marked.esm.js"}),
+    "temml": ("0.13.5", {"temml.js": "dist/temml.min.js"}),
     "uplot": ("1.6.32", {"uplot.js": "dist/uPlot.esm.js", "uplot.css": "dist/uPlot.min.css"}),
     "@highlightjs/cdn-assets": (
         "11.12.0",
@@ -42,6 +44,8 @@ PATHS = {
     "preact/hooks": "./hooks.js",
     "@preact/signals-core": "./signals-core.js",
 }
+# The small file of temml is a script; its module has twice the size.
+EXPORTS = {"temml.js": b"\nexport default temml;\n"}
 SPECIFIER = re.compile(rb'(\bfrom|\bimport)(\s*)"([@a-z][a-z/-]*)"')
 
 
@@ -70,6 +74,7 @@ def download() -> dict[str, bytes]:
                     assert member is not None, f"{package} has no {path}"
                     content = member.read()
                     files[name] = with_paths(content) if name.endswith(".js") else content
+                    files[name] += EXPORTS.get(name, b"")
                 licence = members.extractfile("package/LICENSE")
                 assert licence is not None
                 short = package.rpartition("/")[2]

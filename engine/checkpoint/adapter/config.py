@@ -7,12 +7,12 @@ if it is set, because a newer PEFT may give it a meaning.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.adapter.name_pattern import NamePattern
 from engine.checkpoint.folder import full_path, read_json
 from engine.errors import ConfigError
 
@@ -30,19 +30,21 @@ WITHOUT_EFFECT = {
     "task_type",
 }
 # Initialisations that also change the base model's weights, which the adapter folder lacks.
+MAX_PATTERNS = 4096  # PEFT writes at most one for each module
+MAX_EXPRESSIONS = 16  # patterns that are no plain names; each may take 10 MiB
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The settings of one adapter. Patterns are regular expressions that end a module's name."""
+    """The settings of one adapter. A pattern applies to the modules whose names it ends."""
 
     folder: Path
     rank: int
     alpha: float
     is_rank_stabilised: bool  # arXiv 2312.03732
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    rank_pattern: Mapping[NamePattern, int]
+    alpha_pattern: Mapping[NamePattern, float]
     fan_in_fan_out: bool  # the base model stores these weights as [in, out]
 
     @classmethod
@@ -101,24 +103,36 @@ def _positive(folder: Path, key: str, value: Any, kind: type) -> Any:
     return kind(value)
 
 
-def _pattern(folder: Path, config: dict[str, Any], key: str, kind: type) -> dict[str, Any]:
+def _pattern(folder: Path, config: dict[str, Any], key: str, kind: type) -> dict[NamePattern, Any]:
     given = config.get(key) or {}
     if not isinstance(given, dict):
         raise ConfigError(f"{folder / CONFIG} has {key} = {given!r:.80}; it must be an object.")
-    for pattern in given:
+    if len(given) > MAX_PATTERNS:
+        raise ConfigError(
+            f"{folder / CONFIG} has {len(given)} patterns in {key}; at most {MAX_PATTERNS} are "
+            "read."
+        )
+    values = {}
+    for text, value in given.items():
         try:
-            re.compile(pattern)
-        except re.error as error:
+            pattern = NamePattern(text)
+        except ValueError as error:
             raise ConfigError(
-                f"{folder / CONFIG} has the pattern {pattern!r:.80} in {key}, which is no regular "
-                f"expression: {error}."
+                f"{folder / CONFIG} has the pattern {text!r:.80} in {key}: {error}"
             ) from error
-    return {name: _positive(folder, f"{key}.{name}", value, kind) for name, value in given.items()}
+        values[pattern] = _positive(folder, f"{key}.{text:.80}", value, kind)
+    count = sum(not pattern.is_plain for pattern in values)
+    if count > MAX_EXPRESSIONS:
+        raise ConfigError(
+            f"{folder / CONFIG} has {count} regular expressions in {key}; at most "
+            f"{MAX_EXPRESSIONS} are read. Write them as plain names of modules."
+        )
+    return values
 
 
-def _matching(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that the end of a module's name matches."""
+def _matching(patterns: Mapping[NamePattern, Any], module: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches a module's name."""
     for pattern, value in patterns.items():
-        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", module):
+        if pattern.matches(module):
             return value
     return default

@@ -14,6 +14,8 @@ from engine.checkpoint.stored import FLOATS, StoredTensor, stored_tensors
 from engine.errors import ConfigError
 
 WEIGHTS = "adapter_model.safetensors"
+LONGEST_NAME = 512  # characters
+MAX_MATCHES = 1 << 22  # names of modules times patterns
 NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
@@ -86,14 +88,21 @@ def _stamps(folder: Path) -> tuple[tuple[int, int], ...]:
 def _modules(config: AdapterConfig, file: Path) -> dict[str, StoredLowRank]:
     halves: dict[str, dict[str, StoredTensor]] = {}
     for name, tensor in stored_tensors([file]).items():
-        found = NAME.fullmatch(name)
+        found = NAME.fullmatch(name) if len(name) <= LONGEST_NAME else None
         if found is None:
             raise ConfigError(
-                f"{name} in {file} is not supported: only lora_A and lora_B of linear layers are."
+                f"{name:.{LONGEST_NAME}} in {file} is not supported: only lora_A and lora_B of "
+                "linear layers are."
             )
         halves.setdefault(found[1], {})[found[2]] = tensor
     if not halves:
         raise ConfigError(f"{file} has no tensors.")
+    num_patterns = len(config.rank_pattern) + len(config.alpha_pattern)
+    if len(halves) * num_patterns > MAX_MATCHES:
+        raise ConfigError(
+            f"{file} has {len(halves)} modules for the {num_patterns} patterns of {CONFIG}, which "
+            f"are more than {MAX_MATCHES} pairs to compare."
+        )
     return {module: _pair(config, module, file, found) for module, found in halves.items()}
 
 

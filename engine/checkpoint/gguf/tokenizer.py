@@ -7,6 +7,7 @@ names none, the architecture decides if its models all split in one way; if not,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,10 @@ WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built fro
 SPECIAL = (UNKNOWN, CONTROL)
 NORMALISED = ("qwen2", "deepseek-r1-qwen")  # by NFC
 SPACE = "▁"
+# Limits of a vocabulary. Llama 2's longest token has 16 characters and GPT-2's 128. The pairs that
+# make Llama 2's 32,000 tokens have 329,061 characters.
+LONGEST_TOKEN = 4096  # characters
+MAX_MERGES = 1 << 26  # characters of all pairs
 Settings = Mapping[str, Any]
 
 
@@ -63,6 +68,11 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
             f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are gpt2 and llama."
         )
     tokens = tokens_of(settings)
+    longest = max(map(len, tokens))
+    if longest > LONGEST_TOKEN:
+        raise ConfigError(
+            f"The GGUF file has a token of {longest} characters; at most {LONGEST_TOKEN} are read."
+        )
     try:
         tokenizer, has_bos = build(settings, tokens)
         _add_tokens(tokenizer, tokens, ends_of(settings, tokens, kinds_of(settings)).kinds)
@@ -238,9 +248,19 @@ def _merges_of(ids: dict[str, int], scores: list[float]) -> Iterator[tuple[str, 
 
     A token can be made of any two others. Of these pairs, that with the lowest ids comes first.
     """
+    # Cuts at other lengths cannot give a token. Trying every cut of a long token is quadratic.
+    lengths = sorted({len(token) for token in ids} - {0})
+    size = 0
     for token in sorted(ids, key=lambda token: -scores[ids[token]]):
-        parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        cuts = itertools.takewhile(len(token).__gt__, lengths)
+        parts = ((token[:cut], token[cut:]) for cut in cuts)
         known = [pair for pair in parts if pair[0] in ids and pair[1] in ids]
+        size += len(token) * len(known)
+        if size > MAX_MERGES:
+            raise ConfigError(
+                f"The tokens of the GGUF file can be made of others in too many ways: the pairs "
+                f"have over {MAX_MERGES} characters."
+            )
         yield from sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))
 
 

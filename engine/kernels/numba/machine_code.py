@@ -24,10 +24,19 @@ from typing import IO
 
 from llvmlite import binding as llvm
 
-from engine.device.cache import cache_folder
+from engine.device.cache import (
+    cache_folder,
+    cache_problem,
+    delete_unused,
+    is_trusted,
+    make_cache_folder,
+    mark_used,
+)
 from engine.kernels.numba.cpu import cpu_features, cpu_name
 
 log = logging.getLogger(__name__)
+
+Kernel = tuple[str | int, ...]  # "module.function" of `source/`, and the shape
 
 MOST_WAIT_S = 60.0  # for another process that compiles the same kernel; it takes a few seconds
 
@@ -45,12 +54,19 @@ class KernelStore:
     """The kernels of this process by name and shape, and the folder that keeps their code."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Without a `folder`, every process compiles."""
-        self.compiling: Callable[[str], None] = lambda name: None  # called before a kernel compiles
+        """Without a `folder`, every process compiles; also if others could change its files."""
+        # Called before a kernel compiles.
+        self.compiling: Callable[[Kernel], None] = lambda kernel: None
         self.compiled = 0  # kernels that were not in the folder
+        self.compile_seconds = 0.0
         self._folder = folder
+        if folder is not None:
+            if cache_problem(folder.parent, folder) is None:
+                delete_unused(folder, lambda name: name.endswith(_digest()))
+            else:
+                self._folder = None
         self._engine: llvm.ExecutionEngine | None = None
-        self._addresses: dict[tuple[str | int, ...], int] = {}
+        self._addresses: dict[Kernel, int] = {}
 
     def check(self) -> None:
         """Raises ImportError if kernels cannot be compiled here, and none was compiled before."""
@@ -65,6 +81,13 @@ class KernelStore:
             self._addresses[name, *shape] = known
         return known
 
+    def has(self, kernel: Kernel) -> bool:
+        """Whether a kernel need not be compiled, unless its file is damaged."""
+        if kernel in self._addresses:
+            return True
+        name, *shape = kernel
+        return self._folder is not None and (self._folder / self._file_name(name, *shape)).exists()
+
     def _find(self, name: str, shape: tuple[int, ...]) -> MachineCode:
         file_name = self._file_name(name, *shape)
         code = self._read(file_name)
@@ -77,8 +100,8 @@ class KernelStore:
         return code
 
     @staticmethod
-    def _file_name(name: str, *shape: int) -> str:
-        return "_".join([name, *map(str, map(int, shape)), _digest()])
+    def _file_name(name: str | int, *shape: str | int) -> str:
+        return "_".join([str(name), *map(str, map(int, shape)), _digest()])
 
     @contextlib.contextmanager
     def _turn(self, file_name: str) -> Iterator[None]:
@@ -86,7 +109,7 @@ class KernelStore:
         with contextlib.ExitStack() as stack:
             if self._folder is not None:
                 with contextlib.suppress(OSError):  # without a place for files, all compile
-                    self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    make_cache_folder(self._folder)
                     lock = self._folder / f".{file_name}.lock"
                     file = stack.enter_context(lock.open("a"))
                     stack.callback(lock.unlink, missing_ok=True)
@@ -94,21 +117,29 @@ class KernelStore:
             yield
 
     def _compile(self, name: str, shape: tuple[int, ...]) -> MachineCode:
+        self.compiling((name, *map(int, shape)))
         from engine.kernels.numba.compile import compile_kernel
 
+        begin = time.monotonic()
+        code = compile_kernel(name, shape)
         self.compiled += 1
-        self.compiling(name)
-        return compile_kernel(name, shape)
+        self.compile_seconds += time.monotonic() - begin
+        return code
 
     def _read(self, file_name: str) -> MachineCode | None:
         """Return the code in a file, or None if there is no file or a broken one."""
         if self._folder is None:
             return None
+        path = self._folder / file_name
         try:
-            head, _, code = (self._folder / file_name).read_bytes().partition(b"\n")
+            with path.open("rb") as file:
+                if not is_trusted(os.fstat(file.fileno())):
+                    return None
+                head, _, code = file.read().partition(b"\n")
             facts = json.loads(head)
             if facts["sha256"] != hashlib.sha256(code).hexdigest():
                 return None
+            mark_used(path)
             return MachineCode(facts["symbol"], facts["unneeded"], code)
         except (OSError, ValueError, LookupError, TypeError):
             return None
@@ -124,6 +155,7 @@ class KernelStore:
         }
         own = self._folder / f".{file_name}.{os.getpid()}"
         try:
+            own.touch(0o600)  # regardless of the umask: a file that others may write is not loaded
             own.write_bytes(json.dumps(facts).encode() + b"\n" + code.code)
             own.replace(self._folder / file_name)
         except OSError as error:

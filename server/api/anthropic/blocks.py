@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from server.api.openai.schemas.fields import few_inside, having, never, shape_of
-from server.http.body import Part, failure
+from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
 
 MAX_BLOCKS = 4096  # limit of the messages, and of the blocks in all messages together
 Name = Annotated[str, StringConstraints(max_length=256)]
@@ -31,15 +31,15 @@ ROLE_TYPES = {"user": USER_TYPES, "assistant": ASSISTANT_TYPES, "system": ("text
 class Block(Part):
     """`cache_control` is accepted without effect, because the prefix cache needs no marks."""
 
-    cache_control: dict[str, Any] | None = None
+    cache_control: JsonObject | None = None
     """No effect: prefixes are always cached."""
 
 
 class TextBlock(Block):
     type: Literal["text"]
-    text: str
+    text: Text
     """The text."""
-    citations: list[dict[str, Any]] | None = None
+    citations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
     """No effect: the model does not see them."""
 
 
@@ -47,9 +47,9 @@ class ThinkingBlock(Block):
     """Thoughts of an earlier turn. The signature is not checked."""
 
     type: Literal["thinking"]
-    thinking: str
+    thinking: Text
     """The thoughts."""
-    signature: str | None = None
+    signature: Text | None = None
     """Not checked."""
 
 
@@ -65,9 +65,9 @@ class ToolUseBlock(Block):
     """The id that a result answers."""
     name: Name
     """Name of the function."""
-    input: dict[str, Any]
+    input: JsonObject
     """The arguments."""
-    caller: dict[str, Any] | None = None
+    caller: JsonObject | None = None
     """No effect: only the model calls functions here."""
 
 
@@ -91,7 +91,7 @@ def _type(block: Any) -> Any:
 
 
 Texts = Annotated[
-    Annotated[str, Tag("<one>")]
+    Annotated[Text, Tag("<one>")]
     | Annotated[list[TextBlock], Field(fail_fast=True, max_length=MAX_BLOCKS), Tag("<list>")],
     shape_of("a string or a list of text blocks"),
     BeforeValidator(only(("text",))),
@@ -126,7 +126,8 @@ AnyBlock = Annotated[
     ),
 ]
 Content = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[list[AnyBlock], Field(fail_fast=True), Tag("<list>")],
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[AnyBlock], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
     shape_of("a string or a list of blocks"),
     BeforeValidator(only(ALL_TYPES)),
 ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from server.api.anthropic.blocks import Block
 from server.api.openai.schemas.fields import TEXT, having
 from server.api.openai.schemas.structured import Schema
 from server.api.openai.schemas.tools import MAX_TOOLS
-from server.http.body import Part, failure
+from server.http.body import Part, Text, failure, small
 from server.text.parsers.tools import NO_TOOLS, Tool, ToolMode, ToolUse, function_tool
 
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
@@ -29,7 +29,7 @@ class ToolDefinition(Block):
     type: Literal["custom"] | None = None
     name: FunctionName
     """Name of the function."""
-    description: str | None = None
+    description: Text | None = None
     """The purpose of the function, for the model."""
     input_schema: Schema
     """JSON Schema of the arguments."""
@@ -49,7 +49,11 @@ class ToolDefinition(Block):
         return function_tool(self.name, self.description, self.input_schema, strict=self.strict)
 
 
-Tools = Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Tools = Annotated[
+    list[ToolDefinition],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+    BeforeValidator(small),
+]
 
 
 class ToolChoice(Part):

@@ -40,7 +40,7 @@ async def embed(request: Request) -> Response:
     check_dimensions(state, body.output_dimension, "output_dimension")
     forms = list(dict.fromkeys(body.embedding_types or ["float"]))
     _check_signs(state, body, forms)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         token_lists = await _token_lists(state, body)
     vectors, usage = await embed_tokens(request, body, token_lists)
     vectors = vectors[:, : body.output_dimension]

@@ -12,7 +12,7 @@ from server.generation.events import ChoiceEvents, Timings, Usage
 
 
 class LlamaChatWriter(ChatWriter):
-    """llama.cpp's first chunk has no content, its last one has the timings, and `__verbose`."""
+    """llama.cpp's first chunk has no content, its last one has the timings."""
 
     _timings: Timings | None = None  # the latest ones
 
@@ -33,10 +33,11 @@ class LlamaChatWriter(ChatWriter):
             fields["timings"] = timing_fields(self._timings)
         return fields
 
+
+class VerboseChatWriter(LlamaChatWriter):
+    """Whole answers have the text of the prompt in `__verbose`."""
+
     def _whole_fields(self, answers: Sequence[ChoiceEvents]) -> Json:
-        fields = super()._whole_fields(answers)
-        if getattr(self._body, "verbose", None):
-            [prompt] = self._prepared.prompts
-            text = self._tokenizer.decode(prompt, skip_special_tokens=False)
-            fields["__verbose"] = {"prompt": text}
-        return fields
+        [prompt] = self._prepared.prompts
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return super()._whole_fields(answers) | {"__verbose": {"prompt": text}}

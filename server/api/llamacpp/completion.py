@@ -12,6 +12,7 @@ from starlette.responses import Response
 from server.api.llamacpp.bias import bias_by_token
 from server.api.llamacpp.errors import own_errors
 from server.api.llamacpp.progress import check_progress
+from server.api.llamacpp.samplers import with_samplers
 from server.api.llamacpp.schemas import CompletionBody, InfillBody
 from server.api.llamacpp.writer import CompletionWriter
 from server.api.openai.schemas.generate import MAX_BIASES
@@ -42,7 +43,7 @@ async def completion(request: Request) -> Response:
     options = await _options(state, body)
     size = len(await request.body())
     with own_errors(state):
-        with state.client.reserve():
+        with state.client.reserve(request.state.tenant):
             prompts = await off_loop(size, lambda: [_ids(state, given) for given in body.prompts])
         return _answer(state, request, body, options, prompts)
 
@@ -56,7 +57,7 @@ async def infill(request: Request) -> Response:
     before = body.input_prefix + body.prompt
     texts = infill_prompts(state, [before], body.input_suffix, param="input_suffix")
     with own_errors(state):
-        with state.client.reserve():
+        with state.client.reserve(request.state.tenant):
             prompts = await text_prompts(state, texts)
         return _answer(state, request, body, options, prompts)
 
@@ -71,7 +72,10 @@ async def _options(state: AppState, body: CompletionBody) -> GenerationOptions:
     salt = body.cache_salt or ""
     if body.cache_prompt is False:  # a salt that no other request has finds nothing in the cache
         salt = secrets.token_hex(16)
-    return body.options(bias, salt)
+    options = body.options(bias, salt)
+    if body.samplers is None:
+        return options
+    return with_samplers(options, body.samplers, state.tokenizer.defaults)
 
 
 def _ids(state: AppState, given: str | Sequence[int | str]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import orjson
@@ -9,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.llamacpp.template_values import with_template_values
+from server.api.llamacpp.template_values import own_chat
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS
 from server.api.receive import encode, read_unqueued, thread_turn
@@ -27,6 +28,7 @@ from server.http.openapi import body_schema
 from server.state import VERSION, state_of
 
 router = APIRouter()
+RANDOM = -1  # as a seed
 RENAMED = {"repetition_penalty": "repeat_penalty"}
 
 
@@ -37,6 +39,7 @@ async def props(request: Request) -> dict[str, Any]:
     info = state.loaded()
     sampling = SAMPLING_DEFAULTS | state.tokenizer.defaults
     params = {RENAMED.get(name, name): sampling[name] for name in SAMPLING_DEFAULTS}
+    params["seed"] = RANDOM if state.config.seed is None else state.config.seed
     special = state.tokenizer.special_tokens
     return {
         "default_generation_settings": {"params": params, "n_ctx": state.max_length()},
@@ -93,9 +96,7 @@ async def _rendered(request: Request, *, is_own: bool) -> tuple[ChatBody, Chat, 
     check_option_tokens(state, body.options())
     size = len(await request.body())
     async with thread_turn(state, size):
-        chat = await off_loop(size, body.chat)
-        if is_own:
-            chat = with_template_values(state, chat)
+        chat = await off_loop(size, partial(own_chat, state, body) if is_own else body.chat)
         check_tool_choice(chat)
         return body, chat, await chat_text(state, chat)
 

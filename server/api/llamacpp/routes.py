@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from server.api.llamacpp import chat, completion, embedding, properties
+from server.api.llamacpp import chat, completion, embedding, predict, properties, responses
 
-ROUTE_FILES = (chat, completion, embedding, properties)
+ROUTE_FILES = (chat, completion, embedding, predict, properties, responses)

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
+from server.api.llamacpp.samplers import SAMPLERS_SCHEMA, sampler_names
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
@@ -24,7 +25,7 @@ from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import Schema, parsed
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions
-from server.http.body import failure
+from server.http.body import Text, failure
 
 KINDS: dict[str, GrammarKind] = {"json_schema": "json_schema", "grammar": "grammar"}
 WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
@@ -32,7 +33,7 @@ WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens
 GIVEN = {"not": {"type": "null"}}
 
 
-def _check_progress(wanted: bool | None, stream: bool | None) -> None:
+def check_progress_is_streamed(wanted: bool | None, stream: bool | None) -> None:
     if wanted and not stream:
         raise failure("unsupported", "needs stream to be true", "return_progress")
 
@@ -48,11 +49,11 @@ class CompletionBody(SamplingBody):
             *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent"),
             *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
             *("adaptive_decay", "penalize_nl"),
+            "backend_sampling",  # where llama.cpp samples: the probabilities are the same
         )
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "adaptive_target": (-1,),
-        "backend_sampling": (False,),
         "dry_multiplier": (0,),
         "dynatemp_range": (0,),
         "image_data": ([],),
@@ -60,9 +61,6 @@ class CompletionBody(SamplingBody):
         "min_keep": (0,),
         "mirostat": (0,),
         "n_indent": (0,),
-        "post_sampling_probs": (False,),
-        "samplers": (),
-        "t_max_predict_ms": (0, -1),
         "top_n_sigma": (-1,),
         "typical_p": (1,),
         "xtc_probability": (0,),
@@ -72,6 +70,7 @@ class CompletionBody(SamplingBody):
         "n_cmpl": 1,
         "n_predict": -1,
         "n_probs": 0,
+        "t_max_predict_ms": -1,
     }
 
     prompt: Prompts
@@ -82,18 +81,26 @@ class CompletionBody(SamplingBody):
     """Answers per prompt; answer k has seed + k."""
     n_probs: Annotated[int, Between(0, 20)] | None = None
     """Return the logprob of each token, with this many alternatives."""
+    post_sampling_probs: bool | None = None
+    """`n_probs` returns the probabilities that tokens are drawn by, after temperature and cuts."""
     logit_bias: Annotated[
         Biases | None,
         PlainValidator(lambda value: bias_pairs(value, MAX_BIASES)),
         WithJsonSchema(BIAS_SCHEMA),
     ] = None
     """Added to the logits of tokens or of the tokens of texts; false bans them."""
-    grammar: str | None = None
+    grammar: Text | None = None
     """A grammar in GBNF or Lark that the answer follows."""
-    json_schema: Schema | str | None = None
+    json_schema: Schema | Text | None = None
     """A JSON schema that the answer fits."""
     repeat_last_n: Annotated[int, Between(-1, INT32)] | None = None
     """Penalties look at all tokens, so that only −1 is accepted with one."""
+    samplers: Annotated[
+        tuple[str, ...] | None, PlainValidator(sampler_names), WithJsonSchema(SAMPLERS_SCHEMA)
+    ] = None
+    """Apply only these, in an order that equals penalties, temperature, top_k, top_p, min_p."""
+    t_max_predict_ms: Annotated[int, Between(-1, INT32)] | None = None
+    """The first line break that comes later than this after the first token ends the answer."""
     cache_prompt: bool | None = None
     """false computes the whole prompt again."""
     return_tokens: bool | None = None
@@ -119,13 +126,15 @@ class CompletionBody(SamplingBody):
 
     @model_validator(mode="after")
     def _progress_is_streamed(self) -> Self:
-        _check_progress(self.return_progress, self.stream)
+        check_progress_is_streamed(self.return_progress, self.stream)
         return self
 
     @model_validator(mode="after")
     def _penalties_have_no_window(self) -> Self:
         penalties = (self.presence_penalty, self.frequency_penalty)
         penalised = any(penalties) or self.repetition_penalty not in (None, 1)
+        if self.samplers is not None and "penalties" not in self.samplers:
+            return self
         if penalised and self.repeat_last_n not in (None, WHOLE_ANSWER):
             message = "is not supported with a penalty, except −1: penalties look at all tokens"
             raise failure("unsupported", message, "repeat_last_n")
@@ -152,6 +161,8 @@ class CompletionBody(SamplingBody):
             logit_bias=logit_bias,
             grammar=self._grammar,
             num_logprobs=self.n_probs or -1,
+            final_logprobs=bool(self.post_sampling_probs),
+            last_line_after=max(self.t_max_predict_ms or 0, 0) / 1000 or None,
         )
 
 
@@ -167,7 +178,7 @@ class LlamaChatBody(ChatBody):
     def _verbose_is_whole(self) -> Self:
         if self.verbose and self.stream:
             raise failure("unsupported", "is not supported in a stream", "verbose")
-        _check_progress(self.return_progress, self.stream)
+        check_progress_is_streamed(self.return_progress, self.stream)
         return self
 
     def options(self) -> GenerationOptions:
@@ -182,11 +193,11 @@ class InfillBody(CompletionBody):
         "input_extra": ([],)
     }
 
-    prompt: Annotated[str, Field()] = ""
+    prompt: Annotated[Text, Field()] = ""
     """The beginning of the answer's own line, after `input_prefix`."""
-    input_prefix: str
+    input_prefix: Text
     """The text before the answer."""
-    input_suffix: str
+    input_suffix: Text
     """The text behind it."""
 
 

@@ -1,4 +1,4 @@
-"""Variables that llama.cpp gives every chat template by itself."""
+"""Chats as llama.cpp reads them: with template variables of its own, and continued answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from server.api.openai.schemas.chat import ChatBody
 from server.generation.chat_prompt import Chat, template_of
 from server.generation.thinking import BUDGET, SWITCHES
+from server.http.errors import invalid
 from server.state import AppState
+
+
+def own_chat(state: AppState, body: ChatBody) -> Chat:
+    """Return the conversation of a body as llama.cpp reads it. Raises a 400 ApiError.
+
+    The answer continues a final message of the assistant, unless the body says how it begins.
+    """
+    chat = with_template_values(state, body.chat())
+    says = body.continue_final_message is not None or body.add_generation_prompt is not None
+    if says or chat.messages[-1]["role"] != "assistant":
+        return chat
+    if [message["role"] for message in chat.messages[-2:]] == ["assistant", "assistant"]:
+        message = "The last two messages are the assistant's; the answer can continue only one."
+        raise invalid("messages", message)
+    return replace(chat, add_generation_prompt=False, continue_final_message=True)
 
 
 def with_template_values(state: AppState, chat: Chat) -> Chat:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, inf
 from typing import Any
 
 import orjson
 
 from server.api.llamacpp.progress import progress_of
+from server.api.llamacpp.samplers import SERVED
 from server.api.llamacpp.schemas import CompletionBody
 from server.api.openai.logprobs import finite
 from server.api.openai.timings import timing_fields
@@ -19,6 +21,12 @@ from server.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 NO_SLOT = -1
+# Parameters that requests cannot set to another value, and one without effect: llama.cpp's default.
+FIXED = {
+    name: accepted[0]
+    for name, accepted in CompletionBody.UNSUPPORTED.items()
+    if isinstance(accepted[0], int)
+} | {"adaptive_decay": 0.9}
 
 
 class CompletionWriter:
@@ -152,22 +160,30 @@ class CompletionWriter:
         """Return `completion_probabilities`, if the request has `n_probs`."""
         if self._prepared.options.num_logprobs < 0:
             return {}
+        is_final = self._prepared.options.final_logprobs
+        name = "top_probs" if is_final else "top_logprobs"
         entries = []
         for item in tokens:
             if item.logprobs is not None:
                 entry = self._probability(item.token, item.logprobs.logprob)
                 top = item.logprobs.top
-                entry["top_logprobs"] = [self._probability(*other) for other in top]
+                if is_final:  # without tokens that are never drawn
+                    top = tuple([other for other in top if other[1] > -inf])
+                entry[name] = [self._probability(*other) for other in top]
                 entries.append(entry)
         return {"completion_probabilities": entries}
 
     def _probability(self, token: int, logprob: float) -> Json:
-        return {
+        entry: Json = {
             "id": token,
             "token": self._tokenizer.token_text(token),
             "bytes": list(self._tokenizer.token_bytes(token)),
-            "logprob": finite(logprob),
         }
+        if self._prepared.options.final_logprobs:
+            entry["prob"] = exp(logprob)
+        else:
+            entry["logprob"] = finite(logprob)
+        return entry
 
 
 def _joined(update: ChoiceEvents) -> tuple[str, list[int], list[TokenWithLogprobs]]:
@@ -202,6 +218,7 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         for token, bias in params.logit_bias
     ]
     return {
+        **FIXED,
         "seed": params.seed,
         "temperature": params.temperature,
         "top_k": params.top_k,
@@ -217,8 +234,10 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
         "ignore_eos": prepared.options.ignore_eos,
         "logit_bias": biases,
         "n_probs": max(prepared.options.num_logprobs, 0),
+        "t_max_predict_ms": -1 if body.t_max_predict_ms is None else body.t_max_predict_ms,
+        "samplers": SERVED if body.samplers is None else body.samplers,
         "grammar": body.grammar or "",
         "stream": prepared.options.stream,
         "timings_per_token": prepared.options.timings_per_token,
-        "post_sampling_probs": False,
+        "post_sampling_probs": prepared.options.final_logprobs,
     }

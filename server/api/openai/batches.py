@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.api.openai.files import batches_of, listing, page_of
+from server.api.openai.files import batches_of, listing, page_of, refused_without_room
 from server.api.openai.schemas.batch import BatchBody, BatchQuery
 from server.batch.batches import BatchRecord, new_batch
 from server.batch.runner import BatchRunner
@@ -70,14 +70,17 @@ async def create_batch(request: Request) -> Response:
     if file is None or file.purpose != "batch":
         text = "There is no file with this id and the purpose batch."
         raise ApiError(404, "not_found", text, param="input_file_id")
-    if storage.batches.is_full:
-        text = "Too many batches are unfinished: cancel some, or retry later."
+    if not storage.batches.has_room(tenant):
+        text = (
+            "Too many batches are unfinished, in all or of this key: cancel some, or retry later."
+        )
         raise ApiError(429, "too_many_batches", text, headers={"retry-after": "60"})
     lifetime = body.output_expires_after.seconds if body.output_expires_after else None
     batch = new_batch(
         tenant, body.endpoint, file.id, metadata=body.metadata, output_lifetime=lifetime
     )
-    await storage.batches.add(batch)
+    with refused_without_room():
+        await storage.batches.add(batch)
     batches.run(batch)
     return JSONResponse(batch_object(state, batch), headers=ignored_header(body.ignored))
 
@@ -116,6 +119,6 @@ async def cancel_batch(request: Request, batch_id: str) -> dict[str, Any]:
     batches, batch = _batch(request, batch_id)
     if batch.status not in CANCELLABLE:
         raise ApiError(409, "batch_ended", f"The batch is {batch.status} and cannot be cancelled.")
-    if batch.status != "cancelling":
+    with refused_without_room():
         batch = await batches.cancel(batch)
     return batch_object(state_of(request), batches.current(batch))

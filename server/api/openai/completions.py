@@ -44,7 +44,7 @@ async def complete(
         texts = infill_prompts(state, texts, body.suffix)
         options = with_infill_ends(state, options)
     echoes = None
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         prompts = await text_prompts(state, texts)
         if body.echo:
             echoes = await make_echoes(state, options, body.prompts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter
@@ -50,6 +51,15 @@ def batches_of(state: AppState) -> BatchRunner:
     return state.batches
 
 
+@contextmanager
+def refused_without_room() -> Iterator[None]:
+    """Raise a 400 ApiError if the store or its disk is full: a client must not try again."""
+    try:
+        yield
+    except StoreFull as error:
+        raise ApiError(400, "storage_full", str(error), headers=CLOSE) from None
+
+
 def page_of(items: list[Item], after: str | None, limit: int) -> tuple[list[Item], bool]:
     """Return the items after the one with the id `after`, and whether more follow.
 
@@ -93,23 +103,19 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 @router.post("/v1/files", openapi_extra=UPLOAD_FORM)
 async def upload(request: Request) -> Response:
     """Upload a file for a batch (multipart/form-data)."""
-    state = state_of(request)
+    state, tenant = state_of(request), request.state.tenant
     storage = batches_of(state).storage
     await storage.delete_expired()
     try:
-        uploading = storage.files.begin_upload()
-        with closing(uploading):
+        with refused_without_room(), closing(storage.files.begin_upload(tenant)) as uploading:
             origins = state.config.allowed_origins
             most = storage.files.most_bytes
             form = await read_form(request, uploading.write, most, origins)
             name, lifetime = _checked(form)
-            tenant = request.state.tenant
-            file = await asyncio.to_thread(uploading.finish, tenant, name, "batch", lifetime)
+            file = await asyncio.to_thread(uploading.finish, name, "batch", lifetime)
+            await storage.files.add(file)
     except FileTooLarge as error:
         raise too_large(error.args[0], "--max-upload-bytes") from None
-    except StoreFull as error:
-        raise ApiError(400, "storage_full", str(error), headers=CLOSE) from None
-    await storage.files.add(file)
     unknown = [field for field in form.fields if field not in FIELDS][:MAX_LISTED]
     ignored = [UNPRINTABLE.sub("_", field[:64]) or "_" for field in unknown]
     return JSONResponse(file_object(file), headers=ignored_header(ignored))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from server.adapters import ServedAdapter
 from server.generation.chat_prompt import has_own_tools
 from server.state import AppState, state_of
+from server.text.generation_config import client_sampling
 
 router = APIRouter()
 
@@ -18,9 +19,11 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
     """Return the model under one of its names.
 
     OpenAI's fields come first, then vLLM's, then those that routers and user interfaces read.
-    `meta` is llama.cpp's.
+    `meta` is llama.cpp's. `client_sampling` is what Penstock's pages and `penstock chat` send where
+    the checkpoint gives no value. The API's own defaults are OpenAI's.
     """
     info = state.loaded()
+    given = state.tokenizer.defaults
     facts = {
         "id": name,
         "object": "model",
@@ -40,6 +43,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "speculative_model": info.speculative_model,
         "device": info.device,
         "tensor_parallel_size": info.tensor_parallel_size,
+        "client_sampling": {} if state.task == "embed" else client_sampling(given),
         "meta": {
             "n_vocab": info.vocab_size,
             "n_ctx": state.max_length(),

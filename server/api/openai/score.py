@@ -47,7 +47,7 @@ async def similarities(
 ) -> tuple[Vectors, dict[str, int]]:
     """Return the cosine [N] of each pair of texts, and the usage; `one` may be one text for all."""
     state = state_of(request)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         first, second = [
             await encode_texts(
                 state, texts, body.truncate_prompt_tokens, name, keep_end=body.keeps_end

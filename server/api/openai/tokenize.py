@@ -14,6 +14,7 @@ from starlette.responses import Response
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.api.receive import encode, read_unqueued, thread_turn
+from server.generation.cache_salt import cache_salt_of
 from server.generation.chat_prompt import Chat, adds_special_tokens, chat_text, unread_arguments
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
@@ -94,7 +95,7 @@ async def render(request: Request) -> Response:
         text = await chat_text(state, chat)
     async with thread_turn(state, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
-    salt = request.state.tenant + body.options().cache_salt
+    salt = cache_salt_of(request, body.options().cache_salt)
     adapter = state.adapters.find(body.model)
     answer["cached_tokens"] = await cached_tokens(
         state, answer["token_ids"], salt, 0 if adapter is None else adapter.id

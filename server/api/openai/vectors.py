@@ -17,8 +17,9 @@ from starlette.responses import Response
 from server.api.openai.number_formats import vector_bytes
 from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody, TextsBody
 from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.limits import check_priority
 from server.generation.off_loop import off_loop
-from server.generation.texts import Texts, encode_texts
+from server.generation.texts import Texts, encode_texts, padded
 from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import invalid
@@ -45,7 +46,7 @@ async def embed_texts(
     `param` names the field of the texts.
     """
     state = state_of(request)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         most = body.truncate_prompt_tokens
         token_lists = await encode_texts(state, texts, most, param, keep_end=body.keeps_end)
     return await embed_tokens(request, body, token_lists)
@@ -59,8 +60,10 @@ async def embed_tokens(
     tokens = sum(map(len, token_lists))
     given.access.model = state_of(request).model_name(body.model)
     given.access.prompt_tokens = tokens
+    priority = body.priority or 0
+    check_priority(request, priority)
     with Embedding(
-        state_of(request), token_lists, given.arrival, body.priority or 0, given.limiter
+        state_of(request), token_lists, given.arrival, priority, given.tenant, given.limiter
     ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -82,7 +85,9 @@ async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryName
     if as_header and len(body.inputs) > MAX_LISTED:
         message = f"bytes takes at most {MAX_LISTED} inputs; use bytes_only or base64."
         raise invalid("encoding_format", message)
-    vectors, usage = await embed_texts(request, body, body.inputs, "input")
+    with state.client.reserve():
+        token_lists = await _token_lists(state, body)
+    vectors, usage = await embed_tokens(request, body, token_lists)
     vectors = vectors[:, : body.dimensions]
     wanted = body.use_activation
     if wanted or (wanted is None and state.pooling.normalised):
@@ -109,6 +114,19 @@ async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryName
     return Response(
         await off_loop(vectors.size, write), media_type="application/json", headers=headers
     )
+
+
+async def _token_lists(state: AppState, body: EmbeddingBody) -> list[list[int]]:
+    """Return the token ids of each input. Raises a 400 ApiError if one is too long."""
+    token_lists = await encode_texts(
+        state,
+        body.inputs,
+        body.truncate_prompt_tokens,
+        "input",
+        keep_end=body.keeps_end,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+    return await padded(state, token_lists) if body.padding == "max_length" else token_lists
 
 
 def _bytes(body: EmbeddingBody, vectors: Vectors) -> bytes:

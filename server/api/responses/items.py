@@ -19,8 +19,8 @@ from pydantic import (
 )
 
 from server.api.openai.schemas.chat import RefusalPart
-from server.api.openai.schemas.fields import never, shape_of
-from server.http.body import Part, failure
+from server.api.openai.schemas.fields import MAX_TOKEN_IDS, never, shape_of
+from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
 
 MAX_ITEMS = 4096  # limit of the items, and of the parts in all items together
 Json = dict[str, Any]
@@ -42,9 +42,9 @@ class ResponseTextPart(Part):
     """A text of any role. Clients send the last two fields with answers that they send back."""
 
     type: TextKind
-    text: str
-    annotations: list[Json] | None = None
-    logprobs: list[Json] | None = None
+    text: Text
+    annotations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
+    logprobs: Annotated[list[JsonObject], Field(max_length=MAX_TOKEN_IDS)] | None = None
 
 
 AnyPart = Annotated[
@@ -63,7 +63,8 @@ def _readable(value: Any) -> Any:
 
 
 Content = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<list>")],
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
     shape_of("a string or a list of text parts"),
     BeforeValidator(_readable),
 ]
@@ -137,7 +138,7 @@ class FunctionCallItem(Part):
     """The id that a result answers."""
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     """Name of the function."""
-    arguments: str
+    arguments: Text
     """JSON text."""
     status: Status | None = None
 
@@ -176,12 +177,12 @@ class FunctionCallOutputItem(Part):
 
 class SummaryText(Part):
     type: Literal["summary_text"]
-    text: str
+    text: Text
 
 
 class ReasoningText(Part):
     type: Literal["reasoning_text"]
-    text: str
+    text: Text
 
 
 class ReasoningItem(Part):
@@ -189,11 +190,13 @@ class ReasoningItem(Part):
 
     type: Literal["reasoning"]
     id: Id | None = None
-    summary: Annotated[list[SummaryText], Field(fail_fast=True)] | None = None
+    summary: Annotated[list[SummaryText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     """Kept, but not read."""
-    content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    content: Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_PARTS)] | None = (
+        None
+    )
     """The thoughts."""
-    encrypted_content: str | None = None
+    encrypted_content: Text | None = None
     """Kept, but not read."""
     status: Status | None = None
 
@@ -262,7 +265,7 @@ InputItems = Annotated[
     list[InputItem], Field(fail_fast=True, min_length=1, max_length=MAX_ITEMS), Tag("<list>")
 ]
 Input = Annotated[
-    Annotated[str, Tag("<one>")] | InputItems,
+    Annotated[Text, Tag("<one>")] | InputItems,
     shape_of("a string or a list of items"),
     BeforeValidator(_few_parts),
 ]

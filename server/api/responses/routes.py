@@ -38,17 +38,23 @@ def store_of(request: Request) -> ResponseStore:
 
 
 @router.post("/v1/responses", openapi_extra=body_schema(ResponsesBody, streams=True))
-@router.post("/responses", include_in_schema=False)
 async def create_response(request: Request) -> Response:
     """A response to an input. With `store`, later requests can continue it by its id."""
-    state = state_of(request)
     body = await admit_and_read(request, ResponsesBody, "generate")
+    return await respond_to(request, body, ResponsesWriter)
+
+
+async def respond_to(
+    request: Request, body: ResponsesBody, kind: type[ResponsesWriter]
+) -> Response:
+    """Return the response to a body, written by a writer of the given class."""
+    state = state_of(request)
     response_id = new_response_id()
     turn = await _read_turn(state, request, body, response_id)
     keep = _keeper(request, body, response_id, turn)
 
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
-        return ResponsesWriter(state.tokenizer, prepared, body, response_id, keep)
+        return kind(state.tokenizer, prepared, body, response_id, keep)
 
     with _errors_name_input():
         return await answer_chat(
@@ -125,7 +131,7 @@ async def _read_turn(
         ) from None
     stored = StoredItems(store, tenant)
     size = len(await request.body()) + sum(response.size for response in conversation)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         return await off_loop(size, lambda: read_turn(body, response_id, conversation, stored))
 
 

@@ -38,7 +38,7 @@ from server.generation.chat_prompt import Chat
 from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
 from server.generation.thinking import Thinking
-from server.http.body import Part, few
+from server.http.body import Part, Text, few
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 MAX_METADATA = 16
@@ -81,7 +81,7 @@ class ResponseJsonSchema(Part):
     type: Literal["json_schema"]
     name: str
     """Repeated in the response."""
-    description: str | None = None
+    description: Text | None = None
     """Repeated in the response."""
     strict: bool | None = None
     """No effect."""
@@ -139,7 +139,7 @@ class ResponsesBody(SamplingBody):
 
     input: Input
     """A text, or the items that the model answers."""
-    instructions: str | None = None
+    instructions: Text | None = None
     """A system message before the input. The next response does not inherit it."""
     previous_response_id: Annotated[str, StringConstraints(max_length=256)] | None = None
     """A stored response whose conversation the input continues."""

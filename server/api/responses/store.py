@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from engine.client.shares import Shares
+
 ENTRY_BYTES = 1024  # of Python's objects for one response, besides its JSON
 
 
@@ -26,53 +28,55 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The most recently used responses of all tenants.
+    """The most recently used responses of each tenant.
 
+    The tenant that holds most makes room, so that no tenant removes what others have stored.
     Using a response also uses those that it continues, the first one last. So a response leaves the
     store before those it continues, and no conversation loses its beginning. A lock protects it,
     because answers may be formatted in a thread.
     """
 
     def __init__(self, max_bytes: int, max_responses: int) -> None:
-        self._max_bytes = max_bytes
-        self._max_responses = max_responses
-        self._responses: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._bytes = 0
+        self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}  # by tenant; none empty
+        self._bytes = Shares(max_bytes)
+        self._number = Shares(max_responses)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._responses)
+        return self._number.total
 
     @property
     def bytes(self) -> int:
         """The bytes that all stored responses take."""
-        return self._bytes
+        return self._bytes.total
 
     @property
     def is_enabled(self) -> bool:
-        return self._max_bytes > 0 and self._max_responses > 0
+        return self._bytes.capacity > 0 and self._number.capacity > 0
 
     def add(self, tenant: str, response: StoredResponse) -> None:
-        """Store a response; the least recently used ones make room.
+        """Store a response; the least recently used ones of the largest tenant make room.
 
         One that is larger than the whole store is not stored.
         """
-        if response.size > self._max_bytes:
+        if response.size > self._bytes.capacity:
             return
         with self._lock:
             self._remove(tenant, response.id)
-            self._responses[tenant, response.id] = response
-            self._bytes += response.size
+            self._responses.setdefault(tenant, OrderedDict())[response.id] = response
+            self._bytes.take(tenant, response.size)
+            self._number.take(tenant)
             self._use(tenant, response.id)
-            while self._bytes > self._max_bytes or len(self._responses) > self._max_responses:
-                _, oldest = self._responses.popitem(last=False)
-                self._bytes -= oldest.size
+            for held in (self._bytes, self._number):
+                while not held.has_room(0):
+                    largest = held.largest
+                    self._remove(largest, next(iter(self._responses[largest])))
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a response of the tenant, or None if there is none of this id."""
         with self._lock:
             self._use(tenant, response_id)
-            return self._responses.get((tenant, response_id))
+            return self._find(tenant, response_id)
 
     def remove(self, tenant: str, response_id: str) -> bool:
         """Delete a response, and return whether it was there."""
@@ -93,17 +97,26 @@ class ResponseStore:
             raise KeyError(missing)
         return found[::-1]
 
+    def _find(self, tenant: str, response_id: str) -> StoredResponse | None:
+        found = self._responses.get(tenant)
+        return None if found is None else found.get(response_id)
+
     def _remove(self, tenant: str, response_id: str) -> bool:
-        removed = self._responses.pop((tenant, response_id), None)
+        removed = self._find(tenant, response_id)
         if removed is None:
             return False
-        self._bytes -= removed.size
+        mine = self._responses[tenant]
+        del mine[response_id]
+        if not mine:
+            del self._responses[tenant]
+        self._bytes.give_back(tenant, removed.size)
+        self._number.give_back(tenant)
         return True
 
     def _chain(self, tenant: str, response_id: str | None) -> Iterator[StoredResponse]:
         """Yield a response and those it continues, the latest first, while they are stored."""
         while response_id is not None:
-            response = self._responses.get((tenant, response_id))
+            response = self._find(tenant, response_id)
             if response is None:
                 return
             yield response
@@ -111,4 +124,4 @@ class ResponseStore:
 
     def _use(self, tenant: str, response_id: str) -> None:
         for response in self._chain(tenant, response_id):
-            self._responses.move_to_end((tenant, response.id))
+            self._responses[tenant].move_to_end(response.id)

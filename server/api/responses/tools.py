@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from server.api.openai.schemas.fields import never, tag_of_type
 from server.api.openai.schemas.tools import MAX_TOOLS, allowed_tools
-from server.http.body import UNPRINTABLE, Part, failure
+from server.http.body import UNPRINTABLE, JsonObject, Part, Text, failure, small
 from server.text.parsers.tools import Tool, ToolUse, function_tool
 
 Json = dict[str, Any]
@@ -21,9 +21,9 @@ class ResponseFunctionTool(Part):
     type: Literal["function"]
     name: Name
     """Name of the function."""
-    description: str | None = None
+    description: Text | None = None
     """The purpose of the function, for the model."""
-    parameters: Json | None = None
+    parameters: JsonObject | None = None
     """JSON Schema of the arguments, an object."""
     strict: bool | None = None
     """Hold the arguments to the schema."""
@@ -58,7 +58,11 @@ AnyTool = Annotated[
     | Annotated[ResponseHostedTool, Tag("<hosted>")],
     Discriminator(_tool_tag),
 ]
-Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Tools = Annotated[
+    list[AnyTool],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+    BeforeValidator(small),
+]
 
 
 class ResponseNamedFunction(Part):

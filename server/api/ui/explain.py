@@ -16,8 +16,9 @@ from server.api.openai.schemas.fields import Between, TokenId, TokenIds
 from server.api.openai.schemas.generate import GenerateBody
 from server.api.receive import admit_and_read
 from server.api.ui.access import state_for_ui
+from server.generation.cache_salt import cache_salt_of
 from server.generation.explanation import ExplainedAnswer, Explanation
-from server.generation.limits import check_token_ids, context_exceeded
+from server.generation.limits import check_priority, check_token_ids, context_exceeded
 from server.generation.sampling import check_option_tokens, sampling_params
 from server.http.body import Body, check_supported, ignored_header
 from server.http.compression import json_response
@@ -97,7 +98,7 @@ async def _explained(state: AppState, request: Request, wanted: GenerateRequest)
     """
     try:
         async with asyncio.timeout(MAX_WAIT):
-            await state.explain_turn.acquire()
+            await state.explain_turn.acquire(request.state.tenant)
     except TimeoutError:
         message = f"Other answers were being explained for {MAX_WAIT:.0f} s; try again later."
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
@@ -105,7 +106,7 @@ async def _explained(state: AppState, request: Request, wanted: GenerateRequest)
         with Explanation(state, wanted, request.state.limiter) as explanation:
             return await explanation.collect()
     finally:
-        state.explain_turn.release()
+        state.explain_turn.release(request.state.tenant)
 
 
 def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRequest:
@@ -118,6 +119,7 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
     check_token_ids(state, prompt, "prompt_ids")
     check_token_ids(state, answer, "answer_ids")
     check_option_tokens(state, options)
+    check_priority(request, options.priority)
     encoder_prompt: list[int] = []
     if state.start_token is not None:
         encoder_prompt = prompt
@@ -135,7 +137,7 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
         params=SamplingParams(max_tokens=1, temperature=0.0),
         arrival=request.state.arrival,
         priority=options.priority,
-        salt=request.state.tenant + options.cache_salt,
+        salt=cache_salt_of(request, options.cache_salt),
         tenant=request.state.tenant,
         encoder_prompt=encoder_prompt,
         explain=Explain(answer, params, body.candidates or MAX_CANDIDATES, max_per_step),

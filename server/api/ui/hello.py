@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from engine.batch_variance import BATCH_VARIANCE
 from server.api.openai.models import model_facts
 from server.api.ui.access import is_admin, state_for_ui
+from server.api.ui.starters import starters
 from server.state import VERSION
 
 router = APIRouter()
@@ -22,7 +24,8 @@ async def hello(request: Request) -> dict[str, Any]:
 
     `role` is admin or user: an admin sees the requests of all clients. `uneven` says why the last
     bits of logits depend on the other requests in a step, or is null. `ready` is all of the
-    engine's facts, `stats` its state after the last step.
+    engine's facts, `stats` its state after the last step. `formats` are those of the weights
+    on disk. `starters` are first prompts for the model.
     """
     state = state_for_ui(request)
     ready = state.loaded()
@@ -33,6 +36,8 @@ async def hello(request: Request) -> dict[str, Any]:
         "model": model_facts(state, state.names[0]),
         "has_template": state.template is not None,
         "defaults": state.tokenizer.defaults,
+        "starters": starters(state),
+        "formats": await asyncio.to_thread(lambda: state.checkpoint.formats),
         "end_tokens": state.tokenizer.eos_token_ids,
         "ready": _as_object(ready),
         "stats": _as_object(state.client.stats),

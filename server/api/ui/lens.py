@@ -30,7 +30,7 @@ from server.api.ui.lens_report import lens_report
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
-from server.http.body import Body, Part, ignored_header
+from server.http.body import MAX_PARTS, Body, Part, Text, ignored_header
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
@@ -63,11 +63,11 @@ class TextBody(Body):
 
     ids: Ids | None = None
     """Token ids; for an encoder-decoder those of the target, without the start token."""
-    text: str | None = None
+    text: Text | None = None
     """A text instead of `ids`."""
     source_ids: Ids | None = None
     """The source's token ids, for an encoder-decoder."""
-    source: str | None = None
+    source: Text | None = None
     """A text instead of `source_ids`."""
 
 
@@ -76,7 +76,7 @@ class LensBody(TextBody):
 
     DEFAULTS: ClassVar[dict[str, Any]] = {"want": list(PARTS)}
 
-    want: list[PartOfAnswer] | None = None
+    want: Annotated[list[PartOfAnswer], Field(max_length=MAX_PARTS)] | None = None
     """Parts of the answer. Without `thumbs`, no attention weights are kept."""
     layers: Layers | None = None
     """Layers whose weights are kept for the routes of a head. Default: all, if they take at most 40
@@ -241,7 +241,7 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
     """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
     _refuse_ranks(state)
     try:
-        look = state.lens.look(state.client, wanted)
+        look = state.lens.look(state.client, wanted, request.state.tenant)
         return await cancel_on_disconnect(request.receive, look)
     except LensBusyError:
         message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
@@ -289,7 +289,7 @@ async def _texts(state: AppState, body: TextBody) -> tuple[list[int], list[int]]
 async def _tokens(
     state: AppState,
     ids: list[int] | None,
-    text: str | None,
+    text: Text | None,
     param: str,
     *,
     add_special_tokens: bool = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -24,7 +25,9 @@ async def model(request: Request) -> dict[str, Any]:
 
     `boxes` are in the order of computation; `inputs` are indices of boxes, and a path in `name`
     says what is inside of what. Of equal blocks only the first has boxes. The first call takes
-    seconds. `settings` are those that differ from their defaults; only an admin sees them.
+    seconds. `formats` are those of the weights on disk; in memory they have `quantization`, else
+    `dtype`, and `weight_bytes`. `settings` are those that differ from their defaults; only an admin
+    sees them.
     """
     state = state_for_ui(request)
     ready = state.loaded()
@@ -41,6 +44,8 @@ async def model(request: Request) -> dict[str, Any]:
         "max_model_len": ready.max_model_len,
         "parameters": ready.parameters,
         "weight_bytes": ready.weight_bytes,
+        "quantization": ready.quantization,
+        "formats": await asyncio.to_thread(lambda: state.checkpoint.formats),
         "boxes": [_box(box) for box in structure.boxes],
         "config": structure.config,
         "attention": {name: _attention(facts) for name, facts in structure.attention.items()},

@@ -15,6 +15,7 @@ from server.api.openai.schemas.tokenize import TokenizeBody
 from server.api.openai.tokenize import cached_tokens, prompt_text
 from server.api.receive import read_unqueued, thread_turn
 from server.api.ui.access import state_for_ui
+from server.generation.cache_salt import cache_salt_of
 from server.generation.chat_prompt import Chat, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.prompt_lint import RenderedChat, lint
@@ -44,7 +45,7 @@ async def prompt(request: Request) -> Response:
         chat, text, add = await prompt_text(state, body, size)
     async with thread_turn(state, len(text)):
         answer = await off_loop(len(text), lambda: _tokens(state, chat, text, add))
-    answer["cached_tokens"] = await cached_tokens(state, answer["ids"], request.state.tenant)
+    answer["cached_tokens"] = await cached_tokens(state, answer["ids"], cache_salt_of(request))
     answer["prefill"] = await asyncio.to_thread(_prefill_cost, state.recorder)
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
     return await asyncio.to_thread(json_response, request, answer, headers)

@@ -41,7 +41,7 @@ async def watch(request: Request) -> Response:
     ten times a second. With `?blocks=1` these are the steps, the requests that changed, and the
     events of KV blocks; without, all running requests and totals. A frame with `lost` says that the
     reader was too slow: it must get `/ui/api/blocks` again. The event `end` says why nothing more
-    comes. At most 4 viewers are served.
+    comes. At most 4 viewers are served, and 4 with admin keys; a key may have half of those free.
     """
     state = state_for_ui(request)
     info = state.loaded()
@@ -89,10 +89,14 @@ class WatchResponse(EventSourceResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with self._state.live.viewer() as self._viewer:
+            tenant, admin = self._request.state.tenant, is_admin(self._request)
+            with self._state.live.viewer(tenant, is_admin=admin) as self._viewer:
                 await super().__call__(scope, receive, send)
         except TooManyViewersError:
-            message = f"{MOST_VIEWERS} viewers watch the engine already; close one of them."
+            message = (
+                f"At most {MOST_VIEWERS} viewers watch the engine, and a key has only its share of "
+                "them: close one."
+            )
             headers = {"retry-after": "10"}
             raise ApiError(503, "too_many_viewers", message, headers=headers) from None
 

@@ -39,6 +39,7 @@ Source = Literal["flag", "response_template", "table", "template", "none"]
 
 PROBING_S = 3.0  # no rendering begins later than that
 MAX_ANSWER = 8192  # characters that a template writes for two short calls
+BETWEEN = "\U0010ffff"  # a character in no token, between texts that are searched for tokens
 QUESTION = "What is new?"
 REPLY = "Nothing is new."
 THOUGHT = "Let me see."
@@ -317,11 +318,11 @@ class Prober:
 
     def syntax(self, format: AnyCallFormat | None, reasoning: Reasoning | None) -> Syntax:
         other = self._given.other
-        texts = literals(format, reasoning, other)
+        texts = BETWEEN.join(literals(format, reasoning, other))
         used = {
             token: token_id
             for token, token_id in self._tokens.items()
-            if is_markup(token) and any(token in text for text in texts)
+            if token in texts and is_markup(token)
         }
         others = self._others if format is not None else None
         return make_syntax(format, reasoning, Marks(used, self._special, others), other)

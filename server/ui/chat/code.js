@@ -50,12 +50,15 @@ function useColours(text, language, grows) {
 export function Code({ text, language, at, grows = false }) {
   const name = language.trim().split(/\s/, 1)[0].toLowerCase();
   const content = useColours(text, name, grows);
+  return html`<${Figure} name=${name || "code"} text=${text}>
+    <code data-at=${at ?? undefined}>${content}</code></${Figure}>`;
+}
+
+/** The frame of a block of code; its button copies `text`. */
+export function Figure({ name, text, children }) {
   return html`<figure class="code">
-    <figcaption>
-      <span>${name || "code"}</span>
-      <${Copy} text=${text} />
-    </figcaption>
-    <pre tabindex="0"><code data-at=${at ?? undefined}>${content}</code></pre>
+    <figcaption><span>${name}</span><${Copy} text=${text} /></figcaption>
+    <pre tabindex="0">${children}</pre>
   </figure>`;
 }
 

@@ -2,11 +2,12 @@
 
 import { html, useMemo, useRef, useState } from "../html.js";
 import { navigate } from "../router.js";
+import { Sheet } from "../sheet.js";
 import { begin, chats, current, forget, importText, open } from "./state.js";
 import { exportChats } from "./storage.js";
 import { matches } from "./tree.js";
 
-export function ChatList({ close }) {
+export function ChatList({ isOpen, close }) {
   const [words, setWords] = useState("");
   const found = useMemo(
     () => (words.trim() ? chats.value.filter((chat) => matches(chat, words.trim())) : chats.value),
@@ -19,7 +20,7 @@ export function ChatList({ close }) {
     close();
     document.querySelector(".composer textarea")?.focus();
   };
-  return html`<aside class="chat-list" aria-label="Chats">
+  return html`<${Sheet} as="aside" class="chat-list" aria-label="Chats" isOpen=${isOpen} close=${close}>
     <button class="primary" type="button" onClick=${start}>New chat</button>
     <input type="search" placeholder="Search chats" aria-label="Search chats"
       value=${words} onInput=${(event) => setWords(event.target.value)} />
@@ -35,7 +36,7 @@ export function ChatList({ close }) {
         onClick=${() => exportChats(chats.value)}>Export all</button>
       <${Import} />
     </div>
-  </aside>`;
+  </${Sheet}>`;
 }
 
 function Entry({ chat, close }) {

@@ -4,8 +4,11 @@
 // from there on, character by character, so a place in the page leads back to a token.
 
 import { Component, html, useMemo, useRef } from "../html.js";
-import { lexer } from "../vendor/marked.js";
+import { Marked } from "../vendor/marked.js";
 import { Code } from "./code.js";
+import { Formula, mathExtensions } from "./math.js";
+
+const marked = new Marked({ extensions: mathExtensions });
 
 const ENTITIES = {
   amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", copy: "©", reg: "®",
@@ -85,6 +88,7 @@ class Builder {
     if (type === "list") return this.list(token);
     if (type === "table") return this.table(token);
     if (type === "link" || type === "image") return this.link(token);
+    if (type === "math") return this.math(token);
     if (PLAIN[type]) return html`<${PLAIN[type]}>${this.all(token.tokens)}</${PLAIN[type]}>`;
     if (type === "text" && token.tokens) return this.all(token.tokens);
     return this.text(type === "escape" ? token.text : token.raw); // text, escape, html
@@ -95,6 +99,11 @@ class Builder {
     if (fence) this.find(fence[0].trim());
     const at = this.find(token.text);
     return html`<${Code} text=${token.text} language=${token.lang ?? ""} at=${at} />`;
+  }
+
+  math({ raw, text, isBlock }) {
+    this.find(raw);
+    return html`<${Formula} source=${raw} text=${text} isBlock=${isBlock} />`;
   }
 
   list(token) {
@@ -158,7 +167,7 @@ class Blocks {
       const at = this.length + start;
       return this.with(html`<${Code} text=${code} language=${language} at=${at} grows=${grows} />`);
     }
-    const tokens = lexer(text.slice(this.length));
+    const tokens = marked.lexer(text.slice(this.length));
     let last = tokens.length - 1;
     while (last > 0 && tokens[last].type === "space") last -= 1;
     for (const token of tokens.slice(0, Math.max(last, 0))) this.finish(token);

@@ -6,9 +6,10 @@ import { hello } from "../store.js";
 import { duration } from "../text.js";
 import { Copy } from "./code.js";
 import { Tokens } from "./hover.js";
+import { Json, isJson } from "./json.js";
 import { Markdown } from "./markdown.js";
 import {
-  answerTool, current, drop, edit, live, regenerate, show, tick,
+  answerTool, current, drop, edit, live, regenerate, retry, show, tick,
 } from "./state.js";
 import { children } from "./tree.js";
 
@@ -27,24 +28,45 @@ export function Message({ node: stored }) {
     aria-label=${NAMES[node.role]} aria-busy=${isGrowing ? "true" : undefined}>
     ${isEdited ? html`<${Editor} text=${node.content} close=${save} />`
       : html`<${Content} node=${node} isGrowing=${isGrowing} />`}
-    ${node.error && html`<p class="warn" role="alert">${node.error}</p>`}
+    ${node.error && !isGrowing && html`<${Failure} node=${node} />`}
     ${node.role === "assistant" && html`<${Figures} node=${node} isGrowing=${isGrowing} />`}
     ${!isGrowing && !isEdited && html`<${Actions} node=${node} startEdit=${() => setEdited(true)} />`}
   </article>`;
 }
 
 function Content({ node, isGrowing }) {
-  if (node.role !== "assistant") return html`<p class="said">${node.content}</p>`;
+  if (node.role !== "assistant") return html`<${Said} node=${node} />`;
   const calls = node.toolCalls ?? [];
   const isEmpty = !node.content && !node.reasoning && !calls.length;
   return html`
     ${node.reasoning && html`<${Thoughts} node=${node} isGrowing=${isGrowing} />`}
     ${node.content && html`<${Tokens} node=${node} isGrowing=${isGrowing}>
-      <${Markdown} text=${node.content} grows=${isGrowing} /></${Tokens}>`}
+      ${!isGrowing && isJson(node.content) ? html`<${Json} text=${node.content} />`
+        : html`<${Markdown} text=${node.content} grows=${isGrowing} />`}</${Tokens}>`}
     ${calls.map((call) => html`<${ToolCall} key=${call.id} node=${node} call=${call} />`)}
     ${isEmpty && isGrowing && html`<p class="muted" role="status">Waiting for the first token…</p>`}
     ${isEmpty && !isGrowing && !node.error && html`<p class="muted">The answer is empty.</p>`}
   `;
+}
+
+function Said({ node: { content, files = [] } }) {
+  return html`
+    ${files.length > 0 && html`<ul class="chips" aria-label="Files">
+      ${files.map(({ name, tokens }) => html`<li class="chip">${name}
+        <small class="muted">${count(tokens)} tok</small></li>`)}</ul>`}
+    ${content && html`<p class="said">${content}</p>`}`;
+}
+
+/** Why an answer failed, what to do, and a button that asks again. */
+function Failure({ node }) {
+  return html`<div class="failure" role="alert">
+    <p class="warn">${node.error}</p>
+    ${node.isLost && html`<p class="muted">${node.content && "What was written is kept. "}
+      Check that the server runs (<code>penstock ps</code>), and start it again if it does not
+      (<code>penstock serve MODEL</code>). Then try again.</p>`}
+    <button type="button" disabled=${Object.keys(live.value).length > 0}
+      onClick=${() => retry(node)}>Try again</button>
+  </div>`;
 }
 
 function Thoughts({ node, isGrowing }) {

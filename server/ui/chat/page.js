@@ -7,7 +7,7 @@ import { Composer } from "./composer.js";
 import { colouring } from "./hover.js";
 import { ChatList } from "./list.js";
 import { Settings } from "./settings.js";
-import { current, load, notice, open } from "./state.js";
+import { current, load, notice, open, restoreOptions } from "./state.js";
 import { Thread } from "./thread.js";
 
 export default function Chat({ params }) {
@@ -25,11 +25,12 @@ export default function Chat({ params }) {
   }, [current.value.id, Object.keys(current.value.nodes).length > 0]);
 
   const facts = hello.value;
+  useEffect(() => { if (facts) restoreOptions(); }, [facts?.model.id]);
   if (!facts) return html`<p class="empty muted">Asking the server…</p>`;
   if (facts.ready.kind !== "decoder") return html`<${Other} kind=${facts.ready.kind} />`;
   const toggle = (name) => setSide(side === name ? "" : name);
-  return html`<div class="chat" data-side=${side}>
-    <${ChatList} close=${() => setSide("")} />
+  return html`<div class="chat">
+    <${ChatList} isOpen=${side === "list"} close=${() => setSide("")} />
     <section class="chat-main" aria-label="Chat">
       <div class="chat-bar">
         <button class="chat-side" type="button" aria-expanded=${side === "list"}
@@ -47,7 +48,7 @@ export default function Chat({ params }) {
       <${Notice} />
       <${Composer} />
     </section>
-    <${Settings} />
+    <${Settings} isOpen=${side === "settings"} close=${() => setSide("")} />
   </div>`;
 }
 

@@ -2,7 +2,9 @@
 
 import { html, useEffect, useState } from "../html.js";
 import { hello } from "../store.js";
-import { chatParameters, current, notice, setOptions } from "./state.js";
+import { ownSampling } from "../sampling.js";
+import { Sheet } from "../sheet.js";
+import { chatParameters, current, notice, resetOptions, setOptions } from "./state.js";
 
 /** The parameters that are always shown; the other numbers and switches are behind "More". */
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
@@ -12,7 +14,7 @@ const MORE = [
   "parallel_tool_calls", "tool_choice", "reasoning_effort", "priority", "cache_salt",
 ];
 
-export function Settings() {
+export function Settings({ isOpen, close }) {
   const [known, setKnown] = useState({});
   useEffect(() => {
     chatParameters().then(setKnown, (error) => { notice.value = error.message; });
@@ -26,14 +28,13 @@ export function Settings() {
   const fields = (names) => names.filter((name) => Object.hasOwn(known, name)).map((name) => html`
     <${Parameter} key=${current.value.id + name} name=${name} about=${known[name]}
       value=${params[name]} set=${(value) => set(name, value)} />`);
-  const changedCount = Object.keys(params).length;
-  return html`<aside class="chat-settings" aria-label="Settings">
+  const isChanged = Object.values(options).some((value) => value && Object.keys(value).length);
+  return html`<${Sheet} as="aside" class="chat-settings" aria-label="Settings" isOpen=${isOpen}
+    close=${close}>
     <${Area} name="system" label="System prompt" rows="3" hint="You are …" />
     <h2>Parameters</h2>
     ${fields(FIRST)}
     <details><summary>More parameters</summary>${fields(MORE)}</details>
-    ${changedCount > 0 && html`<button class="quiet" type="button"
-      onClick=${() => setOptions({ params: {} })}>Reset ${changedCount} changed</button>`}
     <details open=${Boolean(options.schema)}><summary>JSON schema of the answer</summary>
       <${Area} name="schema" label="JSON schema" rows="6" hint='{"type": "object", …}' isCode />
     </details>
@@ -46,7 +47,9 @@ export function Settings() {
       <${Area} name="templateOptions" label="Template options" rows="2" isCode
         hint='{"enable_thinking": false}' />
     </details>
-  </aside>`;
+    <p class="muted chat-hint">Kept in this browser for ${hello.value?.model.id}.</p>
+    <button type="button" disabled=${!isChanged} onClick=${resetOptions}>Reset all settings</button>
+  </${Sheet}>`;
 }
 
 /** A text among the options of a chat. */
@@ -56,7 +59,7 @@ function Area({ name, label, rows, hint, isCode = false }) {
   return html`<label class="chat-field">
     <span>${label}</span>
     <textarea class=${isCode ? "mono" : ""} rows=${rows} placeholder=${hint} value=${value}
-      spellcheck=${!isCode} onChange=${(event) => setOptions({ [name]: event.target.value })} />
+      spellcheck=${!isCode} onInput=${(event) => setOptions({ [name]: event.target.value })} />
     ${problem && html`<small class="warn" role="status">${problem}</small>`}
   </label>`;
 }
@@ -77,18 +80,23 @@ const title = (name) => name.replaceAll("_", " ").replace(/^./, (letter) => lett
 
 /** One parameter. An empty field means the default, which is not sent. */
 function Parameter({ name, about, value, set }) {
-  const [problem, setProblem] = useState("");
-  const standard = hello.value?.defaults[name] ?? about.default;
+  const [draft, setDraft] = useState(null); // what is being typed, or was refused: {text, problem}
+  const own = ownSampling()[name];
+  const standard = own ?? hello.value?.defaults[name] ?? about.default;
   const change = (event) => {
+    const text = event.target.value;
     try {
-      set(readField(event.target.value, about));
-      setProblem("");
+      set(readField(text, about));
+      setDraft({ text, problem: "" });
     } catch (error) {
-      setProblem(error.message);
+      setDraft({ text, problem: error.message });
     }
   };
+  const leave = () => { if (!draft?.problem) setDraft(null); };
+  const problem = draft?.problem ?? "";
   const common = {
-    name, title: about.description, "aria-invalid": problem ? "true" : undefined, onChange: change,
+    name, title: about.description, "aria-invalid": problem ? "true" : undefined,
+    onInput: change, onBlur: leave,
   };
   let field;
   if (about.type === "boolean") {
@@ -99,11 +107,13 @@ function Parameter({ name, about, value, set }) {
   } else {
     const shownDefault = WITHOUT[name] ?? standard ?? "none";
     field = html`<input ...${common} type="text" autocomplete="off" inputmode=${modeOf(about)}
-      placeholder=${String(shownDefault)} value=${shownValue(value)} />`;
+      placeholder=${String(shownDefault)} value=${draft?.text ?? shownValue(value)} />`;
   }
   return html`<label class="chat-field chat-parameter" data-changed=${value !== undefined}>
     <span>${title(name)}</span>${field}
     ${problem && html`<small class="warn" role="status">${problem}</small>`}
+    ${own !== undefined && value === undefined && html`<small class="muted">Penstock's ${own}: the
+      model gives none</small>`}
   </label>`;
 }
 

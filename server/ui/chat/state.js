@@ -2,8 +2,10 @@
 
 import { get, post } from "../api.js";
 import { batch, signal } from "../html.js";
+import { withSampling } from "../sampling.js";
 import { hello } from "../store.js";
 import { forkFrom, joinFork } from "./fork.js";
+import { keptOptions, keepOptions } from "./options.js";
 import { deleteChat, importedChats, loadChats, saveChat } from "./storage.js";
 import { addStamps, emptyAnswer, stream } from "./stream.js";
 import { ROOT, add, asMessages, choose, newChat, newId, pathTo, remove, shown } from "./tree.js";
@@ -77,22 +79,40 @@ export async function importText(text) {
 export function setOptions(options) {
   const chat = current.value;
   chat.options = { ...chat.options, ...options };
+  keepOptions(chat.options);
+  changed(chat);
+}
+
+/** Forget all options: of this chat, and those that are kept for this model. */
+export function resetOptions() {
+  const chat = current.value;
+  chat.options = {};
+  keepOptions({});
+  changed(chat);
+}
+
+/** Give a chat that is still empty the options that were last used with this model. */
+export function restoreOptions() {
+  const chat = current.value;
+  if (Object.keys(chat.nodes).length || Object.keys(chat.options).length) return;
+  chat.options = keptOptions();
   changed(chat);
 }
 
 /** Say something behind the messages that are shown, and have it answered. */
-export function say(text) {
+export function say(text, files = []) {
   const chat = current.value;
   const parent = shown(chat).at(-1)?.id ?? ROOT;
-  const node = add(chat, parent, { role: "user", content: text });
+  const attached = files.length ? { files } : {};
+  const node = add(chat, parent, { role: "user", content: text, ...attached });
   return answerBehind(chat, node.id);
 }
 
 /** Replace a message by another version of it. An answer to a new question is made at once. */
 export function edit(node, text) {
   const chat = current.value;
-  const { role, toolCallId } = node;
-  const version = add(chat, node.parent, { role, content: text, toolCallId });
+  const { role, toolCallId, files } = node;
+  const version = add(chat, node.parent, { role, content: text, toolCallId, files });
   return role === "assistant" ? changed(chat) : answerBehind(chat, version.id);
 }
 
@@ -110,6 +130,13 @@ export function regenerate(node) {
   return answerBehind(current.value, node.parent);
 }
 
+/** Ask again for an answer that failed. One without text is replaced. */
+export function retry(node) {
+  const chat = current.value;
+  if (!node.content && !node.reasoning && !node.toolCalls?.length) remove(chat, node);
+  return answerBehind(chat, node.parent);
+}
+
 export function show(node, by) {
   const chat = current.value;
   choose(chat, node, by);
@@ -125,7 +152,7 @@ export function drop(node) {
 /** What the requests of a chat have beside the messages. Throws an Error that names a bad field. */
 export function requestOf(chat) {
   const { params = {}, tools = "", schema = "", templateOptions = "" } = chat.options;
-  const body = { model: hello.value?.model.id, ...params };
+  const body = { model: hello.value?.model.id, ...withSampling(params) };
   body.seed ??= Math.floor(Math.random() * MOST_SEED); // known, so that the answer can be explained
   if (tools.trim()) body.tools = parsed(tools, "Tools");
   if (templateOptions.trim()) body.chat_template_kwargs = parsed(templateOptions, "Template options");

@@ -7,6 +7,7 @@ export function emptyAnswer(requestId, params) {
   return {
     requestId, params, content: "", reasoning: "", toolCalls: [], prompt: [], tokens: [],
     finish: null, usage: null, rate: null, firstTokenMs: null, queueMs: null, error: "",
+    isLost: false, // the server did not answer, or no longer
   };
 }
 
@@ -28,10 +29,13 @@ export async function stream(path, body, answer, signal, changed) {
       read(JSON.parse(data), answer);
       changed();
     });
-    if (!answer.finish && !answer.error) answer.error = "The stream ended before the answer did.";
+    if (!answer.finish && !answer.error) {
+      answer.error = "The stream ended before the answer did.";
+      answer.isLost = true;
+    }
   } catch (error) {
     if (error.name === "AbortError") answer.finish = "stopped";
-    else answer.error = error.message;
+    else Object.assign(answer, { error: error.message, isLost: error.status === 0 });
   }
   changed();
 }

@@ -3,16 +3,10 @@
 import { html, useLayoutEffect, useRef, useSignal } from "../html.js";
 import { hello } from "../store.js";
 import { Message } from "./message.js";
-import { current, live, say, tick } from "./state.js";
+import { current, live, say, setOptions, tick } from "./state.js";
 import { shown } from "./tree.js";
 
 const NEAR = 80; // px from the end within which the view follows what is written
-
-const STARTERS = [
-  "What is the capital of France?",
-  "Explain in two sentences how a water mill works.",
-  "Write a Python function that reverses a list.",
-];
 
 export function Thread() {
   const box = useRef(null);
@@ -41,8 +35,16 @@ export function Thread() {
   </div>`;
 }
 
+/** Send a first prompt. Its tools are added to the settings, unless there are some. */
+function begin({ prompt, tools }) {
+  if (tools && !current.value.options.tools?.trim()) {
+    setOptions({ tools: JSON.stringify(tools, null, 2) });
+  }
+  say(prompt);
+}
+
 function Welcome() {
-  const { model, has_template: canChat } = hello.value;
+  const { model, starters, has_template: canChat } = hello.value;
   return html`<div class="welcome">
     <h1>Talk to ${model.id}</h1>
     <p class="muted">Every answer can be opened: which tokens were likely, what each filter cut, and
@@ -50,7 +52,8 @@ function Welcome() {
     ${!canChat && html`<p class="warn">This model has no chat template, so it was not trained to
       answer messages.</p>`}
     <div class="starters">
-      ${STARTERS.map((text) => html`<button type="button" onClick=${() => say(text)}>${text}</button>`)}
+      ${starters.map((one) => html`<button type="button" onClick=${() => begin(one)}>
+        ${one.prompt.trim()}${one.tools && html` <small class="muted">with a tool</small>`}</button>`)}
     </div>
   </div>`;
 }

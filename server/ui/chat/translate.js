@@ -2,6 +2,7 @@
 
 import { html, useRef, useState } from "../html.js";
 import { navigate } from "../router.js";
+import { withSampling } from "../sampling.js";
 import { hello } from "../store.js";
 import { addStamps, emptyAnswer, stream } from "./stream.js";
 import { newId } from "./tree.js";
@@ -25,7 +26,7 @@ export default function Translate() {
     stop.current = new AbortController();
     setWriting(true);
     update();
-    const body = { model: hello.value.model.id, prompt: source };
+    const body = { model: hello.value.model.id, prompt: source, ...withSampling({}) };
     await stream("v1/completions", body, answer, stop.current.signal, update);
     setWriting(false);
     if (answer.tokens.length && (await addStamps(answer))) update();

@@ -1,5 +1,7 @@
 // A chat is a tree of messages. An edit or another answer is a sibling, and one path is shown.
 
+import { withFiles } from "./attachments.js";
+
 /** The parent of the first messages. */
 export const ROOT = "";
 
@@ -19,7 +21,9 @@ export function add(chat, parent, fields) {
   chat.nodes[node.id] = node;
   chat.chosen[parent] = node.id;
   chat.changed = Date.now();
-  if (!chat.title && node.role === "user") chat.title = titleOf(node.content);
+  if (!chat.title && node.role === "user") {
+    chat.title = titleOf(node.content || (node.files ?? []).map(({ name }) => name).join(", "));
+  }
   return node;
 }
 
@@ -72,7 +76,7 @@ export function remove(chat, node) {
 export function asMessages(nodes, system) {
   const found = system.trim() ? [{ role: "system", content: system }] : [];
   for (const node of nodes) {
-    const message = { role: node.role, content: node.content };
+    const message = { role: node.role, content: withFiles(node.content, node.files) };
     if (node.toolCalls?.length) {
       message.tool_calls = node.toolCalls.map(({ id, name, args }) => {
         return { id, type: "function", function: { name, arguments: args } };

@@ -1,8 +1,11 @@
-// Compare: the answers of models side by side, from a file that `penstock compare -o FILE` wrote.
+// Compare: answers side by side, made by this page or in a file that `penstock compare -o FILE` wrote.
 
 import { html, signal, useRef, useState, useStyle } from "../html.js";
 import { navigate, route } from "../router.js";
+import { saveJson } from "../files.js";
+import { hello } from "../store.js";
 import { percent, visible } from "../text.js";
+import { Starter } from "./start.js";
 
 const FORMAT = "penstock-comparison";
 const LEVELS = [0.1, 0.3, 0.7, 1.5, 3]; // bits; the classes are cmp-0 to cmp-5
@@ -40,6 +43,8 @@ export default function Compare({ params }) {
   };
   return html`<div class="page cmp" onDragOver=${(event) => event.preventDefault()} onDrop=${drop}>
     <h1>Compare</h1>
+    ${hello.value?.ready.kind === "decoder" && html`<${Starter}
+      show=${(document) => { loaded.value = { name: "comparison.json", document }; }} />`}
     <${Opener} read=${read} />
     ${problem && html`<p class="warn" role="alert">${problem}</p>`}
     ${loaded.value && html`<${Result} document=${loaded.value.document} params=${params} />`}
@@ -53,12 +58,14 @@ function Opener({ read }) {
     field.current.value = ""; // so that the same file can be opened again
     if (file) read(file);
   };
+  const save = () => saveJson(JSON.stringify(loaded.value.document), loaded.value.name);
   return html`<div class="cmp-open">
-    <p class="muted">Write a file with <code>penstock compare MODEL MODEL --prompts FILE -o out.json</code>${" "}
-      and open it here. It stays in this browser.</p>
-    <button class=${loaded.value ? "" : "primary"} type="button"
-      onClick=${() => field.current.click()}>Open a file</button>
-    ${loaded.value && html`<span class="muted">${loaded.value.name}</span>`}
+    <p class="muted">Two models, and how far their predictions are apart at each token: write a file
+      with <code>penstock compare MODEL MODEL --prompts FILE -o out.json</code> and open it here. It
+      stays in this browser.</p>
+    <button type="button" onClick=${() => field.current.click()}>Open a file</button>
+    ${loaded.value && html`<span class="muted">${loaded.value.name}</span>
+      <button class="quiet" type="button" onClick=${save}>Save</button>`}
     <input type="file" hidden accept=".json,application/json" ref=${field} aria-label="Comparison"
       onChange=${take} />
   </div>`;
@@ -135,7 +142,7 @@ function Answer({ document, entry, writer, against, tokens, partsAt }) {
   const line = tokens?.[place] && describe(document, answer, tokens[place], place, against);
   return html`<article class="panel">
     <h2>${document.models[writer]}</h2>
-    ${!tokens && html`<p class="cmp-text">${answer.text}</p>`}
+    ${!tokens && html`<${Plain} answer=${answer} partsAt=${partsAt} />`}
     ${tokens && html`
       <div class="cmp-text mono" tabindex="0" role="slider" aria-label=${`Tokens of ${document.models[writer]}`}
         aria-valuemin="0" aria-valuemax=${answer.pieces.length - 1} aria-valuenow=${place}
@@ -151,6 +158,14 @@ function Answer({ document, entry, writer, against, tokens, partsAt }) {
     <p class="muted">${answer.tokens.length} tokens · ${answer.finish}
       ${tokens && ` · mean ${mean(tokens.map(({ kl }) => kl))?.toFixed(4) ?? "0"} bits`}</p>
   </article>`;
+}
+
+/** An answer without distances; a line shows where the two part. */
+function Plain({ answer, partsAt }) {
+  const hasPart = partsAt !== null && partsAt < answer.pieces?.length;
+  if (!hasPart) return html`<p class="cmp-text">${answer.text}</p>`;
+  const [before, after] = [answer.pieces.slice(0, partsAt), answer.pieces.slice(partsAt)];
+  return html`<p class="cmp-text">${before.join("")}<span class="cmp-parts">${after.join("")}</span></p>`;
 }
 
 function describe(document, answer, token, place, against) {

@@ -1,6 +1,7 @@
 // Something to look at: a few small requests from this browser.
 import { signal } from "../html.js";
 import { post, request } from "../api.js";
+import { withSampling } from "../sampling.js";
 import { hello } from "../store.js";
 
 /** Chats that "make traffic" sends. A browser has six connections to a server, so two share one. */
@@ -40,7 +41,7 @@ function small(text, number) {
   const model = hello.value.model.id;
   if (hello.value.ready.kind === "encoder") return ["v1/embeddings", { model, input: text }];
   const length = { max_tokens: TOKENS, min_tokens: TOKENS };
-  const common = { model, ...length, stream: true, seed: number, n: CHOICES };
+  const common = { model, ...length, ...withSampling({}), stream: true, seed: number, n: CHOICES };
   if (!hello.value.has_template) return ["v1/completions", { ...common, prompt: text }];
   const messages = [{ role: "user", content: text }];
   return ["v1/chat/completions", { ...common, messages }];
@@ -69,6 +70,7 @@ export async function sendTwice() {
     return undefined;
   }
   const prompt = Array.from({ length: wanted }, (_, place) => ids[place % ids.length]);
-  const body = { model, prompt, max_tokens: tokens, min_tokens: tokens, stream: true };
+  const length = { max_tokens: tokens, min_tokens: tokens };
+  const body = { model, prompt, ...length, ...withSampling({}), stream: true };
   return sendAll([1, 2].map((seed) => ["v1/completions", { ...body, seed }]));
 }

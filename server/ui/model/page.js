@@ -1,7 +1,9 @@
 // Model: what the served model is made of, drawn from its own modules, and how it is set up.
 import { get } from "../api.js";
 import { html, useEffect, useMemo, useState, useStyle } from "../html.js";
+import { bytes, formatList, memoryFormat } from "../formats.js";
 import { navigate } from "../router.js";
+import { percent } from "../text.js";
 import { Softcap, Wavelengths, Windows } from "./charts.js";
 import { Diagram } from "./diagram.js";
 import { treeOf } from "./tree.js";
@@ -36,7 +38,8 @@ function Model({ model, params }) {
   const setTokens = (value) => navigate("model", { ...params, t: value }, { replace: true });
   return html`
     <p><b>${model.architecture}</b>: <b class="md-total">${model.parameters.toLocaleString("en")}</b>
-      ${" "}parameters in ${model.dtype}, ${bytes(model.weight_bytes)}</p>
+      ${" "}parameters</p>
+    <${Weights} model=${model} />
     <section class="panel">
       <h2>Blocks</h2>
       <label class="md-tokens">Shapes for a prompt of
@@ -54,6 +57,26 @@ function Model({ model, params }) {
       <${Settings} settings=${model.settings} />
       <${Config} config=${model.config} />
     </div>`;
+}
+
+/** The formats of the weights with their shares of the files, and what became of them in memory. */
+function Weights({ model }) {
+  const { formats } = model;
+  const total = formats.reduce((sum, { nbytes }) => sum + nbytes, 0);
+  return html`<section class="panel md-weights"><h2>Weights</h2>
+    <p>${formats.length > 0 && html`On disk: <b>${bytes(total)}</b>, ${formatList(formats)}. `}
+      In memory: <b>${bytes(model.weight_bytes)}</b> in ${memoryFormat(model)}${
+        model.quantization ? `; other weights, and the computation, in ${model.dtype}` : ""}.</p>
+    ${formats.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Formats">
+      <table>
+        <thead><tr><th scope="col">format</th><th scope="col" class="number">tensors</th>
+          <th scope="col" class="number">bytes</th><th scope="col" class="number">share</th></tr></thead>
+        <tbody>${formats.map(({ name, tensors, nbytes }) => html`<tr key=${name}>
+          <th scope="row">${name}</th><td class="number">${tensors.toLocaleString("en")}</td>
+          <td class="number">${bytes(nbytes)}</td>
+          <td class="number">${percent(nbytes / total)}</td></tr>`)}</tbody>
+      </table></div>`}
+  </section>`;
 }
 
 function Positions({ model }) {
@@ -135,9 +158,3 @@ function Config({ config }) {
   </section>`;
 }
 
-function bytes(count) {
-  for (const [size, unit] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
-    if (count >= size) return `${(count / size).toFixed(1)} ${unit}`;
-  }
-  return `${count} B`;
-}

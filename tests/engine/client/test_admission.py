@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.client.admission import AdmissionControl, ServiceRate
+from engine.client.admission import ALWAYS_QUEUED, AdmissionControl, ServiceRate
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol import EngineStats
@@ -18,6 +19,7 @@ from engine.protocol import EngineStats
 ROWS, STEP_S, SECONDS = 16, 0.02, 400.0
 OBJECTIVE_S = 1.0  # a request that waits longer is of no use
 BOUND_S = 0.5
+NO_LIMIT = 1e6
 
 
 @dataclass
@@ -100,9 +102,34 @@ def test_queue_past_saturation_with_wait_limit_keeps_goodput(
 
 def test_queue_past_saturation_without_wait_limit_loses_goodput(clock: Clock) -> None:
     """Shows that the wait limit causes the result of the test above."""
-    outcome = simulate(clock, 1.2, None, SERVICES["lognormal"])
+    outcome = simulate(clock, 1.2, NO_LIMIT, SERVICES["lognormal"])
     assert outcome.refused == 0
     assert outcome.good < 0.3 * ROWS * SECONDS
+
+
+def test_queue_with_default_limit_keeps_goodput_at_twice_the_saturation(clock: Clock) -> None:
+    for service in SERVICES.values():
+        saturated = simulate(clock, 1.0, None, service)
+        overloaded = simulate(clock, 2.0, None, service)
+        assert overloaded.good >= 0.95 * saturated.good
+        assert overloaded.late <= 0.05 * overloaded.good
+
+
+def test_queue_with_default_limit_lets_a_few_wait_for_a_slow_model(clock: Clock) -> None:
+    queue = AdmissionControl(EngineConfig(), clock)
+    for number in range(ALWAYS_QUEUED):
+        clock.value += 60.0
+        queue.check(1, 10, EngineStats())
+        queue.join(number, 1, 10)
+    with pytest.raises(EngineOverloadedError, match=r"0\.5 s"):
+        queue.check(1, 10, EngineStats())
+
+
+def test_queue_with_default_limit_takes_a_crowd_that_arrives_at_once(clock: Clock) -> None:
+    queue = AdmissionControl(EngineConfig(), clock)
+    for number in range(500):
+        queue.check(1, 10, EngineStats())
+        queue.join(number, 1, 10)
 
 
 def test_queue_below_saturation_refuses_almost_none(clock: Clock) -> None:
@@ -182,3 +209,58 @@ def test_check_empty_queue_refuses_too_many_tokens_in_one_request(clock: Clock) 
     with pytest.raises(RequestRejectedError, match=r"161 tokens in all, .* limit is 160"):
         queue.check(64, 161, EngineStats())
     queue.check(1, 10**6, EngineStats())  # one prompt is limited by the model
+
+
+def waiting(queue: AdmissionControl, tenant: str, tokens: int = 1) -> int:
+    """Queue requests of a tenant until it may queue no more; return how many."""
+    for count in itertools.count():
+        try:
+            queue.check(1, tokens, EngineStats(), tenant)
+        except EngineOverloadedError:
+            return count
+        queue.join(next(IDS), 1, tokens, tenant)
+    raise AssertionError
+
+
+IDS = itertools.count(1)
+
+
+@pytest.mark.parametrize("limit", ["max_num_queued_reqs", "max_num_queued_tokens"])
+def test_queue_one_tenant_leaves_room_for_others(limit: str) -> None:
+    queue = AdmissionControl(EngineConfig(**{limit: 12}))
+    assert [waiting(queue, tenant) for tenant in "abc"] == [6, 3, 2]
+    with pytest.raises(EngineOverloadedError, match="6 of them with 6 tokens have your API key"):
+        queue.check(1, 1, EngineStats(), "a")
+    assert waiting(queue, "") == 1  # without keys there are no shares
+
+
+def test_queue_oversized_request_of_one_tenant_locks_no_other_out() -> None:
+    queue = AdmissionControl(EngineConfig(max_num_queued_reqs=8))
+    queue.check(128, 128, EngineStats(), "a")  # an empty queue takes it
+    for number in range(128):
+        queue.join(-number, 1, 1, "a")
+    assert waiting(queue, "a") == 0
+    assert waiting(queue, "b") == 2
+    queue.forget([-number for number in range(128)])
+    assert queue.requests == 2
+
+
+def test_queue_reservations_count_as_the_share_of_their_tenant() -> None:
+    queue = AdmissionControl(EngineConfig(max_num_queued_reqs=4))
+    with queue.reserve(EngineStats(), "a"), queue.reserve(EngineStats(), "a"):
+        with pytest.raises(EngineOverloadedError):
+            queue.check(1, 0, EngineStats(), "a")
+        queue.check(1, 0, EngineStats(), "b")
+    queue.check(1, 0, EngineStats(), "a")
+
+
+def test_queue_expected_wait_counts_no_requests_behind_the_turn_of_the_tenant(clock: Clock) -> None:
+    queue = AdmissionControl(EngineConfig(max_queue_wait=5.0, max_num_queued_reqs=1000), clock)
+    for number in range(1, 101):
+        queue.join(-number, 1, 1, "a")
+    for number in range(1, 11):
+        clock.value += 1.0
+        queue.admitted([-number], clock.value)
+    with pytest.raises(EngineOverloadedError, match="--max-queue-wait"):
+        queue.check(1, 1, EngineStats(), "a")
+    queue.check(1, 1, EngineStats(), "b")

@@ -10,11 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.grammar.matchers import _State
-from engine.protocol import Grammar
+from engine.protocol import Grammar, StepOutputs
 from tests.server.conftest import EOS, byte_tokenizer
 from tests.support.drafts import draft_from
-from tests.support.driver import Driver, each, tiny_llama
+from tests.support.driver import Driver, LateRunner, each, tiny_llama
 
 PERSON = {
     "type": "object",
@@ -228,86 +227,94 @@ def test_abort_while_compiling_and_while_running_forgets_the_matcher(driver: Dri
     assert driver.finish(ids[0]) is None
 
 
-def test_grammar_that_breaks_in_mid_answer_ends_with_length(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def faulty(mode: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A driver whose grammars have the faults that their titles name."""
+    monkeypatch.setattr("engine.grammar.connection.MODULE", "tests.support.faulty_grammars")
+    return Driver(folder, **mode)
+
+
+@pytest.mark.parametrize(
+    ("title", "reason"),
+    [
+        ("breaks", "token"),
+        ("panics", "llguidance failed: index out of bounds"),
+        ("crashes", "it is nested too deeply"),
+        ("spins", "it took more than 0.5 s of CPU time"),
+        ("grows", "it took more than 64 MiB of memory"),
+    ],
+)
+def test_grammar_over_a_limit_refuses_only_that_request(
+    faulty: Driver, monkeypatch: pytest.MonkeyPatch, title: str, reason: str
 ) -> None:
-    """llguidance gives up if a state is too large. The answer is incomplete, but no error."""
-    accept = _State.accept
-
-    def breaks_at_last(state: _State, position: int, token: int) -> None:
-        accept(state, position, token)
-        if state.num_tokens == 1 + 6:
-            state.matcher.consume_token(EOS)  # not allowed here: the matcher reports an error
-
-    monkeypatch.setattr(_State, "accept", breaks_at_last)
-    request_id = driver.submit([1], 100, **constrained(2))
-    free = driver.submit([1], 12, temperature=1.0)
-    driver.run()
-    assert driver.finish(request_id) == "length"
-    assert driver.tokens(request_id)[-1] == EOS
-    assert len(driver.tokens(request_id)) == 7
-    assert len(driver.tokens(free)) == 12
-    assert "a grammar cannot go on" in caplog.text
-
-
-class Panic(BaseException):
-    """A Rust panic is no Exception."""
-
-
-def test_panic_while_compiling_refuses_only_that_request(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def panics(*given: Any, **options: Any) -> None:
-        raise Panic("index out of bounds")
-
-    monkeypatch.setattr("llguidance.LLMatcher", panics)
-    bad = driver.submit([1], 9, **constrained(1, {"title": "panics"}))
-    good = driver.submit([1], 9, temperature=1.0)
-    driver.run()
-    assert "llguidance failed: index out of bounds" in driver.rejected[bad].message
-    assert len(driver.tokens(good)) == 9
-
-
-def test_failing_mask_ends_only_its_request(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The masks of all rows come from one call, so the rows of a failed call are tried alone."""
-    from llguidance import numpy
-
-    fill = numpy.fill_next_token_bitmask
-
-    def fails(*given: Any) -> None:
-        raise RuntimeError("a thread panicked")
-
-    def fails_for_first(matcher: Any, words: Any, row: int) -> None:
-        if row == 0:
-            fails()
-        fill(matcher, words, row)
-
-    monkeypatch.setattr(numpy, "fill_next_token_bitmask_par", fails)
-    monkeypatch.setattr(numpy, "fill_next_token_bitmask", fails_for_first)
-    ids = [driver.submit([1], 200, **constrained(n)) for n in range(2)]
-    driver.run()
-    assert "length" in map(driver.finish, ids)
+    bad = faulty.submit([1], 100, **constrained(1, {**PERSON, "title": title}))
+    good = faulty.submit([1], 100, **constrained(2))
+    faulty.run()
+    refusals = {key: refusal.message for key, refusal in faulty.rejected.items()}
+    if isinstance(faulty.core.runner, LateRunner) and not refusals:
+        assert faulty.finish(bad) == "length"  # its last token was computed and retired at once
+    else:
+        assert list(refusals) == [bad]
+        assert reason in refusals[bad]
+    jsonschema.validate(json.loads(text(faulty, good)), PERSON)
 
 
 def test_grammar_behind_a_long_queue_is_refused_to_be_sent_later(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.grammar.compiler.DEADLINE_S", -1.0)
-    late = driver.submit([1], 9, **constrained(1))
+    monkeypatch.setattr("engine.grammar.limits.QUEUE_S", -1.0)
+    late = driver.submit([1], 9, **constrained(1, {**PERSON, "title": "late"}))
     driver.run()
     assert driver.rejected[late].code == "server_overloaded"
 
 
-def test_same_grammar_is_compiled_once(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_grammar_has_one_process(driver: Driver) -> None:
     compiler = driver.core.matchers.compiler
-    compiled = []
-    compile_one = compiler._compiled
-    monkeypatch.setattr(compiler, "_compiled", lambda g: compiled.append(g) or compile_one(g))
     schema = {**PERSON, "title": "once"}
+    before = compiler._count
     ids = [driver.submit([1], 100, **constrained(n, schema)) for n in range(4)]
     driver.run()
-    assert len(compiled) == 1
+    ids.append(driver.submit([1], 100, **constrained(4, schema)))
+    driver.run()
+    assert compiler._count == before + 1
     for request_id in ids:
         jsonschema.validate(json.loads(text(driver, request_id)), PERSON)
+
+
+def test_slow_grammar_sits_out_steps_of_the_others(faulty: Driver) -> None:
+    """Its masks take 0.3 s each. Others need many steps meanwhile, and wait for none of them."""
+    slow = faulty.submit([1], 40, **constrained(1, {**PERSON, "title": "sleeps"}))
+    while slow not in faulty.admissions:
+        faulty.turn()
+    others = [faulty.submit([n], 40, seed=n, temperature=1.0) for n in range(3)]
+    others.append(faulty.submit([1], 40, **constrained(2)))
+    while not all(map(faulty.finish, others)):
+        faulty.turn()
+    assert faulty.finish(slow) is None
+    num_tokens = len(faulty.tokens(slow))
+    assert num_tokens < 40
+    while len(faulty.tokens(slow)) == num_tokens:
+        faulty.turn()
+    faulty.abort(slow)
+    faulty.run()
+
+
+def test_engine_with_only_a_slow_grammar_reads_messages_and_gives_signs_of_life(
+    faulty: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while it compiles; the client would take a silent engine for a hung one."""
+    monkeypatch.setattr("engine.grammar.matchers.SIGN_S", 0.02)
+    slow = faulty.submit([1], 3, **constrained(1, {**PERSON, "title": "dozes"}))
+    signs = [0, 0]
+    while not faulty.finish(slow):
+        sent = len(faulty.sent)
+        faulty.turn()
+        outputs = [m for m in faulty.sent[sent:] if isinstance(m, StepOutputs) and not m.tokens]
+        signs[slow in faulty.admissions] += len(outputs)
+    assert min(signs) > 3
+    free = faulty.submit([1], 3)
+    slow = faulty.submit([1], 3, **constrained(1, {**PERSON, "title": "dozes", "type": "object"}))
+    while not faulty.finish(free):
+        faulty.turn()
+    assert faulty.finish(slow) is None
+    faulty.run()

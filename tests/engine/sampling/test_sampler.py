@@ -96,6 +96,34 @@ def as_often_as(shares: np.ndarray, drawn: torch.Tensor) -> None:
     assert stats.chisquare(observed[due > 0], due[due > 0]).pvalue > LIKELY
 
 
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("vocabulary", [32, CANDIDATES * 2])
+def test_final_logprobs_are_those_of_the_draw(setting: dict[str, Any], vocabulary: int) -> None:
+    tokens, prompt = [1, 2, 2, 9, 9, 9, 10], 2
+    given = row(tokens=tokens, prompt=prompt, logprobs=20, final_logprobs=True, **setting)
+    plain = row(tokens=tokens, prompt=prompt, logprobs=20, **setting)
+    logits = logits_of(vocabulary)
+    drawn, pending = sample_rows(logits.repeat(2, 1), [given, plain])
+    assert pending is not None
+    found = pending.read()
+    wanted = distribution(logits, given.params, tokens, prompt)
+    for token, logprob in [*found[0].top, (int(drawn[0]), found[0].logprob)]:
+        assert math.exp(logprob) == pytest.approx(wanted[token], abs=1e-6)
+    own = torch.log_softmax(logits, dim=-1)
+    assert found[1].logprob == pytest.approx(float(own[drawn[1]]), abs=1e-5)
+
+
+def test_final_logprobs_of_a_greedy_row_are_certain() -> None:
+    logits = logits_of(32)
+    given = row(temperature=0.0, logprobs=2, final_logprobs=True)
+    [drawn], pending = sample_rows(logits.repeat(1, 1), [given])
+    assert pending is not None
+    found = pending.read()[0]
+    assert found.logprob == 0.0
+    assert found.top[0] == (int(drawn), 0.0)
+    assert found.top[1][1] == -math.inf
+
+
 VARIED: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 1.0},

@@ -265,13 +265,23 @@ class Simulation:
         fails_at: int | None = None,
         prompt_logprobs: bool = False,
         adapter: int = 0,
+        tenant: str = "",
     ) -> int | None:
         """Add a request; return its id, or None if it was refused. Check that this is correct."""
         self._ids += 1
         params = SamplingParams(max_tokens, stop_token_ids=stops, min_tokens=min_tokens)
         params = replace(params, prompt_logprobs=prompt_logprobs - 1)
-        rest = priority, salt, list(source)
-        request = GenerateRequest(self._ids, prompt, params, 0.0, *rest, adapter=adapter)
+        request = GenerateRequest(
+            self._ids,
+            prompt,
+            params,
+            0.0,
+            priority=priority,
+            salt=salt,
+            tenant=tenant,
+            encoder_prompt=list(source),
+            adapter=adapter,
+        )
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
         try:
@@ -288,9 +298,9 @@ class Simulation:
         self.check()
         return request.id
 
-    def embed(self, tokens: list[int], priority: int = 0) -> int:
+    def embed(self, tokens: list[int], priority: int = 0, tenant: str = "") -> int:
         self._ids += 1
-        self.scheduler.add(EmbedRequest(self._ids, tokens, "mean", 0.0, priority))
+        self.scheduler.add(EmbedRequest(self._ids, tokens, "mean", 0.0, priority, tenant))
         self.texts[self._ids] = tokens
         self._work += 1
         return self._ids
@@ -356,7 +366,7 @@ class Simulation:
         assert long == sorted(long), "decodes come first"
 
     def _note_admissions(self, encoded: set[int]) -> None:
-        for admission in self.scheduler.take_admissions(0.0):
+        for admission in self.scheduler.waiting.take_admissions(0.0):
             assert admission.id not in self.admitted, "admitted twice"
             self.admitted[admission.id] = admission.cached_tokens
             if admission.id in self.texts:
@@ -444,15 +454,17 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         num_adapter_slots=seed % 3 + 1,
     )
     num_adapters = 0 if cross else seed % 4 * 2
-    chosen = random.Random(seed + 10**6)
+    chosen, tenants = random.Random(seed + 10**6), random.Random(seed + 10**7)
+    names = ("", "aab", "abc")[seed % 3] or [""]
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):
         action = rng.random()
         if action < 0.35:
             adapter = max(0, chosen.randint(-1, num_adapters))
-            _add(simulation, rng, stem, bool(cross), adapter)
+            _add(simulation, rng, stem, bool(cross), adapter, tenants.choice(names))
         elif action < 0.36:
-            simulation.embed([rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
+            text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))]
+            simulation.embed(text, tenant=tenants.choice(names))
         elif action < 0.40 and simulation.live:
             # Unknown and finished ids must be ignored.
             simulation.abort(rng.choice(simulation.live), *([10**6] if action < 0.38 else []))
@@ -463,7 +475,12 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
 
 
 def _add(
-    simulation: Simulation, rng: random.Random, stem: list[int], cross: bool, adapter: int
+    simulation: Simulation,
+    rng: random.Random,
+    stem: list[int],
+    cross: bool,
+    adapter: int,
+    tenant: str,
 ) -> None:
     shared = rng.randint(0, len(stem) // 2)
     own = [rng.randrange(VOCAB) for _ in range(rng.randint(0 if shared else 1, 4))]
@@ -478,4 +495,5 @@ def _add(
         fails_at=rng.choice((None, None, None, None, None, 0, 2)),
         prompt_logprobs=rng.random() < 0.2,
         adapter=adapter,
+        tenant=tenant,
     )

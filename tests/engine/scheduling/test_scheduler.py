@@ -96,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         fails_at=st.none() | st.integers(0, 3),
         prompt_logprobs=st.booleans(),
+        tenant=st.sampled_from(("", "a", "b")),
     )
     def add(self, prompt: list[int], max_tokens: int, **options: Any) -> None:
         self.simulation.add(prompt, max_tokens, **options)

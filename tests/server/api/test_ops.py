@@ -40,6 +40,14 @@ async def test_probes_report_engine_state(served):
     assert (await served.http.get("/v1/models")).status_code == 503
 
 
+async def test_health_while_loading_shows_the_stage(served):
+    assert "stage" not in (await served.http.get("/health")).json()
+    served.engine.state = "loading"
+    served.engine.progress = Progress("compiling kernels for this CPU, once: 3 of 7", 0.25)
+    health = (await served.http.get("/health")).json()
+    assert (health["stage"][-6:], health["fraction"]) == ("3 of 7", 0.25)
+
+
 @pytest.mark.parametrize("host", ["", "Host: 10.1.2.3\r\n"])
 async def test_probes_accept_missing_or_foreign_host(served, host):
     """HTTP/1.0 has no Host header, and a probe through a proxy may have any host."""

@@ -26,7 +26,7 @@ def refusal(status: int, code: str = "server_overloaded", **headers: str) -> htt
     return httpx2.Response(status, json={"error": {"code": code}}, headers=headers)
 
 
-async def send(answers: list[Any], patience: float = 0) -> Reply:
+async def send(answers: list[Any], patience: float = 0, **options: float) -> Reply:
     """Send a line to a server that gives these answers; all of them must be used."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -37,7 +37,7 @@ async def send(answers: list[Any], patience: float = 0) -> Reply:
 
     transport = httpx2.MockTransport(answer)
     async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
-        reply = await Sender(http, patience).send(LINE)
+        reply = await Sender(http, patience, **options).send(LINE)
     assert not answers
     return reply
 
@@ -83,9 +83,8 @@ async def test_other_failures_are_the_result_of_the_line(failed: httpx2.Response
     assert reply.body is not None
 
 
-async def test_refusals_for_too_long_are_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_RETRY_S", -1)
-    assert (await send([refusal(503)])).status == 503
+async def test_refusals_for_too_long_are_the_result() -> None:
+    assert (await send([refusal(503)], longest_retry=-1.0)).status == 503
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{", b'"\xff"', b"[" * 100_000])

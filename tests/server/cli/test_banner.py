@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from engine.config import AdapterSource
+from engine.device.cache import make_cache_folder
 from engine.memory.report import LARGEST_STEP, WEIGHTS
 from engine.protocol import KVGroup, MemoryEntry
 from server.adapters import AdapterRegistry
@@ -22,11 +24,13 @@ from server.cli.banner import (
     curl,
     device,
     drafts,
+    kernels,
     kv_cache,
     memory,
     not_followed,
     pages,
     tokenizer_notes,
+    unsafe_caches,
 )
 from server.text.parsers.formats import REASONING_BY_NAME
 from tests.support.fake_engine import INFO
@@ -77,6 +81,29 @@ def test_adapters_are_named_if_the_model_takes_some() -> None:
         "  adapters  fr, de; up to 4 in memory",
         "  adapters  none yet; up to 4 in memory",
     ]
+
+
+def test_kernels_are_shown_apart_from_weights_if_this_start_compiled_some() -> None:
+    ready = msgspec.structs.replace(INFO, compiled_kernels=7, compile_seconds=21.34)
+    assert kernels(ready) == ["  kernels   7 compiled in 21.3 s, once"]
+    assert kernels(INFO) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("mode", [0o720, 0o702])
+def test_banner_says_why_a_folder_of_kernels_is_not_used(
+    device: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("penstock/kernels" if device == "cpu" else "triton")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    ready = msgspec.structs.replace(INFO, device=device)
+    assert unsafe_caches(ready) == [], "an absent folder is no problem"
+    make_cache_folder(folder)
+    assert unsafe_caches(ready) == []
+    folder.chmod(mode)
+    (note,) = unsafe_caches(ready)
+    assert f"{folder} can be written by other users (mode 0{mode:o})" in note
 
 
 def test_drafts_name_the_draft_model() -> None:

@@ -183,6 +183,38 @@ def test_chat_left_in_a_terminal_ends_the_prompt_line(api: Api, key: bytes) -> N
         os.close(ours)
 
 
+HOSTILE = ["a\x1b", "]52;c;aGk=\x07", "\x9b2J", "\tb\r\nc\rd", "\u202ee", "\x08"]
+
+
+def test_chat_in_a_terminal_shows_escape_sequences_instead_of_obeying_them(api: Api) -> None:
+    """Also those whose characters come in several pieces."""
+    api.words = HOSTILE
+    ours, theirs = os.openpty()
+    given = command("--url", api.url, "--quick", "hi")
+    answer = subprocess.run(
+        **given, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, timeout=60
+    )
+    os.close(theirs)
+    shown = os.read(ours, 9999).decode()
+    os.close(ours)
+    assert answer.returncode == 0
+    expected = "a\\x1b]52;c;aGk=\\x07\\x9b2J\tb\r\nc\\rd\\u202ee\\x08\r\n"
+    assert shown.replace("        ", "\t") == expected
+
+
+def test_chat_in_a_pipe_writes_the_text_of_the_model(api: Api) -> None:
+    api.words = HOSTILE
+    given = command("--url", api.url, "--quick", "hi")
+    answer = subprocess.run(**{**given, "text": False}, capture_output=True, timeout=60)
+    assert answer.stdout.decode() == "".join(HOSTILE) + "\n"
+
+
+def test_chat_with_a_hostile_server_shows_its_error_in_one_line(api: Api) -> None:
+    api.last = {"error": {"message": "no\x1b[2Jthing\nmore"}}
+    answer = chat("--url", api.url, "--quick", "hi")
+    assert answer.stderr == "penstock: The answer was cut off: no\\x1b[2Jthing\nmore\n"
+
+
 def test_chat_with_undisplayable_characters_prints_question_marks(api: Api) -> None:
     api.words = ["sm\u00f6r", " \ud83d", "!"]
     for encoding, shown in (("ascii", "sm?r ?!\n"), ("utf-8", "sm\u00f6r ?!\n")):

@@ -109,7 +109,7 @@ def test_load_with_invalid_origin_raises(origin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["*", "http://localhost:3000", "https://[::1]:8443", "app://obsidian.md"]
+    "origin", ["*", "localhost", "http://localhost:3000", "https://[::1]:8443", "app://obsidian.md"]
 )
 def test_load_with_origin_as_browsers_send_it_keeps_it(origin: str) -> None:
     config, _, _ = load({"allowed_origins": [origin]}, {}, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from server.generation.events import (
     TextDelta,
     TokenWithLogprobs,
 )
+from server.generation.options import GenerationOptions
 from server.generation.prompts import Echo
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import EOS
@@ -59,6 +61,23 @@ def test_take_merges_all_tokens_since_the_last_call(tokenizer: Tokenizer, encode
     delta = TextDelta("c", [c, EOS], [TokenWithLogprobs(c, LOGPROBS, 2)])
     assert choice.take() == ChoiceEvents(0, [delta, Finish("stop")])
     assert choice.num_tokens == 4
+
+
+def test_add_late_line_break_ends_the_answer_with_all_its_text(
+    tokenizer: Tokenizer, encode: Any
+) -> None:
+    options = GenerationOptions(
+        operation="text_completion", model=None, last_line_after=2.0, stop=["\n\nb"]
+    )
+    prepared = replace(prepared_request(PROMPT), options=options)
+    choice = Choice(tokenizer, prepared, 0)
+    tokens = [TokenOutput(1, token) for token in encode("a\n\nc\n")]
+    elapsed = [0.0, 1.0, 3.0, 3.0, 4.0]
+    ends = [choice.add(token, at) for token, at in zip(tokens, elapsed, strict=True)]
+    # The third token is held back, because a stop string may begin with it.
+    assert ends[:3] == [None, None, None]
+    assert ends[3] == "length"
+    assert text_of([choice.take()]) == "a\n\nc"
 
 
 def test_take_unfinished_character_gives_its_tokens_and_no_text(

@@ -37,7 +37,7 @@ class Watch:
                 patch.setattr(engine, name, self._watched(getattr(engine, name)))
 
     @contextlib.contextmanager
-    def _reserve(self) -> Iterator[None]:
+    def _reserve(self, tenant: str) -> Iterator[None]:
         yield
         self._other_task_ran = False
         asyncio.get_running_loop().call_soon(self._run)

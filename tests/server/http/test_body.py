@@ -222,7 +222,7 @@ async def test_large_body_delays_next_large_body_but_no_small_one(
         assert not second.done()
         assert not tokenised.done()
         monkeypatch.setattr("server.http.body.PAUSE", 0)
-        served.app.state.penstock.large_bodies._lock.release()
+        served.app.state.penstock.large_bodies._turns.release("")
         assert (await second).status_code == (await tokenised).status_code == 200
 
 
@@ -243,13 +243,13 @@ async def test_large_body_of_disconnected_client_is_not_parsed(
         turns = served.app.state.penstock.large_bodies
         for size in (LARGE, 2 * LARGE):
             leaving = asyncio.create_task(served.complete(unknown="a" * size))
-            await eventually(lambda: bool(turns._lock.locked()), "the first has its turn")
+            await eventually(lambda: not turns._turns._shares.has_room(), "the first has its turn")
             await asyncio.wait({leaving}, timeout=0.3)
             leaving.cancel()
         staying = asyncio.create_task(served.complete(unknown="a" * 3 * LARGE))
         await asyncio.sleep(0.3)
         monkeypatch.setattr(body_module, "PAUSE", 0)
-        turns._lock.release()
+        turns._turns.release("")
         assert (await staying).status_code == 200
     assert [size // LARGE for size in read] == [1, 3]
 

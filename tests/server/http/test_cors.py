@@ -50,6 +50,23 @@ async def test_page_of_allowed_origin_sends_requests_and_reads_responses(open_to
         assert "Origin" in told.headers["vary"]
 
 
+@pytest.mark.parametrize("open_to", [("localhost", PAGE)], indirect=True)
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        *((origin, True) for origin in ("http://localhost", "https://localhost:8443", PAGE)),
+        *((origin, True) for origin in ("http://127.0.0.1:3000", "http://[::1]", "http://[::1]:1")),
+        *((origin, False) for origin in ("http://localhost.evil.example", "localhost", "null")),
+        *((origin, False) for origin in ("http://notlocalhost", "http://127.0.0.1.evil.example")),
+        *((origin, False) for origin in ("ftp://localhost", "http://localhost:80:1", "")),
+    ],
+)
+async def test_localhost_allows_pages_of_this_machine_alone(open_to, origin, allowed):
+    asked = await open_to.http.options("/v1/completions", headers={"origin": origin, **WISH})
+    assert asked.status_code == (200 if allowed else 400)
+    assert asked.headers.get("access-control-allow-origin") == (origin if allowed else None)
+
+
 @pytest.mark.parametrize("open_to", [(PAGE,)], indirect=True)
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "http://chat.example", f"{PAGE}:8443", "null"]

@@ -98,9 +98,9 @@ def test_recorder_forgets_steps_beyond_its_bytes() -> None:
 
 
 def test_recorder_forgets_requests_beyond_their_bytes() -> None:
-    recorder = Recorder([])
-    engine = ScriptedSteps(recorder._listeners)
     with mock.patch.object(module, "REQUEST_BYTES", 3000):
+        recorder = Recorder([])
+        engine = ScriptedSteps(recorder._listeners)
         for number in range(1, 20):
             engine.submit(number, 5)
             opened = recorder.begin(f"req_{number}", "", engine.now, [number])

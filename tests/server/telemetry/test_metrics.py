@@ -41,6 +41,7 @@ VLLM = {
         "generation_tokens": set(),
         "prefix_cache_queries": set(),
         "prefix_cache_hits": set(),
+        "spec_decode_num_drafts": set(),
         "spec_decode_num_draft_tokens": set(),
         "spec_decode_num_accepted_tokens": set(),
         "num_preemptions": set(),

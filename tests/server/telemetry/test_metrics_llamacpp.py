@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,11 +16,11 @@ from tests.support.rig import Served, serving
 
 COUNTERS = {
     *("prompt_tokens", "prompt_tokens_cached", "prompt_seconds", "tokens_predicted"),
-    *("tokens_predicted_seconds", "n_decode"),
+    *("tokens_predicted_seconds", "n_decode", "n_tokens_max", "spec_decode_num_drafts"),
     *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
 }
 GAUGES = {
-    *("requests_processing", "requests_deferred"),
+    *("requests_processing", "requests_deferred", "n_busy_slots_per_decode"),
     *("prompt_tokens_seconds", "predicted_tokens_seconds"),
 }
 
@@ -75,6 +76,35 @@ async def test_tokens_add_up_over_requests(compatible: Served) -> None:
     if found["prompt_seconds"]:
         rate = computed / found["prompt_seconds"]
         assert found["prompt_tokens_seconds"] == pytest.approx(rate)
+
+
+async def test_longest_sequence_is_prompt_and_answer(compatible: Served) -> None:
+    for prompt, most in (("ab", 5), ("abcd", 3), ("a", 2)):
+        body = {"prompt": prompt, "n_predict": most}
+        await compatible.http.post("/completion", json=body)
+    text = (await compatible.http.get("/metrics")).text
+    # The prompts begin with one token more than they have letters.
+    assert "\nllamacpp:n_tokens_max 8.0\n" in text
+    assert "# TYPE llamacpp:n_tokens_max counter\n" in text
+
+
+async def test_busy_slots_are_the_mean_of_the_steps(compatible: Served) -> None:
+    body = {"prompt": ["ab", "cd", "ef"], "n_predict": 4}
+    await compatible.http.post("/completion", json=body)
+    # The three sequences start and end together.
+    assert (await values(compatible))["n_busy_slots_per_decode"] == ("gauge", 3.0)
+    body = {"prompt": "ab", "n_predict": 4}
+    await compatible.http.post("/completion", json=body)
+    assert (await values(compatible))["n_busy_slots_per_decode"] == ("gauge", 2.0)
+
+
+async def test_drafts_are_the_engines(compatible: Served) -> None:
+    stats = compatible.engine.stats
+    compatible.engine.stats = msgspec.structs.replace(stats, drafts=3, drafted=9, drafted_right=4)
+    found = await values(compatible)
+    assert found["spec_decode_num_drafts"] == ("counter", 3)
+    assert found["spec_decode_num_draft_tokens"] == ("counter", 9)
+    assert found["spec_decode_num_accepted_tokens"] == ("counter", 4)
 
 
 async def test_start_time_is_a_header_of_llama_cpps_names_only(

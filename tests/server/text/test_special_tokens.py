@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,17 @@ def test_malformed_added_tokens_decoder_raises_and_names_the_file(
     folder = write_tokenizer(tmp_path, settings={"added_tokens_decoder": wrong})
     with pytest.raises(ConfigError, match=r"tokenizer_config.json: added_tokens_decoder must map"):
         Tokenizer.from_folder(folder)
+
+
+def test_many_added_tokens_are_read_in_linear_time(tmp_path: Path) -> None:
+    """Added one at a time, 4,000 took over a minute."""
+    new = {str(len(WORDS) + i): entry(f"<extra_{i}>", i % 2 == 0) for i in range(4000)}
+    begun = time.monotonic()
+    folder = write_tokenizer(tmp_path, settings={"added_tokens_decoder": new})
+    tokenizer = Tokenizer.from_folder(folder)
+    assert time.monotonic() - begun < 20
+    ids = tokenizer.encode("<extra_3998> a <extra_3999>", add_special_tokens=False)
+    assert ids == [len(WORDS) + 3998, A, len(WORDS) + 3999]
 
 
 # ---- BOS and EOS -------------------------------------------------------------------------------

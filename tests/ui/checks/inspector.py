@@ -58,18 +58,33 @@ def answered(server: Server, name: str, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+COLUMNS = ["token", "logit", "raw", "penal.", "T", "cut", "final", "luck", "p/luck", "won"]
+
+
 def rows_of(page: Any) -> list[list[str]]:
     """Return token id and the exact figures of each candidate, with all of them shown."""
     more = page.get_by_role("button", name="more")
     if more.count():
         more.click()
     found: list[list[str]] = page.evaluate(
-        """() => [...document.querySelectorAll(".ins-table tbody tr")].map((row) => [
-            row.dataset.token,
-            ...[...row.cells].map((cell) => cell.title || cell.innerText),
-        ])"""
+        """(order) => {
+            const heads = [...document.querySelectorAll(".ins-table thead th")];
+            const names = heads.map((head) => head.innerText.trim().replace(/^T=.*/, "T"));
+            const rows = [...document.querySelectorAll(".ins-table tbody tr")];
+            return rows.map((row) => [row.dataset.token, ...order.map((name) => {
+                const cell = row.cells[names.indexOf(name)];
+                return cell.title || cell.innerText;
+            })]);
+        }""",
+        COLUMNS,
     )
     return found
+
+
+def columns_of(page: Any) -> list[str]:
+    """Return the headings of the table of candidates, as it shows them."""
+    heads: list[str] = page.locator(".ins-table thead th").all_inner_texts()
+    return heads
 
 
 def fact(page: Any, name: str) -> str:

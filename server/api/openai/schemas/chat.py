@@ -44,7 +44,7 @@ from server.api.openai.schemas.tools import (
 )
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
-from server.http.body import Part, failure, few
+from server.http.body import JsonObject, LongName, Part, Text, failure, few
 from server.text import exact_json
 from server.text.content_parts import joined, text_parts
 from server.text.parsers.tools import NO_TOOLS, ToolUse
@@ -54,14 +54,14 @@ MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages
 
 class TextPart(Part):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class RefusalPart(Part):
     """A refusal of the assistant, which the model reads as its text."""
 
     type: Literal["refusal"]
-    refusal: str
+    refusal: Text
 
     @property
     def text(self) -> str:
@@ -73,7 +73,8 @@ AnyPart = Annotated[
     Discriminator(lambda part: "<refusal>" if _kind(part) == "refusal" else "<text>"),
 ]
 Content = Annotated[
-    Annotated[str, Tag("<one>")] | Annotated[list[AnyPart], Field(fail_fast=True), Tag("<list>")],
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
     shape_of("a string or a list of text parts"),
 ]
 
@@ -90,7 +91,7 @@ class FunctionCall(Part):
     name: str
     """Name of the function."""
     arguments: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+        Annotated[Text, Tag("<text>")] | Annotated[JsonObject, Tag("<object>")],
         Discriminator(_arguments_tag),
     ] = ""  # JSON text in OpenAI's API
     """A JSON object, or its text."""
@@ -99,7 +100,7 @@ class FunctionCall(Part):
 class ToolCall(Part):
     """A call that the assistant made."""
 
-    id: str | None = None
+    id: LongName | None = None
     """The id that a tool's message answers with `tool_call_id`."""
     type: Literal["function"] | None = None
     function: FunctionCall
@@ -137,9 +138,9 @@ class ChatMessage(Part):
     """The call that a tool's message answers."""
     function_call: FunctionCall | None = None
     """A call, in OpenAI's API before tools."""
-    reasoning_content: str | None = None
+    reasoning_content: Text | None = None
     """The assistant's thoughts before its answer, if the template reads them."""
-    reasoning: str | None = None
+    reasoning: Text | None = None
     """vLLM's newer name of `reasoning_content`, which takes precedence."""
 
     @field_validator("content", mode="before")

@@ -21,13 +21,13 @@ from server.api.openai.schemas.fields import (
 )
 from server.api.openai.schemas.generate import MAX_TOKENS_NAMES, SHARED_RULES, GenerateBody
 from server.generation.limits import MAX_CHOICES
-from server.http.body import failure
+from server.http.body import Text, failure
 
 Prompts = Annotated[
-    Annotated[str, Tag("<one>")]
+    Annotated[Text, Tag("<one>")]
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[
-        list[str], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES), Tag("<list>")
+        list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES), Tag("<list>")
     ]
     | Annotated[
         list[TokenIds],
@@ -63,7 +63,7 @@ class CompletionBody(GenerateBody):
     echo: bool | None = None
     """The text begins with the prompt."""
     # Few models know it, so the schema of all models leaves it out.
-    suffix: SkipJsonSchema[str | None] = None
+    suffix: SkipJsonSchema[Text | None] = None
     """Text that follows the answer; only for models with tokens for fill-in-the-middle."""
 
     @model_validator(mode="after")

@@ -25,10 +25,10 @@ from server.api.openai.schemas.fields import (
     never,
 )
 from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_list
-from server.http.body import Body, Part, failure
+from server.http.body import MAX_TEXT, Body, Part, failure
 
 MAX_TEXTS = MAX_PROMPTS
-Text = Annotated[str, StringConstraints(min_length=1)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
 
@@ -60,14 +60,13 @@ class TextsBody(EncoderBody):
 
 
 class EmbeddingBody(TextsBody):
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "add_special_tokens": (True,),
-        "padding": ("do_not_pad",),
-    }
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {
+        "add_special_tokens": True,
         "embed_dtype": "float32",
         "encoding_format": "float",
         "endianness": "native",
+        "padding": "do_not_pad",
         "use_activation": None,  # as the checkpoint says
     }
 
@@ -85,6 +84,10 @@ class EmbeddingBody(TextsBody):
     """Return vectors of length 1; default: if the checkpoint does so."""
     dimensions: Count | None = None
     """Return only this many first numbers of a vector; default: all."""
+    add_special_tokens: bool | None = None
+    """Add the special tokens of the tokenizer to each text."""
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    """max_length: the model reads each text with padding tokens up to its limit."""
 
     @property
     def inputs(self) -> list[Plain]:

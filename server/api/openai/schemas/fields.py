@@ -85,7 +85,8 @@ def _not_all(value: Any) -> Any:
 Alternatives = Annotated[int, Between(0, MAX_ALTERNATIVES), BeforeValidator(_not_all)]
 Effort = Annotated[str, StringConstraints(max_length=32)]  # such as "none" or "high"
 TruncationSide = Literal["left", "right"]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+MAX_TOKEN_IDS = 1 << 24  # of one prompt
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_TOKEN_IDS)]
 
 
 def few_inside(messages: Any, count: Callable[[Any], int], most: int, noun: str) -> Any:

@@ -41,7 +41,7 @@ from server.api.openai.schemas.structured import (
 )
 from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions, Operation
-from server.http.body import Part, failure, few
+from server.http.body import Part, Text, failure, few
 from server.http.openapi import TOKEN_ID
 
 LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
@@ -155,21 +155,21 @@ class GenerateBody(SamplingBody):
     """vLLM's form: the answer follows a schema, pattern, choice or grammar."""
     # The same under the names of vLLM until 0.11 (guided_*), SGLang (regex, ebnf, json_schema) and
     # llama.cpp (grammar, json_schema).
-    guided_json: SkipJsonSchema[Schema | str | None] = None
+    guided_json: SkipJsonSchema[Schema | Text | None] = None
     """As `structured_outputs.json`."""
-    json_schema: SkipJsonSchema[Schema | str | None] = None
+    json_schema: SkipJsonSchema[Schema | Text | None] = None
     """As `structured_outputs.json`."""
-    guided_regex: SkipJsonSchema[str | None] = None
+    guided_regex: SkipJsonSchema[Text | None] = None
     """As `structured_outputs.regex`."""
-    regex: SkipJsonSchema[str | None] = None
+    regex: SkipJsonSchema[Text | None] = None
     """As `structured_outputs.regex`."""
     guided_choice: SkipJsonSchema[Choices | None] = None
     """As `structured_outputs.choice`."""
-    guided_grammar: SkipJsonSchema[str | None] = None
+    guided_grammar: SkipJsonSchema[Text | None] = None
     """As `structured_outputs.grammar`."""
-    grammar: SkipJsonSchema[str | None] = None
+    grammar: SkipJsonSchema[Text | None] = None
     """As `structured_outputs.grammar`."""
-    ebnf: SkipJsonSchema[str | None] = None
+    ebnf: SkipJsonSchema[Text | None] = None
     """As `structured_outputs.grammar`."""
     guided_whitespace_pattern: SkipJsonSchema[str | None] = None
     """As `structured_outputs.whitespace_pattern`."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from server.api.openai.schemas.fields import LIST, TEXT, TokenId, TokenIds, having, never
-from server.http.body import Part, failure
+from server.http.body import Part, Text, failure
 
 MAX_PROMPTS = 2048
 Plain = str | list[int] | list[int | str]  # a prompt without objects
@@ -16,7 +16,7 @@ Plain = str | list[int] | list[int | str]  # a prompt without objects
 class PromptPart(Part):
     type: Literal["text"]
     """Only texts."""
-    text: Annotated[str, StringConstraints(min_length=1)]
+    text: Annotated[Text, StringConstraints(min_length=1)]
 
 
 class PromptObject(Part):
@@ -31,7 +31,7 @@ class PromptObject(Part):
         }
     )
 
-    prompt_string: Annotated[str, StringConstraints(min_length=1)] | None = None
+    prompt_string: Annotated[Text, StringConstraints(min_length=1)] | None = None
     """The text."""
     content: (
         Annotated[list[PromptPart], Field(fail_fast=True, min_length=1, max_length=64)] | None
@@ -73,7 +73,7 @@ def _kind_inside(value: Any) -> str:
 
 Kind = Discriminator(_kind_of)
 KindInside = Discriminator(_kind_inside)
-SomeText = Annotated[str, StringConstraints(min_length=1), Tag("<one>")]
+SomeText = Annotated[Text, StringConstraints(min_length=1), Tag("<one>")]
 Piece = Annotated[
     SomeText | Annotated[TokenId, Tag("<id>")],
     Discriminator(lambda value: "<one>" if isinstance(value, str) else "<id>"),
@@ -83,7 +83,7 @@ Mixed = Annotated[
     list[Piece], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS), Tag("<mixed>")
 ]
 Object = Annotated[PromptObject, Tag("<object>")]
-AnyText = Annotated[str, Tag("<one>")]
+AnyText = Annotated[Text, Tag("<one>")]
 Many = Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)
 OnePrompt = Annotated[AnyText | Ids | Mixed | Object, KindInside]
 Prompts = Annotated[

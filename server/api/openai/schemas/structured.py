@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints, Tag, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.schemas.fields import by_type, having
 from server.generation.grammar import GrammarKind, WantedGrammar
-from server.http.body import Part, failure
+from server.http.body import MAX_PARTS, MAX_TEXT, Part, Text, failure, small
 from server.text import exact_json
 
 MAX_CHOICES = 4096
-Source = Annotated[str, StringConstraints(min_length=1)]
+Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Choices = Annotated[list[Source], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
-Schema = dict[str, Any]
+Schema = Annotated[dict[str, Any], BeforeValidator(small)]
 ANY_OBJECT: Schema = {"type": "object"}
 
 
@@ -25,7 +25,7 @@ class NamedSchema(Part):
 
     name: str | None = None
     """Has no effect."""
-    description: str | None = None
+    description: Text | None = None
     """Has no effect."""
     strict: bool | None = None
     """Changes nothing."""
@@ -55,8 +55,8 @@ class StructuralTagFormat(Part):
 
     type: Literal["structural_tag"]
     format: Schema | None = None
-    structures: list[Schema] | None = None
-    triggers: list[str] | None = None
+    structures: Annotated[list[Schema], Field(max_length=MAX_PARTS)] | None = None
+    triggers: Annotated[list[str], Field(max_length=MAX_PARTS)] | None = None
 
 
 ResponseFormat = Annotated[

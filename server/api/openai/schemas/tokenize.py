@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AliasChoices, ConfigDict, Field, PrivateAttr, model_validator
 
 from server.api.openai.schemas.chat import ONE_ENDING, Messages, TemplateArguments, check_ending
-from server.api.openai.schemas.fields import LIST, TEXT, TRUE, TokenId, having, never
+from server.api.openai.schemas.fields import LIST, MAX_TOKEN_IDS, TEXT, TRUE, TokenId, having, never
 from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
 from server.generation.chat_prompt import Chat
-from server.http.body import Body, failure
+from server.http.body import Body, Text, failure
 from server.text.parsers.tools import NO_TOOLS, ToolUse
 
 
@@ -44,9 +44,9 @@ class TokenizeBody(Body):
         "add_special_tokens": None,  # depends on the kind of prompt
     }
 
-    prompt: str | None = None
+    prompt: Text | None = None
     """A text; either this or `messages`."""
-    content: str | None = None
+    content: Text | None = None
     """llama.cpp's name of `prompt`, without special tokens by default."""
     messages: Messages | None = None
     """A conversation for the chat template."""
@@ -113,7 +113,7 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
     """Token ids."""
     return_texts: bool | None = None
     """Return the text of each token, too; their join is the text of all."""

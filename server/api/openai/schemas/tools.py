@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
-from server.http.body import Part, failure
+from server.http.body import JsonObject, Part, Text, failure, small
 from server.text.parsers.tools import Tool, ToolMode, ToolUse, function_tool
 
 MAX_TOOLS = 1024
@@ -17,9 +17,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 class FunctionDefinition(Part):
     name: Name
     """Name of the function."""
-    description: str | None = None
+    description: Text | None = None
     """The purpose of the function, for the model."""
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     """JSON Schema of the arguments, an object."""
     strict: bool | None = None
     """Hold the arguments to the schema."""
@@ -51,6 +51,7 @@ Tools = Annotated[
     list[FunctionTool],
     Field(fail_fast=True, max_length=MAX_TOOLS),
     BeforeValidator(_functions_only),
+    BeforeValidator(small),
 ]
 
 
@@ -139,7 +140,11 @@ def allowed_tools(
 # ---- functions, which OpenAI's API had before tools ----------------------------------------------
 
 
-Functions = Annotated[list[FunctionDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Functions = Annotated[
+    list[FunctionDefinition],
+    Field(fail_fast=True, max_length=MAX_TOOLS),
+    BeforeValidator(small),
+]
 FunctionMode = Literal["none", "auto"]
 FunctionChoice = Annotated[
     Annotated[FunctionMode, Tag("<mode>")] | Annotated[FunctionName, Tag("<named>")],

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.adapter import weights
 from engine.checkpoint.adapter.weights import StoredAdapter
 from engine.errors import ConfigError
 from tests.support.adapters import PREFIX, Tensors, write_adapter
@@ -69,7 +70,15 @@ def test_adapter_patterns_set_rank_and_alpha_of_matching_modules(tmp_path: Path)
         ({"r": 0}, "r = 0; it must be a whole number above 0"),
         ({"lora_alpha": "x"}, "lora_alpha = 'x'; it must be a number above 0"),
         ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern.q_proj = 1.5; it must be a whole number"),
-        ({"alpha_pattern": {"(": 1}}, "pattern '(' in alpha_pattern, which is no regular"),
+        ({"alpha_pattern": {"(": 1}}, "pattern '(' in alpha_pattern: it is no regular"),
+        ({"alpha_pattern": {"a)|(?:b": 1}}, "it is no regular"),
+        ({"alpha_pattern": {"(?=q)q": 1}}, "look-around, including"),
+        ({"rank_pattern": {r"(q)\1": 1}}, "backreferences are not supported"),
+        ({"rank_pattern": {"(?:a{1000}){1000}": 1}}, "exceeds size limit"),
+        ({"rank_pattern": {"q" * 2049: 1}}, "it has 2049 characters; at most 2048 are read"),
+        ({"rank_pattern": {f"q.{n}": 1 for n in range(4097)}}, "4097 patterns in rank_pattern"),
+        ({"rank_pattern": {f"q{n}+": 1 for n in range(17)}}, "17 regular expressions in rank"),
+        ({"rank_pattern": [1]}, "rank_pattern = [1]; it must be an object"),
         ({"r": 3}, "lora_A of shape [2, 6] and lora_B of shape [4, 2]; adapter_config.json asks"),
     ],
 )
@@ -104,3 +113,35 @@ def test_adapter_stamp_differs_once_a_file_is_replaced(tmp_path: Path) -> None:
     before = StoredAdapter.open(str(write_adapter(tmp_path, pair(Q)))).stamp
     assert StoredAdapter.open(str(tmp_path)).stamp == before
     assert StoredAdapter.open(str(write_adapter(tmp_path, pair(UP)))).stamp != before
+
+
+def test_adapter_with_empty_weights_is_refused(tmp_path: Path) -> None:
+    assert "has no tensors" in refusal(write_adapter(tmp_path, {}))
+
+
+@pytest.mark.parametrize("missing", ["A", "B"])
+def test_adapter_without_a_half_is_refused(tmp_path: Path, missing: str) -> None:
+    tensors = pair(Q)
+    del tensors[f"{PREFIX}{Q}.lora_{missing}.weight"]
+    assert f"has no lora_{missing} of {Q}" in refusal(write_adapter(tmp_path, tensors))
+
+
+@pytest.mark.parametrize("empty", [None, {}])
+def test_adapter_with_empty_patterns_has_one_rank(tmp_path: Path, empty: Any) -> None:
+    patterns = {"rank_pattern": empty, "alpha_pattern": empty}
+    stored = StoredAdapter.open(str(write_adapter(tmp_path, pair(Q), **patterns)))
+    assert (stored.modules[Q].rank, stored.modules[Q].scale) == (2, 2)
+
+
+def test_adapter_module_with_a_long_name_is_refused(tmp_path: Path) -> None:
+    message = refusal(write_adapter(tmp_path, pair("m" * 600)))
+    assert "is not supported: only lora_A" in message
+    assert len(message) < 800
+
+
+def test_adapter_with_too_many_pairs_to_compare_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "MAX_MATCHES", 3)
+    folder = write_adapter(tmp_path, pair(Q) | pair(UP), rank_pattern={"a": 1, "b": 1})
+    assert "2 modules for the 2 patterns" in refusal(folder)

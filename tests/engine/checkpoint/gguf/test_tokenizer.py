@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
+from engine.checkpoint.gguf import tokenizer
 from engine.checkpoint.gguf.tokenizer import (
+    LONGEST_TOKEN,
     build_tokenizer,
     end_tokens,
     tokenizer_notes,
@@ -182,6 +185,18 @@ def test_types_and_scores_may_be_left_out() -> None:
     assert build_tokenizer(settings).encode("ab").ids == [1, 3, 4, 5]
 
 
+def test_merges_of_a_long_token_take_memory_for_one_cut_at_a_time() -> None:
+    long = "a" * 4000
+    given = {"model": "llama", "tokens": ["<unk>", "<s>", "</s>", "▁", "a", "aa", long]}
+    settings = {f"tokenizer.ggml.{key}": value for key, value in given.items()}
+    tracemalloc.start()
+    tokenizer = build_tokenizer(settings)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 1 << 20  # all cuts of the token have 16 MB
+    assert tokenizer.encode("aaa").ids == [1, 3, 5, 4]
+
+
 def test_ends_are_added_where_the_file_says_so() -> None:
     settings = {
         "tokenizer.ggml.model": "gpt2",
@@ -218,3 +233,56 @@ def test_other_tokenizers_are_refused(changes: dict[str, Any], words: str) -> No
     settings = {f"tokenizer.ggml.{key}": value for key, value in given.items()}
     with pytest.raises(ConfigError, match=words):
         build_tokenizer(settings)
+
+
+def byte_tokens(pre: str) -> dict[str, Any]:
+    """Return the settings of a vocabulary of single bytes, without merges."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    settings = {"model": "gpt2", "pre": pre, "tokens": alphabet, "token_type": [1] * 256}
+    return {f"tokenizer.ggml.{key}": value for key, value in settings.items()}
+
+
+@pytest.mark.parametrize(("pre", "is_composed"), [("qwen2", True), ("gpt-2", False)])
+def test_only_tokenizers_like_qwen2_compose_characters(pre: str, is_composed: bool) -> None:
+    """Their tokenizer.json has the normalizer NFC."""
+    built = build_tokenizer(byte_tokens(pre))
+    composed, apart = built.encode("\u00e9").ids, built.encode("e\u0301").ids
+    assert (len(composed), len(apart)) == (2, 2 if is_composed else 3)
+    assert (composed == apart) is is_composed
+
+
+def test_gpt2_splits_words_with_their_space_and_endings() -> None:
+    """Radford et al. 2019, encoder.py of the release."""
+    splitter = build_tokenizer(byte_tokens("gpt-2")).pre_tokenizer
+    assert splitter is not None
+    pieces = splitter.pre_tokenize_str("We'll  see it's 1234 \u00bd!? DON'T\n\n x")
+    assert [piece.replace("\u0120", " ").replace("\u010a", "\n") for piece, _ in pieces] == [
+        "We", "'ll", " ", " see", " it", "'s", " 1234", " \u00c2\u00bd", "!?", " DON", "'", "T",
+        "\n\n", " x",
+    ]  # fmt: skip
+
+
+def unigrams(tokens: list[str]) -> dict[str, Any]:
+    count = len(tokens)
+    given = {
+        "tokens": tokens,
+        "token_type": [1] * count,
+        "scores": [-float(i) for i in range(count)],
+    }
+    settings = {"model": "llama", "unknown_token_id": 0, **given}
+    return {f"tokenizer.ggml.{key}": value for key, value in settings.items()}
+
+
+def test_token_beyond_the_longest_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"a token of {LONGEST_TOKEN + 1} characters; at most"):
+        build_tokenizer(unigrams(["a", "b" * (LONGEST_TOKEN + 1)]))
+    build_tokenizer(unigrams(["a", "b" * LONGEST_TOKEN]))
+
+
+def test_merges_of_too_many_characters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens `a`, `aa`, … can each be made of all shorter ones."""
+    tokens = ["a" * length for length in range(1, 40)]
+    monkeypatch.setattr(tokenizer, "MAX_MERGES", 10_000)
+    with pytest.raises(ConfigError, match="in too many ways: the pairs have over 10000"):
+        build_tokenizer(unigrams(tokens))
+    build_tokenizer(unigrams(tokens[:20]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import threading
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.device.cache import UNUSED_S, cache_problem
 from engine.kernels.numba import machine_code
 from engine.kernels.numba.cpu import has_avx512_bf16
-from engine.kernels.numba.machine_code import KernelStore
+from engine.kernels.numba.machine_code import Kernel, KernelStore
 
 ROWS = ("rowwise.rows_kernel", 1, False)
 
@@ -36,8 +38,8 @@ def test_next_start_loads_what_was_compiled(tmp_path: Path) -> None:
 
 
 def test_each_compilation_is_reported_before_it_starts(tmp_path: Path) -> None:
-    for expected in (["rowwise.rows_kernel"], []):
-        reported: list[str] = []
+    for expected in ([("rowwise.rows_kernel", 1, 0)], []):
+        reported: list[Kernel] = []
         store = KernelStore(tmp_path)
         store.compiling = reported.append
         store.address(*ROWS)
@@ -48,7 +50,7 @@ def test_two_starts_at_once_compile_once(tmp_path: Path) -> None:
     stores = [KernelStore(tmp_path) for _ in range(2)]
     entered = threading.Event()
 
-    def compiling(name: str) -> None:
+    def compiling(kernel: Kernel) -> None:
         entered.set()
         time.sleep(0.2)  # the other one has found no file by now
 
@@ -69,6 +71,65 @@ def test_start_compiles_if_another_one_stopped_while_it_compiled(
     store = KernelStore(tmp_path)
     with store._turn(store._file_name(*ROWS)):
         assert compiled_by_a_start(tmp_path) == 1
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+@pytest.mark.parametrize("is_parent", [False, True], ids=["folder", "parent"])
+def test_folder_that_others_can_write_is_neither_read_nor_written(
+    mode: int, is_parent: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kernels"
+    assert compiled_by_a_start(folder) == 1
+    before = sorted(folder.iterdir())
+    unsafe = tmp_path if is_parent else folder
+    unsafe.chmod(mode)
+    assert compiled_by_a_start(folder) == 1
+    assert sorted(folder.iterdir()) == before
+    unsafe.chmod(0o700)
+    assert compiled_by_a_start(folder) == 0
+
+
+def test_folder_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compiled_by_a_start(tmp_path) == 1
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert compiled_by_a_start(tmp_path) == 1
+    assert f"not to the user {other}" in (cache_problem(tmp_path) or "")
+
+
+def test_file_that_others_can_write_is_compiled_again(tmp_path: Path) -> None:
+    assert compiled_by_a_start(tmp_path) == 1
+    [file] = tmp_path.iterdir()
+    file.chmod(0o666)
+    assert [compiled_by_a_start(tmp_path) for _ in range(2)] == [1, 0]
+    assert file.stat().st_mode & 0o77 == 0
+
+
+def test_folders_are_closed_to_others_at_any_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert [compiled_by_a_start(tmp_path / "new" / "kernels") for _ in range(2)] == [1, 0]
+    finally:
+        os.umask(before)
+    for made in (tmp_path / "new", tmp_path / "new" / "kernels"):
+        assert made.stat().st_mode & 0o77 == 0
+
+
+def test_old_versions_are_deleted_after_no_start_has_used_them(tmp_path: Path) -> None:
+    assert compiled_by_a_start(tmp_path) == 1
+    [current] = tmp_path.iterdir()
+    fresh, old = tmp_path / "rowwise_0123456789abcdef", tmp_path / "rowwise_fedcba9876543210"
+    lock = tmp_path / ".rowwise_fedcba9876543210.lock"
+    for file in (current, fresh, old, lock):
+        file.touch()
+    last_used = time.time() - UNUSED_S - 60
+    for file in (current, old, lock):
+        os.utime(file, (last_used, last_used))
+    assert compiled_by_a_start(tmp_path) == 0
+    assert set(tmp_path.iterdir()) == {current, fresh}
+    assert current.stat().st_mtime > last_used + UNUSED_S, "a use must be noted"
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "changed", "no head"])

@@ -148,6 +148,58 @@ async def test_openais_path_keeps_openais_error(served: Served) -> None:
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "shown"),
+    [
+        (PATHS[0], {}, True),
+        (PATHS[0], {"verbose": False}, False),
+        (PATHS[1], {}, False),
+    ],
+)
+async def test_debug_log_level_shows_the_prompt_on_llamacpps_path(
+    model: Path, says: Callable[[str], Script], path: str, fields: dict[str, Any], shown: bool
+) -> None:
+    async with serving(FakeEngine(says("x")), model, log_level="debug") as served:
+        assert ("__verbose" in (await chat(served, path, **fields)).json()) == shown
+
+
+ANSWER = [*HI, {"role": "assistant", "content": "Once"}]
+
+
+async def test_a_final_answer_is_continued_on_llamacpps_path(dated: Served) -> None:
+    now, *_ = await applied(dated, messages=ANSWER)
+    assert now == "HiOnce"
+    await chat(dated, PATHS[0], messages=ANSWER)
+    continued = dated.engine.requests[-1].prompt
+    await chat(dated, PATHS[1], messages=ANSWER)
+    assert len(continued) < len(dated.engine.requests[-1].prompt), "/v1 keeps OpenAI's behaviour"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_continued"),
+    [
+        ({"continue_final_message": False}, False),
+        ({"add_generation_prompt": True}, False),
+        ({"add_generation_prompt": False}, False),
+        ({"add_generation_prompt": False, "continue_final_message": True}, True),
+        ({"add_generation_prompt": None, "continue_final_message": None}, True),
+    ],
+)
+async def test_a_request_that_says_how_the_answer_begins_is_obeyed(
+    dated: Served, fields: dict[str, Any], is_continued: bool
+) -> None:
+    found = await applied(dated, messages=ANSWER, **fields)
+    assert (len(found) == 1) == is_continued
+
+
+async def test_two_answers_at_the_end_are_refused_on_llamacpps_path(dated: Served) -> None:
+    messages = [*ANSWER, ANSWER[-1]]
+    response = await chat(dated, messages=messages)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    assert (await chat(dated, add_generation_prompt=True, messages=messages)).status_code == 200
+    assert (await chat(dated, PATHS[1], messages=messages)).status_code == 200
+
+
 async def test_verbose_in_a_stream_is_refused(served: Served) -> None:
     response = await chat(served, verbose=True, stream=True)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "verbose")

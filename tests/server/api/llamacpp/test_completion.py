@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,9 @@ async def test_completion_whole_answer_has_llama_cpps_fields(
     assert (settings["seed"], settings["temperature"], settings["n_predict"]) == (3, 0.0, -1)
     assert settings["top_k"] == 20  # of the checkpoint
     assert settings["logit_bias"] == []
+    # Samplers that requests cannot turn on.
+    assert (settings["mirostat"], settings["typical_p"], settings["adaptive_target"]) == (0, 1, -1)
+    assert (settings["dry_multiplier"], settings["xtc_probability"]) == (0, 0)
     assert "completion_probabilities" not in body
 
 
@@ -73,6 +77,36 @@ async def test_completion_says_why_it_ended(served: Served) -> None:
     word = (await complete(served, stop=["wör", "x"])).json()
     assert (word["content"], word["stop_type"]) == ("Hello ", "word")
     assert word["stopping_word"] == "wör"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_completion_past_its_time_ends_with_the_next_line(
+    model: Path, says: Callable[[str], Script], stream: bool
+) -> None:
+    async def text_and_end(slow: Served, **fields: Any) -> tuple[str, str]:
+        if not stream:
+            body = (await complete(slow, **fields)).json()
+            return body["content"], body["stop_type"]
+        parts = await events(slow, **fields)
+        return "".join([part["content"] for part in parts]), parts[-1]["stop_type"]
+
+    async with serving(FakeEngine(says("ab\ncd\nef"), delay=0.02), model) as slow:
+        assert await text_and_end(slow, t_max_predict_ms=1) == ("ab\n", "limit")
+        assert await text_and_end(slow, t_max_predict_ms=60_000) == ("ab\ncd\nef", "eos")
+        for off in (0, -1, None):
+            assert (await text_and_end(slow, t_max_predict_ms=off))[1] == "eos"
+        # A line break that begins a stop string is held back, and the stop string wins.
+        held = {"t_max_predict_ms": 1, "stop": ["\ncd"]}
+        assert await text_and_end(slow, **held) == ("ab", "word")
+
+
+async def test_completion_past_its_time_without_lines_goes_on(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("abcdef"), delay=0.01), model) as slow:
+        body = (await complete(slow, t_max_predict_ms=1)).json()
+        assert (body["content"], body["stop_type"]) == ("abcdef", "eos")
+        assert body["generation_settings"]["t_max_predict_ms"] == 1
 
 
 async def test_completion_that_fills_the_context_is_truncated(model: Path, encode: Encode) -> None:
@@ -105,6 +139,25 @@ async def test_completion_takes_prompts_of_every_shape(
         assert body["content"] == "Hello wörld!"
 
 
+async def test_completion_without_a_seed_has_the_servers(
+    model: Path, says: Callable[[str], Script]
+) -> None:
+    async with serving(FakeEngine(says("x")), model, seed=42) as seeded:
+        for _ in range(2):
+            body = (await complete(seeded, n_cmpl=2)).json()
+            assert [answer["generation_settings"]["seed"] for answer in body] == [42, 42]
+        await complete(seeded, seed=7)
+        await complete(seeded, seed=-1)
+        chat = {"messages": [{"role": "user", "content": "a"}], "seed": None}
+        await seeded.http.post("/v1/chat/completions", json=chat)
+        seeds = [request.params.seed for request in seeded.engine.requests]
+        assert seeds[:5] == [42, 43, 42, 43, 7]
+        assert seeds[5] not in (-1, 42)  # random
+        assert seeds[6] == 42
+        props = (await seeded.http.get("/props")).json()
+        assert props["default_generation_settings"]["params"]["seed"] == 42
+
+
 async def test_completion_answers_each_prompt_several_times(served: Served) -> None:
     body = (await complete(served, n_cmpl=3, seed=5)).json()
     assert len(body) == 3
@@ -121,6 +174,24 @@ async def test_completion_probabilities_have_one_entry_per_token(served: Served)
     assert len(entries[0]["top_logprobs"]) == 2
     *parts, _ = await events(served, n_probs=2, n_predict=4)
     assert [part["completion_probabilities"] for part in parts] == [[entry] for entry in entries]
+
+
+async def test_completion_post_sampling_probs_are_probabilities(served: Served) -> None:
+    fields = {"n_probs": 2, "n_predict": 4, "post_sampling_probs": True, "backend_sampling": True}
+    body = (await complete(served, **fields)).json()
+    assert "backend_sampling" not in body["generation_settings"]
+    assert body["generation_settings"]["post_sampling_probs"] is True
+    [request] = served.engine.requests
+    assert request.params.final_logprobs
+    entries = body["completion_probabilities"]
+    assert len(entries) == 4
+    logprobs = (await complete(served, n_probs=2, n_predict=4)).json()["completion_probabilities"]
+    assert not served.engine.requests[-1].params.final_logprobs
+    for entry, other in zip(entries, logprobs, strict=True):
+        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert entry["prob"] == pytest.approx(math.exp(other["logprob"]))
+        for top, logprob in zip(entry["top_probs"], other["top_logprobs"], strict=True):
+            assert top["prob"] == pytest.approx(math.exp(logprob["logprob"]))
 
 
 async def test_completion_response_fields_select_by_path(served: Served) -> None:
@@ -169,9 +240,8 @@ async def test_completion_grammars_reach_the_engine(served: Served) -> None:
     ("fields", "param"),
     [
         ({"mirostat": 2}, "mirostat"),
-        ({"samplers": ["top_k"]}, "samplers"),
-        ({"post_sampling_probs": True}, "post_sampling_probs"),
-        ({"t_max_predict_ms": 100}, "t_max_predict_ms"),
+        ({"t_max_predict_ms": -2}, "t_max_predict_ms"),
+        ({"t_max_predict_ms": 1.5}, "t_max_predict_ms"),
         ({"n_indent": 4}, "n_indent"),
         ({"repeat_last_n": 64, "repeat_penalty": 1.1}, "repeat_last_n"),
         ({"repeat_last_n": 0, "presence_penalty": 0.5}, "repeat_last_n"),

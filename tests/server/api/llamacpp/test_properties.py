@@ -22,7 +22,7 @@ async def test_props_have_the_context_the_defaults_and_the_template(served: Serv
     params = body["default_generation_settings"]["params"]
     # The first three are those of the checkpoint.
     assert (params["temperature"], params["top_k"], params["min_p"]) == (0.6, 20, 0.1)
-    assert params["repeat_penalty"] == 1.0
+    assert (params["repeat_penalty"], params["seed"]) == (1.0, -1)
     assert (body["model_alias"], body["chat_template"]) == ("tiny", TEMPLATE)
     assert (body["bos_token"], body["eos_token"]) == ("<s>", "</s>")
     assert body["modalities"] == {"vision": False, "audio": False}

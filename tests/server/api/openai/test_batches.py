@@ -16,8 +16,8 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.protocol import EngineStats
+from server.batch.lines import LAST_PRIORITY
 from server.batch.results import Results
-from server.batch.runner import LAST_PRIORITY
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving
 

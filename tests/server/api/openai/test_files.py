@@ -267,6 +267,6 @@ async def test_restart_keeps_files_and_drops_unfinished_uploads(
         assert found == [made]
         storage = served.app.state.penstock.batches.storage
         assert isinstance(storage.files, FileStore)
-        assert storage.folder.used == len(LINE)
+        assert storage.folder.used.total == len(LINE)
     assert not list((tmp_path / "uploads").iterdir())
     assert len(list((tmp_path / "files").iterdir())) == 2

@@ -15,7 +15,7 @@ def response(name: str, previous: str | None = None, size: int = 0) -> StoredRes
 
 def names(store: ResponseStore, *candidates: str) -> str:
     """Return the candidates that are stored. Does not change the order of use."""
-    return "".join(name for name in candidates if ("", name) in store._responses)
+    return "".join(name for name in candidates if name in store._responses.get("", {}))
 
 
 @pytest.mark.slow
@@ -116,3 +116,26 @@ def test_add_same_id_again_counts_it_once() -> None:
     store.add("", response("a", size=100))
     store.add("", response("a", size=10))
     assert store.bytes == response("a", size=10).size
+
+
+def test_eviction_takes_from_the_tenant_that_holds_most() -> None:
+    for store in (ResponseStore(2**30, 8), ResponseStore(8 * (ENTRY_BYTES + 2), 1000)):
+        store.add("b", response("x"))
+        for number in range(50):
+            store.add("a", response(f"{number}"))
+        store.add("c", response("y"))
+        assert store.get("b", "x") is not None
+        assert store.get("c", "y") is not None
+        assert [number for number in range(50) if store.get("a", f"{number}")] == list(
+            range(44, 50)
+        )
+        assert len(store) == 8
+
+
+def test_eviction_of_a_large_response_takes_no_more_than_its_tenants_share() -> None:
+    store = ResponseStore(10 * ENTRY_BYTES, 100)
+    for number in range(4):
+        store.add("b", response(f"{number}"))
+    store.add("a", response("large", size=7 * ENTRY_BYTES))
+    assert store.get("a", "large") is None
+    assert all(store.get("b", f"{number}") for number in range(4))

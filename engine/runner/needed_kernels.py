@@ -1,0 +1,82 @@
+"""The kernels that a model needs on a CPU.
+
+Layers request kernels one after another, while weights are packed and the first token is computed.
+`needed_kernels` lists them before, only for the progress: a kernel that it misses is compiled, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from engine.attention.numba import FORMS
+from engine.kernels.numba.call import GELU_TANH, NORM, ROTATION, SILU
+from engine.kernels.numba.linear import HEAD_PANEL, can_multiply_head, has_kernel
+from engine.kernels.numba.machine_code import Kernel
+from engine.layers.embedding import LMHead
+from engine.layers.experts import Experts
+from engine.layers.linear import Linear
+from engine.layers.mlp import GATED, MLP
+from engine.layers.norm import PlainRMSNorm, RMSNorm
+from engine.layers.rotary import RotaryEmbedding
+from engine.layers.weights.pack import has_kernel as has_codes_kernel
+from engine.layers.weights.pack import kind_of
+from engine.memory.model_plan import ModelPlan
+from engine.ops.quantise import BITS
+
+USUAL_WIDTH = HEAD_PANEL  # outputs per panel of most weights that oneDNN packs
+ACTIVATIONS = {GATED["silu"]: SILU, GATED["gelu_pytorch_tanh"]: GELU_TANH}
+
+
+def needed_kernels(plan: ModelPlan) -> set[Kernel]:
+    """Return the kernels that loading the model of `plan` and its first token will request."""
+    is_half = int(plan.dtype == torch.bfloat16)
+    form = FORMS[plan.kv_dtype]
+    needed: set[Kernel] = {
+        ("store_kv.store_kernel", is_half, form),
+        ("attention.attention_kernel", is_half, form),
+    }
+    if plan.ranks.count == 1:
+        needed.add(("program.program_kernel",))
+    for layer in plan.module.modules():
+        if isinstance(layer, Linear | LMHead) and plan.packs:
+            needed.update(_of_weight(plan, layer))
+        for operation in _row_operations(layer):
+            needed.add(("rowwise.rows_kernel", operation, is_half))
+    return needed
+
+
+def _row_operations(layer: torch.nn.Module) -> Iterator[int]:
+    match layer:
+        case RMSNorm() | PlainRMSNorm():
+            yield NORM
+        case RotaryEmbedding():
+            yield ROTATION
+        case MLP() | Experts():
+            if layer.activation in ACTIVATIONS:
+                yield ACTIVATIONS[layer.activation]
+
+
+def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
+    """Yield the kernels that multiply a packed weight."""
+    is_head = isinstance(layer, LMHead)
+    weight = layer.table if isinstance(layer, LMHead) else layer.weight
+    assert weight is not None
+    inputs = weight.shape[-1]
+    has_bias = int(isinstance(layer, Linear) and layer.bias is not None)
+    is_rounded = not isinstance(layer, Linear) or layer.is_rounded
+    kind = kind_of(inputs, is_head, plan.rounds_to) if is_rounded else None
+    if layer.stored_form is not None:
+        bits, has_offsets = layer.stored_form
+    elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
+        bits, has_offsets = BITS[kind], kind == "int4"
+    elif is_head and can_multiply_head(inputs, plan.dtype):
+        yield "linear.rows_kernel", HEAD_PANEL, 0, 1
+        return
+    else:
+        if has_kernel(plan.dtype) and not is_head:
+            yield "linear.rows_kernel", USUAL_WIDTH, has_bias, 0
+        return
+    yield ("codes.round_kernel",)
+    yield "codes.multiply_kernel", bits, int(has_offsets), has_bias, int(is_head)

@@ -1,0 +1,56 @@
+"""The programs of the load tests end with one line where a file is missing or another one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.errors import BenchError
+from loadtest.program import check_model, read_lines, run_program
+
+
+def ends_with(main: object, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run_program(main)  # type: ignore[arg-type]
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_missing_file_ends_a_program_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ends_with(lambda: read_lines(tmp_path / "none.jsonl"), capsys)
+    assert said.endswith("none.jsonl cannot be read: No such file or directory.\n")
+    said = ends_with(lambda: (tmp_path / "no" / "out.json").write_text(""), capsys)
+    assert said.endswith("out.json: No such file or directory\n")
+    assert said.count("\n") == 1
+
+
+def test_missing_model_ends_a_program_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ends_with(lambda: check_model("/no/such"), capsys).count("\n") == 1
+    check_model("demo")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"a": 1}\n[1]\n', "Line 2 .* is not a JSON object"),
+        (b"{", "Line 1 .* is not a JSON object"),
+        (b"\xff\xfe", "is not a text in UTF-8"),
+    ],
+)
+def test_read_lines_refuses_other_content(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(BenchError, match=said):
+        read_lines(file)
+
+
+def test_perplexity_of_a_missing_text_prints_no_traceback() -> None:
+    command = [sys.executable, "-m", "loadtest.perplexity", "--model", "demo", "none/test.jsonl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "perplexity: none/test.jsonl cannot be read: No such file or directory.\n"

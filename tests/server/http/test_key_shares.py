@@ -1,0 +1,293 @@
+"""No API key may take all from the others: priority, choices, uploads, batches, viewers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from engine.errors import ConfigError
+from server.cli.config import ServerConfig
+from server.generation.cache_salt import cache_salt_of
+from server.http.auth import read_limited_keys
+from server.observe.live_engine import LiveEngine, TooManyViewersError
+from server.observe.recorder import Recorder
+from tests.support.fake_encoder import FakeEncoder
+from tests.support.fake_engine import FakeEngine
+from tests.support.rig import Served, eventually, serving
+
+KEYS = """\
+plain
+first priority=true label=first
+pair concurrent_requests=2
+slow requests_per_minute=2
+"""
+LINE = '{"custom_id":"%s","method":"POST","url":"/v1/completions","body":{"prompt":"a"%s}}\n'
+
+
+def settings(tmp_path: Path, keys: str = KEYS) -> dict[str, Any]:
+    (tmp_path / "keys").write_text(keys)
+    (tmp_path / "admins").write_text("admin\n")
+    return {
+        "api_key_file": str(tmp_path / "keys"),
+        "admin_key_file": str(tmp_path / "admins"),
+        "batch_dir": str(tmp_path / "batches"),
+    }
+
+
+@pytest.fixture
+async def keyed(model: Path, says: Any, tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(FakeEngine(says("Hello!")), model, **settings(tmp_path)) as served:
+        yield served
+
+
+def by(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def complete(served: Served, key: str, **fields: Any) -> Any:
+    body = {"prompt": "a", **fields}
+    return await served.http.post("/v1/completions", json=body, headers=by(key))
+
+
+async def upload(served: Served, key: str, lines: str) -> Any:
+    form = {"purpose": (None, "batch"), "file": ("in.jsonl", lines.encode())}
+    return await served.http.post("/v1/files", files=form, headers=by(key))
+
+
+async def start_batch(served: Served, key: str, lines: str) -> Any:
+    """Return the response to the creation of a batch."""
+    file_id = (await upload(served, key, lines)).json()["id"]
+    body = {
+        "input_file_id": file_id,
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    }
+    return await served.http.post("/v1/batches", json=body, headers=by(key))
+
+
+async def batch_of(served: Served, key: str, batch_id: str) -> dict[str, Any]:
+    answer = await served.http.get(f"/v1/batches/{batch_id}", headers=by(key))
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def ended(served: Served, key: str, batch_id: str) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while True:
+            batch = await batch_of(served, key, batch_id)
+            if batch["status"] == "completed":
+                return batch
+            await asyncio.sleep(0.05)
+
+
+# ---- priority ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "priority", "status"),
+    [
+        ("plain", -1, 403),
+        ("plain", 7, 403),
+        ("plain", 0, 200),
+        ("pair", -(2**31) + 1, 403),
+        ("first", -1, 200),
+        ("admin", -1, 200),
+    ],
+)
+async def test_priority_needs_a_key_with_the_permission(
+    keyed: Served, key: str, priority: int, status: int
+) -> None:
+    answer = await complete(keyed, key, priority=priority)
+    assert answer.status_code == status
+    if status == 403:
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("priority", "permission_denied")
+        assert not keyed.engine.requests
+
+
+async def test_priority_of_embeddings_needs_the_permission(model: Path, tmp_path: Path) -> None:
+    encoder = FakeEncoder(lambda request: [])
+    async with serving(encoder, model, **settings(tmp_path)) as served:
+        for key, status in (("plain", 403), ("first", 200)):
+            body = {"input": "a", "priority": -1}
+            answer = await served.http.post("/v1/embeddings", json=body, headers=by(key))
+            assert answer.status_code == status
+
+
+def name_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+async def test_priority_in_a_line_of_a_batch_needs_the_permission(keyed: Served) -> None:
+    for key, failed in (("plain", 1), ("first", 0)):
+        lines = LINE % ("a", "") + LINE % ("b", ',"priority":-5')
+        batch = (await start_batch(keyed, key, lines)).json()
+        done = await ended(keyed, key, batch["id"])
+        assert done["request_counts"] == {"total": 2, "completed": 2 - failed, "failed": failed}
+
+
+async def test_priority_without_keys_is_allowed(model: Path, says: Any) -> None:
+    async with serving(FakeEngine(says("x")), model) as served:
+        assert (await served.complete(priority=-1)).status_code == 200
+
+
+def test_key_file_with_another_priority_is_refused(tmp_path: Path) -> None:
+    config = ServerConfig(**settings(tmp_path, "key priority=5\n"))
+    with pytest.raises(ConfigError, match="line 1: priority must be true or false"):
+        read_limited_keys(config)
+
+
+# ---- choices and texts ---------------------------------------------------------------------------
+
+
+async def test_choices_count_as_concurrent_requests(keyed: Served) -> None:
+    answer = await complete(keyed, "pair", n=3)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n"
+    assert (await complete(keyed, "pair", prompt=["a", "b", "c"])).status_code == 400
+    assert (await complete(keyed, "pair", best_of=3)).status_code == 400
+    keyed.engine.gate.clear()
+    first = asyncio.create_task(complete(keyed, "pair"))
+    await eventually(lambda: bool(keyed.engine.requests), "the first request runs")
+    assert (await complete(keyed, "pair", n=2)).status_code == 429
+    keyed.engine.gate.set()
+    assert (await first).status_code == 200
+    for _ in range(3):  # each gives back what it took
+        assert (await complete(keyed, "pair", n=2)).status_code == 200
+
+
+async def test_texts_to_embed_count_as_concurrent_requests(model: Path, tmp_path: Path) -> None:
+    async with serving(FakeEncoder(lambda request: []), model, **settings(tmp_path)) as served:
+        for texts, status in ((2, 200), (3, 400), (2, 200)):
+            body = {"input": ["a"] * texts}
+            answer = await served.http.post("/v1/embeddings", json=body, headers=by("pair"))
+            assert answer.status_code == status
+            if status == 400:
+                assert answer.json()["error"]["param"] == "input"
+
+
+# ---- uploads and batches -------------------------------------------------------------------------
+
+
+async def test_uploads_count_for_the_limits_of_their_key(keyed: Served) -> None:
+    statuses = [(await upload(keyed, "slow", LINE % ("a", ""))).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    answer = await keyed.http.get("/v1/files", headers=by("slow"))
+    assert answer.status_code == 200, "only bodies count"
+
+
+@pytest.mark.parametrize("limit", ["max_batch_files", "max_batch_dir_bytes"])
+async def test_uploads_of_one_key_leave_room_for_others(
+    model: Path, says: Any, tmp_path: Path, limit: str
+) -> None:
+    size = len(LINE % ("a", ""))
+    most = {"max_batch_files": 8, "max_batch_dir_bytes": 8 * size + size // 2}[limit]
+    given = settings(tmp_path) | {limit: most}
+    async with serving(FakeEngine(says("x")), model, **given) as served:
+        answers = [await upload(served, "plain", LINE % ("a", "")) for _ in range(9)]
+        assert [answer.status_code for answer in answers] == [200] * 4 + [400] * 5
+        assert "share" in answers[-1].json()["error"]["message"]
+        assert (await upload(served, "first", LINE % ("a", ""))).status_code == 200
+        file_id = answers[0].json()["id"]
+        await served.http.delete(f"/v1/files/{file_id}", headers=by("plain"))
+    async with serving(FakeEngine(says("x")), model, **given) as served:  # counts are read again
+        statuses = [(await upload(served, "plain", LINE % ("a", ""))).status_code for _ in "ab"]
+        assert statuses == [200, 400]
+
+
+async def test_batch_lines_wait_for_the_concurrency_of_their_key(keyed: Served) -> None:
+    keyed.engine.gate.clear()
+    lines = "".join(LINE % (number, "") for number in range(6))
+    batch = (await start_batch(keyed, "pair", lines)).json()
+    await eventually(lambda: len(keyed.engine.running) == 2, "two lines run")
+    await asyncio.sleep(0.5)
+    assert len(keyed.engine.running) == 2
+    keyed.engine.gate.set()
+    done = await ended(keyed, "pair", batch["id"])
+    assert done["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    "keys", ["slow requests_per_minute=3\n", "slow requests_per_minute=3\nb\n"]
+)
+async def test_batch_lines_wait_for_the_rate_of_their_key(
+    model: Path, says: Any, tmp_path: Path, keys: str
+) -> None:
+    """Also where there is one key, whose requests have no tenant. The upload counts, too."""
+    given = settings(tmp_path, f"slow requests_per_minute=3\n{keys}") | {"admin_key_file": None}
+    async with serving(FakeEngine(says("x")), model, **given) as served:
+        lines = "".join(LINE % (number, "") for number in range(4))
+        batch = (await start_batch(served, "slow", lines)).json()
+        await eventually(lambda: len(served.engine.requests) == 1, "a line is sent")
+        await asyncio.sleep(0.5)
+        assert len(served.engine.requests) == 1
+        found = await batch_of(served, "slow", batch["id"])
+        assert found["status"] == "in_progress"
+        assert found["request_counts"]["failed"] == 0
+
+
+async def test_eight_batches_of_one_key_let_the_batch_of_another_run(keyed: Served) -> None:
+    keyed.engine.gate.clear()
+    lines = "".join(LINE % (number, "") for number in range(9))
+    for _ in range(8):
+        assert (await start_batch(keyed, "plain", lines)).status_code == 200
+    await eventually(lambda: len(keyed.engine.running) == 4, "half of the engine is in use")
+    batch = (await start_batch(keyed, "first", LINE % ("a", ""))).json()
+    for _ in range(30):  # an answer at a time
+        if (await batch_of(keyed, "first", batch["id"]))["status"] == "completed":
+            break
+        keyed.engine.gate.set()
+        await asyncio.sleep(0.02)
+        keyed.engine.gate.clear()
+        await asyncio.sleep(0.05)
+    tenants = [request.tenant for request in keyed.engine.requests]
+    assert name_of("first") in tenants[:20], "the line of the other key is among the next"
+    keyed.engine.gate.set()
+    await ended(keyed, "first", batch["id"])
+
+
+# ---- viewers -------------------------------------------------------------------------------------
+
+
+def test_viewers_of_one_key_keep_neither_admins_nor_others_out() -> None:
+    engine = FakeEngine(lambda request: [])
+    live = LiveEngine(engine, Recorder(engine.step_listeners))
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(live.viewer("plain", is_admin=False))
+        with pytest.raises(TooManyViewersError):
+            live.viewer("plain", is_admin=False).__enter__()
+        stack.enter_context(live.viewer("other", is_admin=False))
+        stack.enter_context(live.viewer("admin", is_admin=True))
+    assert live.num_viewers == 0
+    with live.viewer("plain", is_admin=False):
+        assert live.num_viewers == 1
+
+
+# ---- the prefix cache ----------------------------------------------------------------------------
+
+
+def test_cache_salt_of_two_tenants_never_is_the_same() -> None:
+    def salt(tenant: str, given: str) -> str:
+        return cache_salt_of(Request({"type": "http", "state": {"tenant": tenant}}), given)
+
+    names = ["a", "ab", "b", "1", "1:a", "11", ":"]
+    pairs = [(tenant, given) for tenant in names for given in ["", *names]]
+    assert len({salt(*pair) for pair in pairs}) == len(pairs)
+    assert salt("", "given") == "given"
+
+
+async def test_cache_salt_of_all_routes_is_the_same(keyed: Served) -> None:
+    await complete(keyed, "plain", cache_salt="s")
+    chat = {"messages": [{"role": "user", "content": "a"}], "cache_salt": "s"}
+    answer = await keyed.http.post("/v1/chat/completions", json=chat, headers=by("plain"))
+    assert answer.status_code == 200
+    salts = {request.salt for request in keyed.engine.requests}
+    assert salts == {f"64:{name_of('plain')}s"}
