@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from server.batch.files import Upload
 from tests.support.fake_engine import FakeEngine
-from tests.support.rig import serving
+from tests.support.rig import eventually, serving
 
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}}\n'
 FULL = (400, "storage_full")
@@ -62,22 +62,23 @@ async def test_operation_on_a_disk_that_fails_is_tried_once(
         file, unused = await upload(), await upload()
         batch = await create(file.id)
         sent.clear()
-        with monkeypatch.context() as patch, pytest.raises(openai.APIStatusError) as raised:
-            if operation in ("begin", "write"):
-                method = "__init__" if operation == "begin" else "write"
-                patch.setattr(Upload, method, fail)
-                await upload(20 << 20)  # the client still sends when the disk fails
-            else:
-                patch.setattr(os, "unlink" if operation == "delete" else "fsync", fail)
-                match operation:
-                    case "upload":
-                        await upload()
-                    case "create":
-                        await create(file.id)
-                    case "cancel":
-                        await client.batches.cancel(batch.id)
-                    case "delete":
-                        await client.files.delete(unused.id)
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "begin": lambda: upload(20 << 20),  # the client still sends when the disk fails
+            "write": lambda: upload(20 << 20),
+            "upload": upload,
+            "create": lambda: create(file.id),
+            "cancel": lambda: client.batches.cancel(batch.id),
+            "delete": lambda: client.files.delete(unused.id),
+        }
+        fails = {
+            "begin": (Upload, "__init__"),
+            "write": (Upload, "write"),
+            "delete": (os, "unlink"),
+        }
+        with monkeypatch.context() as patch:
+            patch.setattr(*fails.get(operation, (os, "fsync")), fail)
+            with pytest.raises(openai.APIStatusError) as raised:
+                await calls[operation]()
         assert (raised.value.status_code, raised.value.code) == NUMBERS[number]
         assert len(sent) == 1, "the client has repeated the request"
         assert str(tmp_path) not in raised.value.message
@@ -96,8 +97,8 @@ async def test_conflicts_with_a_batch_are_not_repeated(
         )
         held = await served.http.delete(f"/v1/files/{file.id}")
         engine.gate.set()
-        while (await served.openai.batches.retrieve(batch.id)).status != "completed":
-            await asyncio.sleep(0.01)
+        stored = served.app.state.penstock.batches.storage.batches
+        await eventually(lambda: not stored.unfinished(), "the batch has ended")
         ended = await served.http.post(f"/v1/batches/{batch.id}/cancel")
     for response, code in ((held, "file_in_use"), (ended, "batch_ended")):
         assert (response.status_code, response.json()["error"]["code"]) == (409, code)
