@@ -25,7 +25,7 @@ from server.cli import exit_codes
 from server.cli.banner import banner, base_url, load_progress
 from server.cli.config import ServerConfig
 from server.cli.console import logger_for
-from server.http.connection import MAX_HEAD_BYTES, Connection, make_room
+from server.http.connection import Connection, make_room
 from server.state import AppState
 
 KEEP_ALIVE_S = 75  # longer than the 60 s after which common proxies drop an idle connection
@@ -79,7 +79,6 @@ def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config
         app,
         loop="asyncio",  # not uvloop, which does not report that descriptors ran out
         http=Connection,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         ws="none",
         lifespan="on",
         log_config=None,

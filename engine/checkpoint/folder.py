@@ -5,14 +5,14 @@ Nothing here imports torch: the server reads folders too.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from engine.checkpoint import bounded_json
+from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES
 from engine.checkpoint.gguf.parts import (
     is_first_part,
     is_gguf,
@@ -43,10 +43,6 @@ CHECKPOINT_FILES = (
 WEIGHTS = "model.safetensors"
 NOTES = "notes.json"  # of a folder made from a GGUF file: what its user should know
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# The format allows 100 MB of JSON, which take long to read. An entry takes some 130 bytes, so this
-# is room for over 200,000 tensors in a file.
-MAX_HEADER_BYTES = 32_000_000
-BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
 WHERE = (
     f"Give a folder with config.json and *.safetensors, a GGUF file, {', '.join(DEMO_FOLDERS)}, or "
     "ORG/NAME on huggingface.co, such as HuggingFaceTB/SmolLM2-135M-Instruct, which is downloaded."
@@ -129,7 +125,7 @@ def only_gguf(folder: Path) -> Path | None:
 def notes_of(folder: Path) -> list[str]:
     """Return what the user of a folder made from a GGUF file should know."""
     try:
-        notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
+        notes = read_any_json(folder / NOTES)
     except (OSError, *BAD_JSON):
         return []
     return notes if isinstance(notes, list) else []
@@ -287,9 +283,9 @@ def safetensors_header(file: Path) -> dict[str, Any]:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if length > MAX_HEADER_BYTES or 8 + length > size:
+            if length > MAX_JSON_BYTES or 8 + length > size:
                 raise ConfigError(f"{said}a header of {length} bytes in a file of {size} bytes.")
-            header: dict[str, Any] = json.loads(stream.read(length))
+            header: dict[str, Any] = bounded_json.loads(stream.read(length))
         header.pop("__metadata__", None)
         ends = {name: int(entry["data_offsets"][1]) for name, entry in header.items()}
     except (OSError, LookupError, TypeError, AttributeError, *BAD_JSON) as error:
@@ -306,19 +302,16 @@ def safetensors_header(file: Path) -> dict[str, Any]:
     return header
 
 
-def _integer(text: str) -> int:
-    """Return an integer of a JSON file that also fits a float: no setting needs a larger one."""
-    value = int(text)
-    if abs(value) > sys.float_info.max:
-        raise ValueError(f"the number {text[:20]}… is too large")
-    return value
+def read_any_json(path: Path) -> Any:
+    """Return the JSON value in a file. Raises OSError or one of BAD_JSON."""
+    with path.open("rb") as stream:
+        return bounded_json.loads(stream.read(bounded_json.MAX_JSON_BYTES + 1))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ConfigError with the file name if there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), parse_int=_integer)
-        json.dumps(value, ensure_ascii=False).encode()  # rejects lone surrogates such as \ud800
+        value = read_any_json(path)
     except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"Cannot read {path}: {error}") from error
     if not isinstance(value, dict):

@@ -21,11 +21,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.http.boundary import LINGER, answer_headers, new_request_id
 from server.http.errors import ApiError
+from server.http.framing import MAX_HEAD_BYTES, BoundedConnection
 from server.state import AppState
 
-MAX_HEAD_BYTES = 65536  # request line and headers; `uvicorn_config` passes it on
 IDLE_S = 1.0  # a connection idle for longer may be closed to make room
 LOOKED_AT = 1000  # at most this many connections are searched for idle ones
+MAX_TOLD = 200  # characters of h11's message, which may quote the line
 
 log = structlog.get_logger("server.access")
 
@@ -38,6 +39,10 @@ class Connection(H11Protocol):
 
     _refused = False
     _idle: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = BoundedConnection()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -157,6 +162,10 @@ def make_room(connections: Iterable[Any], count: int) -> None:
 
 def _refusal(error: BaseException | None) -> ApiError:
     if getattr(error, "error_status_hint", 400) == 431:
-        text = f"The request line and headers are longer than {MAX_HEAD_BYTES} bytes."
+        text = (
+            f"The request line and headers, or a body's chunk extensions and trailers, are longer "
+            f"than {MAX_HEAD_BYTES} bytes."
+        )
         return ApiError(431, "headers_too_large", text)
-    return ApiError(400, "invalid_http", f"The request is not valid HTTP/1.1: {error}.")
+    text = f"The request is not valid HTTP/1.1: {str(error)[:MAX_TOLD]}."
+    return ApiError(400, "invalid_http", text)

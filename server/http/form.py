@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -115,11 +116,43 @@ async def read_form(
 
     `most` is the limit of the file in bytes. Raises ApiError, ClientGone, or what `write` raises.
     """
-    _check_page(request, origins)
-    reader = FormReader()
-    parser = MultipartParser(_boundary(request), reader.callbacks())  # type: ignore[arg-type]
+    chunks = _chunks(request)
+    try:
+        _check_page(request, origins)
+        return await _read(chunks, _boundary(request), write, most)
+    except Exception:
+        await _discard(request, chunks, most)
+        raise
+
+
+async def discard_form(request: Request, most: int) -> None:
+    """Read a form that is refused before `read_form`, at most `most` bytes of its file."""
+    await _discard(request, _chunks(request), most)
+
+
+async def _discard(request: Request, chunks: AsyncIterator[bytes], most: int) -> None:
+    """Read the rest of a refused form, so that its client reads the error.
+
+    Many clients read no response before they have sent the body. If the connection is reset, they
+    send it again. A client that sends Expect reads the response first.
+    """
     received = 0
-    async for chunk in _chunks(request):
+    if "expect" in request.headers:
+        return
+    with contextlib.suppress(ApiError):  # the form stalls
+        async for chunk in chunks:
+            received += len(chunk)
+            if received > most + FORM_BYTES:
+                return
+
+
+async def _read(
+    chunks: AsyncIterator[bytes], boundary: bytes, write: Callable[[bytes], None], most: int
+) -> Form:
+    reader = FormReader()
+    parser = MultipartParser(boundary, reader.callbacks())  # type: ignore[arg-type]
+    received = 0
+    async for chunk in chunks:
         received += len(chunk)
         if received > most + FORM_BYTES:
             raise too_large(most, "--max-upload-bytes")

@@ -5,12 +5,12 @@ Settings that the engine does not support are refused when the server starts.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import BAD_JSON, read_json, read_optional
+from engine.checkpoint.bounded_json import BAD_JSON
+from engine.checkpoint.folder import read_any_json, read_json, read_optional
 from engine.errors import ConfigError
 from engine.protocol import Pooling
 
@@ -82,7 +82,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     Raises ConfigError for any other list of modules.
     """
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
+        modules = read_any_json(path)
         types = [str(module["type"]) for module in modules]
         place = modules[0]["path"]
     except (OSError, TypeError, LookupError, *BAD_JSON) as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.targets import MAX_SECONDS, Target
+from tests.fuzz.target import MAX_SECONDS, Target
 
 CASES = Path(__file__).parent / "cases"
 JOURNALS = Path(__file__).parents[2] / "build" / "fuzz"

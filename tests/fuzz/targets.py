@@ -9,9 +9,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -46,6 +44,7 @@ from server.batch.results import Results, ResultsError, result_line
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_errors import TokenizerError
+from tests.fuzz import adapters, grammars
 from tests.fuzz.mutate import (
     MAX_VALUES,
     has_more_values,
@@ -53,25 +52,11 @@ from tests.fuzz.mutate import (
     mutate_json,
     mutate_json_bytes,
 )
+from tests.fuzz.target import MAX_SECONDS, Check, Target
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
 from tests.support.reference_data import found
 from tests.support.rig import Served, has_exception, serving
-
-Check = Callable[[bytes], Awaitable[None]]
-Mutate = Callable[[Random, bytes], bytes]
-MAX_SECONDS = 20  # of one input, on a busy machine
-
-
-@dataclass(frozen=True)
-class Target:
-    """A way into Penstock. `opened` gives the check, which raises if something is wrong."""
-
-    name: str
-    seeds: Callable[[], list[bytes]]
-    mutate: Mutate
-    opened: Callable[[Path], AbstractAsyncContextManager[Check]]
-
 
 # ---- HTTP ----------------------------------------------------------------------------------------
 
@@ -284,7 +269,8 @@ async def form_opened(folder: Path) -> AsyncIterator[Check]:
             assert not tracebacks.found, tracebacks.found
 
         yield check
-        assert not running.app.state.penstock.batches.storage.folder.used
+        used = running.app.state.penstock.batches.storage.folder.used
+        assert not any(held for _, held in used)
 
 
 @contextlib.asynccontextmanager
@@ -567,6 +553,8 @@ TARGETS = [
     Target("gguf", gguf_seeds, mutate_bytes, gguf_opened),
     Target("config", config_seeds, mutate_json_bytes, config_opened),
     Target("tokenizer", tokenizer_seeds, mutate_tokenizer, tokenizer_opened),
+    grammars.TARGET,
+    adapters.TARGET,
     Target("template", template_seeds, partial(mutate_bytes, words=JINJA), template_opened),
 ]
 BY_NAME = {target.name: target for target in TARGETS}

@@ -10,7 +10,8 @@ import pytest
 from tests.fuzz import run
 from tests.fuzz.mutate import has_more_values, mutate_bytes, mutate_json_bytes
 from tests.fuzz.run import fuzz
-from tests.fuzz.targets import TARGETS, Target
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
 
 SECONDS = 0.5
 THOROUGH_S = 20.0

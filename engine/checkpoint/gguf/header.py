@@ -21,6 +21,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32  # of the tensors, unless general.alignment says otherwise
 MAX_ENTRIES = 1_000_000  # settings, tensors, or values of an array
+MAX_VALUES = 4_000_000  # of all arrays; the largest vocabularies have 2 million in three arrays
 MAX_DEPTH = 4  # of arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's limit
 STRING, ARRAY = 8, 9
@@ -83,6 +84,7 @@ class _Reader:
         self._content = content
         self._size = len(content)
         self._at = 0
+        self._num_values = 0  # of arrays
 
     def header(self) -> Header:
         if self._take(4) != MAGIC:
@@ -145,6 +147,9 @@ class _Reader:
         if depth == MAX_DEPTH:
             raise ValueError(f"{name!r:.99} nests more than {MAX_DEPTH} arrays")
         element, count = self._number("I"), self._count(f"values in {name!r:.99}")
+        self._num_values += count
+        if self._num_values > MAX_VALUES:
+            raise ValueError(f"its arrays have more than {MAX_VALUES} values")
         if element in SCALARS:
             letter = SCALARS[element]
             data = self._take(count * struct.calcsize(letter))

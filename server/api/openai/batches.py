@@ -8,12 +8,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.api.openai.files import batches_of, listing, page_of, refused_without_room
+from server.api.openai.files import batches_of, listing, page_of
 from server.api.openai.schemas.batch import BatchBody, BatchQuery
+from server.api.openai.storage_errors import storing
 from server.batch.batches import BatchRecord, new_batch
 from server.batch.runner import BatchRunner
 from server.http.body import ignored_header, read_body
-from server.http.errors import ApiError
+from server.http.errors import NO_RETRY, ApiError
 from server.http.openapi import body_schema
 from server.http.query import query_schema, read_query
 from server.state import AppState, state_of
@@ -64,7 +65,8 @@ async def create_batch(request: Request) -> Response:
     storage = batches.storage
     body = await read_body(request, BatchBody, state.large_bodies)
     state.model_name(body.model)  # raises if the request names another model
-    await storage.delete_expired()
+    with storing():
+        await storage.delete_expired()
     tenant = request.state.tenant
     file = storage.files.find(body.input_file_id, tenant)
     if file is None or file.purpose != "batch":
@@ -79,7 +81,7 @@ async def create_batch(request: Request) -> Response:
     batch = new_batch(
         tenant, body.endpoint, file.id, metadata=body.metadata, output_lifetime=lifetime
     )
-    with refused_without_room():
+    with storing():
         await storage.batches.add(batch)
     batches.run(batch)
     return JSONResponse(batch_object(state, batch), headers=ignored_header(body.ignored))
@@ -118,7 +120,8 @@ async def cancel_batch(request: Request, batch_id: str) -> dict[str, Any]:
     """Cancel a batch. Its results so far become files."""
     batches, batch = _batch(request, batch_id)
     if batch.status not in CANCELLABLE:
-        raise ApiError(409, "batch_ended", f"The batch is {batch.status} and cannot be cancelled.")
-    with refused_without_room():
+        text = f"The batch is {batch.status} and cannot be cancelled."
+        raise ApiError(409, "batch_ended", text, headers=NO_RETRY)
+    with storing():
         batch = await batches.cancel(batch)
     return batch_object(state_of(request), batches.current(batch))

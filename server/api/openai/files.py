@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter
@@ -14,13 +13,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from server.api.openai.schemas.batch import HOUR, MONTH, UPLOAD_FORM, FileQuery
-from server.batch.files import FileTooLarge, StoredFile
+from server.api.openai.storage_errors import storing
+from server.batch.files import FileStore, FileTooLarge, StoredFile, Upload
 from server.batch.folder import StoreFull
 from server.batch.runner import BatchRunner
 from server.http.auth import too_large
 from server.http.body import MAX_LISTED, UNPRINTABLE, ignored_header
-from server.http.errors import ApiError, invalid
-from server.http.form import CLOSE, Form, read_form
+from server.http.errors import NO_RETRY, ApiError, invalid
+from server.http.form import Form, discard_form, read_form
 from server.http.openapi import RESPONSES
 from server.http.query import query_schema, read_query
 from server.state import AppState, state_of
@@ -49,15 +49,6 @@ def batches_of(state: AppState) -> BatchRunner:
         text = "Files and batches are off: start the server with --batch-dir FOLDER."
         raise ApiError(404, "batches_off", text)
     return state.batches
-
-
-@contextmanager
-def refused_without_room() -> Iterator[None]:
-    """Raise a 400 ApiError if the store or its disk is full: a client must not try again."""
-    try:
-        yield
-    except StoreFull as error:
-        raise ApiError(400, "storage_full", str(error), headers=CLOSE) from None
 
 
 def page_of(items: list[Item], after: str | None, limit: int) -> tuple[list[Item], bool]:
@@ -103,22 +94,31 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 @router.post("/v1/files", openapi_extra=UPLOAD_FORM)
 async def upload(request: Request) -> Response:
     """Upload a file for a batch (multipart/form-data)."""
-    state, tenant = state_of(request), request.state.tenant
+    state = state_of(request)
     storage = batches_of(state).storage
-    await storage.delete_expired()
     try:
-        with refused_without_room(), closing(storage.files.begin_upload(tenant)) as uploading:
-            origins = state.config.allowed_origins
-            most = storage.files.most_bytes
-            form = await read_form(request, uploading.write, most, origins)
-            name, lifetime = _checked(form)
-            file = await asyncio.to_thread(uploading.finish, name, "batch", lifetime)
-            await storage.files.add(file)
+        with storing():
+            await storage.delete_expired()
+            with closing(await _begin(request, storage.files)) as uploading:
+                origins = state.config.allowed_origins
+                most = storage.files.most_bytes
+                form = await read_form(request, uploading.write, most, origins)
+                name, lifetime = _checked(form)
+                file = await asyncio.to_thread(uploading.finish, name, "batch", lifetime)
+                await storage.files.add(file)
     except FileTooLarge as error:
         raise too_large(error.args[0], "--max-upload-bytes") from None
     unknown = [field for field in form.fields if field not in FIELDS][:MAX_LISTED]
     ignored = [UNPRINTABLE.sub("_", field[:64]) or "_" for field in unknown]
     return JSONResponse(file_object(file), headers=ignored_header(ignored))
+
+
+async def _begin(request: Request, files: FileStore) -> Upload:
+    try:
+        return files.begin_upload(request.state.tenant)
+    except (StoreFull, OSError):
+        await discard_form(request, files.most_bytes)
+        raise
 
 
 def _checked(form: Form) -> tuple[str, float | None]:
@@ -208,6 +208,8 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     """Delete a file that no unfinished batch needs."""
     batches, file = _file(request, file_id)
     if file.id in batches.storage.batches.needed_files():
-        raise ApiError(409, "file_in_use", "An unfinished batch needs this file: cancel it first.")
-    await batches.storage.files.delete(file)
+        text = "An unfinished batch needs this file: cancel it first."
+        raise ApiError(409, "file_in_use", text, headers=NO_RETRY)
+    with storing():
+        await batches.storage.files.delete(file)
     return {"id": file.id, "object": "file", "deleted": True}

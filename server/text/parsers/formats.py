@@ -37,8 +37,8 @@ class NamedCall:
     """A name, a separator and the arguments as JSON."""
 
     separator: str
-    # Of the text before the separator; its groups are `name` and perhaps `id`.
-    pattern: str = r"\s*(?P<name>.+?)\s*"
+    # Of the text before the separator, stripped; its groups are `name` and perhaps `id`.
+    pattern: str = r"(?P<name>\S+)"
     written: str = "{name}"  # what a model writes there
     inside: tuple[str, ...] = ()  # tokens in that text
 
@@ -190,7 +190,7 @@ CALL_FORMATS: tuple[AnyCallFormat, ...] = (
         "mistral",
         NamedCall(
             "[ARGS]",
-            r"\s*(?P<name>.+?)(\[CALL_ID\](?P<id>.+?))?\s*",
+            r"(?P<name>\S+?)(\[CALL_ID\](?P<id>.+))?",
             inside=("[CALL_ID]",),
         ),
         open="[TOOL_CALLS]",
@@ -203,7 +203,7 @@ CALL_FORMATS: tuple[AnyCallFormat, ...] = (
         "deepseek_r1",
         NamedCall(
             "\n```json\n",
-            r"\s*function<｜tool▁sep｜>(?P<name>.+?)\s*",
+            r"function<｜tool▁sep｜>(?P<name>\S+)",
             "function<｜tool▁sep｜>{name}",
             ("<｜tool▁sep｜>",),
         ),
@@ -239,7 +239,7 @@ CALL_FORMATS: tuple[AnyCallFormat, ...] = (
         "kimi_k2",
         NamedCall(
             "<|tool_call_argument_begin|>",
-            r"\s*(?P<id>(functions\.)?(?P<name>.+?)(:\d+)?)\s*",
+            r"(?P<id>(functions\.)?(?P<name>\S+?)(:\d+)?)",
             "functions.{name}:{index}",
         ),
         open="<|tool_call_begin|>",
@@ -278,7 +278,7 @@ CALL_FORMATS: tuple[AnyCallFormat, ...] = (
         "solar_open",
         NamedCall(
             "<|tool_call:args|>",
-            r"\s*(?P<id>.*?)<\|tool_call:name\|>(?P<name>.+?)\s*",
+            r"(?P<id>.*?)<\|tool_call:name\|>(?P<name>\S+)",
             "call_{index}<|tool_call:name|>{name}",
             ("<|tool_call:name|>",),
         ),

@@ -7,7 +7,7 @@ import re
 from server.text.parsers.formats import AnyCallFormat, CallFormat, NamedCall
 
 CALLED = re.compile(r"to=(?:functions\.)?(?P<name>[\w.:/-]+)")  # in a header
-PLAIN_NAME = r"\s*(?P<name>\S+)\s*"
+PLAIN_NAME = r"(?P<name>\S+)"
 
 
 def named_in(format: AnyCallFormat | None, text: str) -> tuple[str, str | None] | None:
@@ -15,8 +15,8 @@ def named_in(format: AnyCallFormat | None, text: str) -> tuple[str, str | None] 
     pattern = PLAIN_NAME
     if isinstance(format, CallFormat) and isinstance(format.body, NamedCall):
         pattern = format.body.pattern
-    match = re.fullmatch(pattern, text)
-    if match is None or re.search(r"\s", match["name"]):
+    match = re.fullmatch(pattern, text.strip())
+    if match is None:
         return None
     return match["name"], match.groupdict().get("id")
 

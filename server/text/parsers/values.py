@@ -23,7 +23,7 @@ STRING_OR_NAME = re.compile(
     r"""("(?:\\.|[^"\\])*(?:"|\\?\Z)|'(?:\\.|[^'\\])*(?:'|\\?\Z))|\b(true|false|null)\b""", re.S
 )
 MAX_PYTHON = 65_536  # characters; reading a Python literal takes a hundred times its memory
-WHOLE = re.compile(r"(-?)\+?0*([0-9]+)(?:\.0*)?")  # with signs and zeros that JSON lacks
+WHOLE = re.compile(r"(-?)\+?([0-9]+)(?:\.0*)?")  # with signs and zeros that JSON lacks
 MAX_DIGITS = 4096  # Python refuses to read a few more
 WORDS: dict[str, bool | None] = {
     "true": True,
@@ -77,7 +77,7 @@ def _converted(bare: str) -> Iterator[Reading]:
     """Yield the values of texts that are not JSON, for a schema that allows no text."""
     whole = WHOLE.fullmatch(bare)
     if whole and len(bare) <= MAX_DIGITS:
-        sign, digits = whole.groups()
+        sign, digits = whole[1], whole[2].lstrip("0") or "0"
         yield Reading(int(sign + digits), sign + digits)
     word = bare.lower()
     if word in WORDS:

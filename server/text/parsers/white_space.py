@@ -5,7 +5,6 @@ A grammar holds the model to it. For the parser it does not matter.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from server.text.parsers.formats import Body, CallFormat, NamedCall, TaggedCall
@@ -17,9 +16,8 @@ def with_white_space(format: CallFormat, answer: str) -> CallFormat:
     opening = _spaced(format.open, answer, after=True)
     close = _spaced(format.close, answer, before=True)
     separator = format.separator
-    between = re.search(rf"{re.escape(close)}(\s*){re.escape(opening)}", answer)
-    if close.strip() and opening.strip() and between is not None:
-        separator = between.group(1)
+    if close.strip() and opening.strip():
+        separator = _between(close, opening, answer, separator)
     return replace(
         format,
         body=body,
@@ -50,7 +48,21 @@ def _body(body: Body, answer: str) -> Body:
 def _spaced(mark: str, answer: str, *, before: bool = False, after: bool = False) -> str:
     """Return the mark with the white space around its first place in the answer."""
     text = mark.strip()
-    found = re.search(rf"(\s*){re.escape(text)}(\s*)", answer) if text else None
-    if found is None:
+    if not text or text not in answer:
         return mark
-    return f"{found.group(1) if before else ''}{text}{found.group(2) if after else ''}"
+    left, _, right = answer.partition(text)
+    leading = left[len(left.rstrip()) :] if before else ""
+    trailing = right[: len(right) - len(right.lstrip())] if after else ""
+    return f"{leading}{text}{trailing}"
+
+
+def _between(close: str, opening: str, answer: str, default: str) -> str:
+    """Return the first white space between the end of a call and the next one."""
+    for after in answer.split(close)[1:]:
+        rest = after.lstrip()
+        if rest.startswith(opening.lstrip()):
+            spaces = after[: len(after) - len(rest)]
+            lead = opening[: len(opening) - len(opening.lstrip())]
+            if spaces.endswith(lead):
+                return spaces[: len(spaces) - len(lead)]
+    return default

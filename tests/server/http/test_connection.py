@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from server.http.connection import MAX_HEAD_BYTES
+from server.http.framing import MAX_HEAD_BYTES
 from tests.support.rig import check_error_body
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

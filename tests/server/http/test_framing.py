@@ -1,4 +1,4 @@
-"""The shapes of HTTP requests: two lengths, absolute targets."""
+"""The shapes of HTTP requests: limits of heads, two lengths, absolute targets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from server.http.framing import MAX_HEAD_BYTES
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, has_exception, serving
 
@@ -99,3 +100,92 @@ async def test_absolute_target_needs_the_key(model, says):
             )
             answer = await exchange(served, request.encode())
             assert int(answer.split(b" ", 2)[1]) == status
+
+
+GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+BODY = b'{"prompt": "x", "max_tokens": 1}'
+CHUNK = b"%x\r\n%s\r\n" % (len(BODY), BODY)
+CHUNK_OF_EXTENSION = b"1;x=%s\r\n \r\n" % (b"e" * 30_000)
+
+
+def headers_of(size: int) -> bytes:
+    """Return a whole head of `size` bytes."""
+    head = GET + b"Connection: close\r\nX: "
+    return head + b"x" * (size - len(head) - 4) + b"\r\n\r\n"
+
+
+async def exchange_in_parts(served: Served, request: bytes, size: int) -> bytes:
+    """Send a request in reads of at most `size` bytes, and read until the server closes."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    for begin in range(0, len(request), size):
+        writer.write(request[begin : begin + size])
+        await writer.drain()
+        await asyncio.sleep(0)
+    try:
+        return await asyncio.wait_for(reader.read(-1), 10)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("part", [1 << 20, 65536, 5000])
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        headers_of(MAX_HEAD_BYTES + 1),
+        headers_of(200_000),
+        GET + b"X: y\r\n" * 20_000 + b"\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /version?" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        GET + b"Bad Name: " + b"x" * 100_000 + b"\r\n\r\n",
+        CHUNKED + CHUNK + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        CHUNKED + CHUNK + b"0\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
+        CHUNKED + b"1;" + b"x" * 100_000 + b"\r\n \r\n" + CHUNK + b"0\r\n\r\n",
+        CHUNKED + CHUNK_OF_EXTENSION * 3 + CHUNK + b"0\r\n\r\n",
+        CHUNKED + CHUNK + b"0;" + b"x" * 40_000 + b"\r\nX: " + b"y" * 40_000 + b"\r\n\r\n",
+    ],
+    ids=[
+        *("a byte too long", "long header", "many headers", "long path", "long query"),
+        *("illegal header", "many trailers", "long trailer", "long extension", "many extensions"),
+        "extension and trailer",
+    ],
+)
+async def test_head_above_the_limit_is_refused_in_any_packets(served, request_bytes, part, caplog):
+    answer = await exchange_in_parts(served, request_bytes, part)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 "), head
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
+    assert not [record for record in caplog.records if has_exception(record)], caplog.text
+    assert (await served.complete()).status_code == 200
+
+
+@pytest.mark.parametrize("part", [1 << 20, 5000])
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        headers_of(MAX_HEAD_BYTES),
+        CHUNKED + b"1\r\n \r\n" * 40_000 + CHUNK + b"0\r\n\r\n",
+        CHUNKED + CHUNK_OF_EXTENSION * 2 + CHUNK + b"0\r\nX: y\r\n\r\n",
+    ],
+    ids=["head", "small chunks", "extensions"],
+)
+async def test_head_at_the_limit_is_served_in_any_packets(served, request_bytes, part):
+    answer = await exchange_in_parts(served, request_bytes, part)
+    assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
+
+
+async def test_long_head_behind_another_request_is_refused(served):
+    answer = await exchange(served, GET + b"\r\n" + headers_of(100_000))
+    first, second = answer.split(b"HTTP/1.1 ")[1:]
+    assert first.startswith(b"200 ")
+    assert second.startswith(b"431 ")
+
+
+async def test_error_quotes_little_of_an_illegal_line(served):
+    answer = await exchange(served, GET + b"Bad Name: " + b"x" * 50_000 + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert len(answer) < 2000

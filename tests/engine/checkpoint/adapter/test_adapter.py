@@ -145,3 +145,13 @@ def test_adapter_with_too_many_pairs_to_compare_is_refused(
     monkeypatch.setattr(weights, "MAX_MATCHES", 3)
     folder = write_adapter(tmp_path, pair(Q) | pair(UP), rank_pattern={"a": 1, "b": 1})
     assert "2 modules for the 2 patterns" in refusal(folder)
+    folder = write_adapter(tmp_path, pair(Q) | pair(UP), alpha_pattern={"a": 1, "b": 1})
+    assert "2 modules for the 2 patterns" in refusal(folder)
+
+
+def test_adapter_whose_halves_have_other_ranks_is_refused(tmp_path: Path) -> None:
+    """The rank of one half is right."""
+    for a, b in ((2, 3), (3, 2)):
+        tensors = pair(Q, rank=a) | {f"{PREFIX}{Q}.lora_B.weight": torch.ones(4, b)}
+        folder = write_adapter(tmp_path, tensors, r=2)
+        assert f"lora_A of shape [{a}, 6] and lora_B of shape [4, {b}]" in refusal(folder)

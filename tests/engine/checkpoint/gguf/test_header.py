@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from engine.checkpoint.gguf.header import MAX_ENTRIES, read_header
+from engine.checkpoint.gguf.header import MAX_ENTRIES, MAX_VALUES, read_header
 from engine.checkpoint.gguf.kinds import KINDS, OTHERS, REMOVED
 from engine.errors import ConfigError
 
@@ -161,3 +161,17 @@ def test_random_damage_is_refused_or_read(tmp_path: Path) -> None:
         except ConfigError:
             continue
         assert all(t.offset + t.nbytes <= len(content) for t in found.tensors.values())
+
+
+def test_arrays_beyond_the_limit_of_all_values_are_refused(tmp_path: Path) -> None:
+    """An integer of two bytes takes 36 in a list."""
+    file = tmp_path / "a.gguf"
+    count = MAX_VALUES // MAX_ENTRIES
+    array = struct.pack("<IQ", 2, MAX_ENTRIES) + b"\1\2" * MAX_ENTRIES
+    arrays = b"".join(setting(f"a{n}", ARRAY, array) for n in range(count))
+    file.write_bytes(begin(settings=count) + arrays)
+    assert len(read_header(file).settings) == count
+    one = setting("b", ARRAY, struct.pack("<IQ", 2, 1) + b"\1\2")
+    file.write_bytes(begin(settings=count + 1) + arrays + one)
+    with pytest.raises(ConfigError, match=f"arrays have more than {MAX_VALUES} values"):
+        read_header(file)

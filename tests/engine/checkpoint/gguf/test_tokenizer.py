@@ -286,3 +286,44 @@ def test_merges_of_too_many_characters_are_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="in too many ways: the pairs have over 10000"):
         build_tokenizer(unigrams(tokens))
     build_tokenizer(unigrams(tokens[:20]))
+
+
+def test_lists_may_be_longer_than_the_tokens_and_not_shorter() -> None:
+    given = unigrams(["<unk>", "▁", "a", "b", "ab"])
+    given |= {"tokenizer.ggml.token_type": [1] * 4 + [USER, USER]}
+    longer = given | {"tokenizer.ggml.scores": [0.0, -1.0, -2.0, -3.0, -4.0, 9.0]}
+    assert build_tokenizer(longer).encode("ab").ids == [1, 4]
+    for key in ("token_type", "scores"):
+        with pytest.raises(ConfigError, match=f"needs 5 numbers in tokenizer.ggml.{key}"):
+            build_tokenizer(given | {f"tokenizer.ggml.{key}": [1] * 4})
+
+
+@pytest.mark.parametrize(("pre", "is_whole"), [("llama-bpe", True), ("gpt-2", False)])
+def test_token_without_merges_is_whole_in_tokenizers_like_llama3(pre: str, is_whole: bool) -> None:
+    settings = byte_tokens(pre)
+    settings["tokenizer.ggml.tokens"] = [*settings["tokenizer.ggml.tokens"], "abc"]
+    settings["tokenizer.ggml.token_type"] = [1] * 257
+    settings["tokenizer.ggml.add_bos_token"] = False
+    ids = build_tokenizer(settings).encode("abc").ids
+    assert ids == [256] if is_whole else len(ids) == 3
+
+
+def test_merges_of_a_token_are_in_the_order_of_their_first_id() -> None:
+    built = build_tokenizer(unigrams(["a", "ab", "c", "bc", "abc", "b"]))
+    merges = json.loads(built.to_str())["model"]["merges"]
+    assert merges == [["a", "b"], ["b", "c"], ["a", "bc"], ["ab", "c"]]
+
+
+def test_first_token_of_a_merge_may_begin_with_a_space() -> None:
+    given = {"model": "gpt2", "tokens": [" ", "x", "y", " x", " xy"], "merges": ["  x", " x y"]}
+    built = build_tokenizer({f"tokenizer.ggml.{key}": value for key, value in given.items()})
+    merges = json.loads(built.to_str())["model"]["merges"]
+    assert merges == [[" ", "x"], [" x", "y"]]
+
+
+def test_text_that_looks_like_a_byte_token_is_not_one() -> None:
+    given = unigrams(["<unk>", "▁", *"<0x61>", "<0x61>", "<0x62>"])
+    given["tokenizer.ggml.token_type"][-2:] = [BYTE, BYTE]
+    built = build_tokenizer(given)
+    assert built.encode("<0x61>").ids == [1, 1, 2, 3, 4, 5, 6, 7]
+    assert built.encode("b").ids == [1, 1, 9]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -123,3 +124,20 @@ def test_any_text_becomes_an_allowed_value_where_texts_are_allowed(text, kinds) 
         assert value == text
     # JSON of any allowed value is read as it is.
     assert json_of(json_of(text, ANY), ANY) == json_of(text, ANY)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("007.0", "7"), ("-+000", "-0"), ("00", "0"), ("+1.", "1"), ("-08", "-8"), ("1.5x", '"1.5x"')],
+)
+def test_whole_number_loses_signs_and_zeros_that_json_lacks(text: str, written: str) -> None:
+    assert json_of(text, allowed_values({"type": "integer"}, {})) == written
+
+
+def test_digits_that_are_no_number_take_linear_time() -> None:
+    began = time.monotonic()
+    assert (
+        json_of("0" * 100_000 + "x", allowed_values({"type": "integer"}, {}))
+        == f'"{"0" * 100_000}x"'
+    )
+    assert time.monotonic() - began < 10  # it was several minutes

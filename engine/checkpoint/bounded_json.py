@@ -1,0 +1,39 @@
+"""JSON that comes with a checkpoint, within limits: it may be hostile.
+
+Python's objects take far more memory than their text: an empty list of three bytes takes 80.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+# The format of safetensors allows 100 MB of header, which take long to read. An entry takes some
+# 130 bytes, so this is room for over 200,000 tensors in a file.
+MAX_JSON_BYTES = 32_000_000
+MAX_PARTS = 2_000_000  # lists, objects and keys; an entry of a safetensors header has seven
+BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
+
+
+def loads(data: bytes) -> Any:
+    """Return the value of JSON in UTF-8. Raises one of BAD_JSON, also beyond the limits."""
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"it has more than {MAX_JSON_BYTES} bytes")
+    num_parts = sum(data.count(mark) for mark in (b"[", b"{", b":"))
+    if num_parts > MAX_PARTS:
+        raise ValueError(
+            f"it has {num_parts} lists, objects and keys; at most {MAX_PARTS} are read"
+        )
+    value = json.loads(data.decode("utf-8"), parse_int=_integer)
+    if b"\\u" in data:
+        json.dumps(value, ensure_ascii=False).encode()  # rejects lone surrogates such as \ud800
+    return value
+
+
+def _integer(text: str) -> int:
+    """Return an integer that also fits a float: no setting needs a larger one."""
+    value = int(text)
+    if abs(value) > sys.float_info.max:
+        raise ValueError(f"the number {text[:20]}… is too large")
+    return value
