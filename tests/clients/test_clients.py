@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 KEY = "sk-clients"
 RUN_S = 600  # Open WebUI needs half of it on two busy cores
-START = 1  # the token <|im_start|>, which the model never generates
+START, START_TEXT = 1, "<|im_start|>"  # a token that the model never generates
 CELLS = (
     "chat",
     "stream",
@@ -97,7 +97,10 @@ def changed_demo(folder: Path, **fields: int) -> Path:
 def endless_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with an end token that it never generates, so that its streams are long."""
     fields = {"eos_token_id": START, "max_position_embeddings": LONG_CONTEXT}
-    return changed_demo(tmp_path_factory.mktemp("endless") / "model", **fields)
+    folder = changed_demo(tmp_path_factory.mktemp("endless") / "model", **fields)
+    file = folder / "tokenizer_config.json"  # its end token ends answers, too
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": START_TEXT}))
+    return folder
 
 
 @pytest.fixture(scope="module")

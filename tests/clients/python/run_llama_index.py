@@ -107,7 +107,7 @@ def rate_limit() -> None:
 
 
 def abort() -> None:
-    parts = client(url=TARGET.endless_base_url, max_tokens=1000).stream_chat(CHAT)
+    parts = client(url=TARGET.endless_base_url, max_tokens=8000).stream_chat(CHAT)
     next(parts)
     parts.close()
     del parts
