@@ -63,6 +63,7 @@ async def service(llama: Path, stories: list[Case]) -> AsyncIterator[Service]:
         num_gpu_blocks_override=48,
         max_num_seqs=8,
         max_num_batched_tokens=32,
+        max_queue_wait=600,
     )
     client = ProcessClient(config)
     async with serving(client, llama, log_level="info") as served:  # type: ignore[arg-type]

@@ -230,7 +230,7 @@ def test_simulation_full_queue_rejects_by_length_and_by_wait() -> None:
     assert 30 < len(rejected) < 38
     steady = [Ask(0.1 * number, prompt(250, number), 50) for number in range(100)]
     by_time = simulation(max_queue_wait=0.5, max_num_seqs=4).open_loop(steady)
-    unbounded = simulation(max_num_seqs=4).open_loop(steady)
+    unbounded = simulation(max_queue_wait=600, max_num_seqs=4).open_loop(steady)
     kept = [m.ttft or 0 for m in by_time if not m.completion.error]
     assert max(kept) < 3 < max(m.ttft or 0 for m in unbounded)
     assert len(kept) > 10

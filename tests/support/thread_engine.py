@@ -30,6 +30,10 @@ class ThreadChild:
         self.thread = threading.Thread(target=self._run, args=(config, loaded), daemon=True)
         self.thread.start()
 
+    def waited_ns(self) -> int:
+        """Unknown: this is no process of its own."""
+        return -1
+
     def _run(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         endpoint = EngineEndpoint(self._address)
         try:

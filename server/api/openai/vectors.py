@@ -85,7 +85,7 @@ async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryName
     if as_header and len(body.inputs) > MAX_LISTED:
         message = f"bytes takes at most {MAX_LISTED} inputs; use bytes_only or base64."
         raise invalid("encoding_format", message)
-    with state.client.reserve():
+    with state.client.reserve(request.state.tenant):
         token_lists = await _token_lists(state, body)
     vectors, usage = await embed_tokens(request, body, token_lists)
     vectors = vectors[:, : body.dimensions]

@@ -16,7 +16,7 @@ from server.http.openapi import up_to
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 
-STREAMING = ("completions", "/responses", "messages", "/completion", "/infill")
+STREAMING = ("completions", "/responses", "messages", "/completion", "/infill", "/ablate")
 BINARY = ("/v1/embeddings", "/pooling")
 HI = [{"role": "user", "content": "Hi"}]
 OTHER_KINDS = {
