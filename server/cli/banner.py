@@ -282,7 +282,7 @@ def shell_key(config: ServerConfig, environ: Mapping[str, str]) -> str:
     """Return a shell expression for an API key, so that the banner does not show the key."""
     if config.api_key_file:
         file = shlex.quote(os.path.abspath(config.api_key_file))
-        return f"$(grep -m1 '^[^#[:space:]]' {file})"
+        return f"$(awk '!/^[[:space:]]*#/ && NF {{print $1; exit}}' {file})"
     if environ.get("PENSTOCK_API_KEY", "").partition(",")[0] in config.api_key:
         return "${PENSTOCK_API_KEY%%,*}"
     return UNKNOWN_KEY

@@ -157,7 +157,11 @@ def _keys_in(file: Path) -> dict[str, ApiKey]:
         line = line.strip()
         if line and not line.startswith("#"):
             where = f"{file}, line {number}"
-            keys[where] = _key_in(line, where)
+            key = _key_in(line, where)
+            earlier = [place for place, other in keys.items() if other.text == key.text]
+            if earlier:
+                raise ConfigError(f"{where} repeats the key of {earlier[0]}; give each key once.")
+            keys[where] = key
     if not keys:
         raise ConfigError(f"{file} contains no API key; write one key per line.")
     return keys

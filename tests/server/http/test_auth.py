@@ -204,3 +204,9 @@ def test_key_file_with_invalid_label_raises(tmp_path, label):
     (tmp_path / "keys").write_text(f"sk-a label={label}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="line 1: label must be"):
         read_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))
+
+
+def test_key_file_with_a_repeated_key_raises(tmp_path):
+    (tmp_path / "keys").write_text("sk-a label=one\nsk-b\nsk-a requests_per_minute=1\n")
+    with pytest.raises(ConfigError, match=r"line 3 repeats the key of .*line 1"):
+        read_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))

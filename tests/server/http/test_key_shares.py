@@ -221,7 +221,7 @@ async def test_batch_lines_wait_for_the_rate_of_their_key(
     model: Path, says: Any, tmp_path: Path, keys: str
 ) -> None:
     """Also where there is one key, whose requests have no tenant. The upload counts, too."""
-    given = settings(tmp_path, f"slow requests_per_minute=3\n{keys}") | {"admin_key_file": None}
+    given = settings(tmp_path, keys) | {"admin_key_file": None}
     async with serving(FakeEngine(says("x")), model, **given) as served:
         lines = "".join(LINE % (number, "") for number in range(4))
         batch = (await start_batch(served, "slow", lines)).json()
