@@ -44,7 +44,8 @@ def needs_room() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise StoreFull("The disk of --batch-dir is full.") from error
+        text = "The disk of --batch-dir is full: delete files, or make room on it."
+        raise StoreFull(text) from error
 
 
 class BatchFolder:

@@ -142,6 +142,7 @@ class BatchRunner:
         except (EngineError, ServerAway) as error:
             log.info("batch waits for the next start", batch=batch_id, cause=str(error))
         except StoreFull as error:
+            log.error("batch failed", batch=batch_id, cause=str(error))
             await self._fail(batch_id, FULL_CODE, str(error))
         except Exception as error:
             log.error("batch failed", batch=batch_id, exc_info=error)
@@ -239,6 +240,7 @@ class BatchRunner:
         return False
 
     async def _note_problem(self, batch_id: str, code: str, message: str) -> None:
+        log.error("batch fails", batch=batch_id, code=code, cause=message)
         await self._batches.update(batch_id, problems=[LineProblem(code, message)])
 
     async def _send_lines(self, batch_id: str, results: Results, slots: LineSlots) -> Status:

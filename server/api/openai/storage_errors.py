@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import structlog
 
-from server.batch.folder import FULL, StoreFull
+from server.batch.folder import StoreFull, needs_room
 from server.http.errors import NO_RETRY, ApiError
 from server.http.form import CLOSE
 
@@ -21,18 +21,12 @@ def storing() -> Iterator[None]:
     No client repeats the request by itself: a full disk is a 400, as a full store is.
     """
     try:
-        yield
+        with needs_room():
+            yield
     except StoreFull as error:
+        if error.__cause__ is not None:  # the disk is full, not a limit reached
+            log.error("batch dir is on a full disk", cause=str(error.__cause__))
         raise ApiError(400, "storage_full", str(error), headers=CLOSE) from None
     except OSError as error:
-        raise storage_error(error) from error
-
-
-def storage_error(error: OSError) -> ApiError:
-    """Return the response to a failed operation of the file system."""
-    if error.errno not in FULL:
         text = "The server cannot write to --batch-dir; the server's log has the cause."
-        return ApiError(500, "storage_failed", text, headers=NO_RETRY | CLOSE)
-    log.error("batch dir is on a full disk", cause=error.strerror)
-    text = "The server's disk is full: delete files, or make room on the disk of --batch-dir."
-    return ApiError(400, "storage_full", text, headers=CLOSE)
+        raise ApiError(500, "storage_failed", text, headers=NO_RETRY | CLOSE) from error

@@ -238,6 +238,14 @@ async def test_client_watcher_gets_the_end_of_the_engine(client: Client) -> None
     assert [type(message) for message in seen] == [EngineDeadError] * 2
 
 
+def make_impatient(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client take its engine for hung after 0.05 s of silence."""
+    monkeypatch.setattr(client_module, "POLL_S", 0.01)
+    client.config = EngineConfig(stall_timeout=0.05)
+    client.child.send_signal = lambda number: None
+    client._loop = asyncio.get_running_loop()
+
+
 @pytest.mark.parametrize(
     "kind", ["closed stream", "cancelled lookup", "unload adapter", "end of watch"]
 )
@@ -245,10 +253,7 @@ async def test_client_engine_that_confirms_no_message_is_hung(
     client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Clients give up before --stall-timeout, so only their aborts are left."""
-    monkeypatch.setattr(client_module, "POLL_S", 0.01)
-    client.config = EngineConfig(stall_timeout=0.05)
-    client.child.send_signal = lambda number: None
-    client._loop = asyncio.get_running_loop()
+    make_impatient(client, monkeypatch)
     if kind == "closed stream":
         client.submit_prompts(1)[0].close()
     elif kind == "cancelled lookup":
@@ -267,8 +272,7 @@ async def test_client_engine_that_confirms_no_message_is_hung(
 async def test_client_engine_that_has_confirmed_the_abort_may_be_silent(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "POLL_S", 0.01)
-    client.config = EngineConfig(stall_timeout=0.05)
+    make_impatient(client, monkeypatch)
     client.submit_prompts(1, 2)[0].close()
     client.step()  # it has taken both requests and the abort
     assert client.last_step_age() == 0
@@ -281,10 +285,7 @@ async def test_client_engine_that_answers_no_question_is_hung(
     client: Client, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Nothing else would end the wait: a question is no request, and has no stream."""
-    monkeypatch.setattr(client_module, "POLL_S", 0.01)
-    client.config = EngineConfig(stall_timeout=0.05)
-    client.child.send_signal = lambda number: None
-    client._loop = asyncio.get_running_loop()
+    make_impatient(client, monkeypatch)
     seen: list[object] = []
     waiting: asyncio.Future[object] | None = None
     if kind == "lookup":
@@ -305,8 +306,7 @@ async def test_client_engine_that_answers_no_question_is_hung(
 async def test_client_engine_that_has_answered_all_questions_may_be_silent(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "POLL_S", 0.01)
-    client.config = EngineConfig(stall_timeout=0.05)
+    make_impatient(client, monkeypatch)
     watch_id = client.watch(lambda message: None)
     client._on_message(Blocks(watch_id, [], [], QueueState(), EngineStats()))
     lookup = asyncio.ensure_future(client.num_cached([1], ""))

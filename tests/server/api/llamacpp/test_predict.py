@@ -70,30 +70,30 @@ async def test_predict_refuses_what_it_cannot_do(
     assert not served.engine.requests
 
 
-async def test_predict_counts_each_instance_against_the_limit_of_its_key(
-    model: Path, says: Callable[[str], Script], tmp_path: Path
+@pytest.mark.parametrize(
+    ("limit", "instances", "status"),
+    [
+        ("requests_per_minute=3", 4, 429),
+        ("concurrent_requests=2", 2, 200),  # each ends, so three requests in turn are served
+    ],
+)
+async def test_predict_counts_each_instance_against_the_limits_of_its_key(
+    model: Path,
+    says: Callable[[str], Script],
+    tmp_path: Path,
+    limit: str,
+    instances: int,
+    status: int,
 ) -> None:
     keys = tmp_path / "keys"
-    keys.write_text("alpha requests_per_minute=3\n")
+    keys.write_text(f"alpha {limit}\n")
     headers = {"authorization": "Bearer alpha"}
     async with serving(FakeEngine(says("x")), model, api_key_file=str(keys)) as served:
-        body = {"instances": [CHAT] * 4}
-        refused = await served.http.post("/predict", json=body, headers=headers)
-        assert refused.status_code == 429
-        assert not served.engine.requests
-
-
-async def test_predict_ends_each_counted_instance(
-    model: Path, says: Callable[[str], Script], tmp_path: Path
-) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("alpha concurrent_requests=2\n")
-    headers = {"authorization": "Bearer alpha"}
-    async with serving(FakeEngine(says("x")), model, api_key_file=str(keys)) as served:
-        body = {"instances": [CHAT] * 2}
         for _ in range(3):
+            body = {"instances": [CHAT] * instances}
             answer = await served.http.post("/predict", json=body, headers=headers)
-            assert len(answer.json()["predictions"]) == 2
+            assert answer.status_code == status
+        assert bool(served.engine.requests) == (status == 200)
 
 
 async def test_predict_aborts_all_instances_when_the_client_leaves(
