@@ -27,7 +27,7 @@ UNUSABLE = "The answer cannot be held to this grammar"
 IDLE_PROCESSES = 8  # kept for later requests; each counts its own memory, of 3 MiB or more
 CREDIT_S = 0.01  # for which steps may wait for a process, until it answers again
 CREDIT_OF_ANSWER_S = 0.0002
-SLOW_S = 0.02  # CPU time of an answer, after which a process gets the lowest priority
+SLOW_S = 0.02  # CPU time of an answer, after which a process yields to all others
 
 
 @dataclass(eq=False)

@@ -83,7 +83,7 @@ class Kill(Message, frozen=True):
 
 
 class Slow(Message, frozen=True):
-    """Give a process the lowest priority."""
+    """Let a process run only when no other thread of the machine wants to."""
 
     process: int
 

@@ -8,6 +8,7 @@ which share its memory; a fork takes 1 ms.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -50,7 +51,9 @@ from engine.grammar.messages import (
     received,
 )
 
-LOWEST_PRIORITY = 19  # a nice value
+NICEST = 19  # the priority while a grammar is compiled
+NICE_CPU_S = 0.05  # then it is compiled with what no other thread of the machine wants
+LOOK_S = 0.02
 MAX_FORCED = 16  # tokens
 QUICK_S = 0.001  # finding forced tokens must not take longer
 PRIVATE_BYTES = 3 << 20  # pages of the parent that a process writes to
@@ -194,14 +197,16 @@ def address_space() -> int:
 
 
 def on_deep_thread(work: Any, source: str) -> str:
-    """Run `work` with a large stack and the lowest priority; return its result, or why it failed.
+    """Run `work` with a large stack and a low priority; return its result, or why it failed.
 
-    llguidance recurses from rule to rule.
+    llguidance recurses from rule to rule. Under a low priority, a thread that becomes ready still
+    waits for the end of this one's time slice, milliseconds in each step. Under SCHED_IDLE it
+    does not. But then a busy machine leaves so little that small grammars would wait for seconds.
     """
     results: list[str] = []
 
     def run() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICEST)
         try:
             results.append(work(source))
         except MemoryError:
@@ -213,8 +218,19 @@ def on_deep_thread(work: Any, source: str) -> str:
     thread = threading.Thread(target=run)
     thread.start()
     threading.stack_size(usual)
+    end = time.process_time() + NICE_CPU_S
+    while thread.is_alive() and time.process_time() < end:
+        thread.join(LOOK_S)
+    if thread.is_alive() and thread.native_id is not None:
+        yield_processor(thread.native_id)
     thread.join()
     return results[0]
+
+
+def yield_processor(thread: int) -> None:
+    """Let a thread, or the first thread of a process, run only when no other thread wants to."""
+    with contextlib.suppress(ProcessLookupError):
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def become_host(connection: socket.socket, tokenizer: LLTokenizer | str) -> None:
@@ -272,7 +288,7 @@ class Forker:
                 case Kill(process):
                     self._each(process, lambda pid: os.kill(pid, signal.SIGKILL))
                 case Slow(process):
-                    self._each(process, _slow_down)
+                    self._each(process, yield_processor)
         for pid in self._processes:
             os.kill(pid, signal.SIGKILL)
 
@@ -312,10 +328,6 @@ class Forker:
             if ended:
                 process = self._processes.pop(pid)
                 self._control.send(encode(Ended(process, os.waitstatus_to_exitcode(status))))
-
-
-def _slow_down(pid: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, pid, LOWEST_PRIORITY)
 
 
 def main() -> None:
