@@ -95,11 +95,11 @@ demo-score: setup
 	$(BIN)/penstock serve $(DEMO) --port $$port --log-level warning & server=$$!; \
 	trap "kill $$server; wait $$server" EXIT; \
 	until curl -sf $$url/ready >/dev/null; do kill -0 $$server || exit 1; sleep 0.2; done; \
-	$(BIN)/python -m engine.demo.training.evaluate --base-url $$url/v1
+	$(BIN)/python -m engine.offline.demo_training.evaluate --base-url $$url/v1
 
 demo-train: setup ## make the demo models again: text, tokenizer, weights
-	$(BIN)/python -m engine.demo.training.train
-	$(BIN)/python -m engine.demo.training.train --model translate
+	$(BIN)/python -m engine.offline.demo_training.train
+	$(BIN)/python -m engine.offline.demo_training.train --model translate
 
 # The machine with the GPU may have its own Python with torch and triton, and no network. Then run
 # `make gpu-wheels` on another machine and copy the tree: this adds the other packages. Penstock's

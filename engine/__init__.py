@@ -5,6 +5,6 @@
 
 from engine.config import EngineConfig
 from engine.errors import EngineError
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol.generate import GenerateRequest, SamplingParams
 
 __all__ = ["EngineConfig", "EngineError", "GenerateRequest", "SamplingParams"]

@@ -11,10 +11,10 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.errors import ConfigError, RequestRejectedError
-from engine.message import Message
-from engine.protocol import GenerateRequest
+from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
+from engine.protocol.generate import GenerateRequest
+from engine.protocol.message import Message
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.scheduler import Scheduler
 

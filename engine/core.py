@@ -7,23 +7,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.adapter_messages import LoadAdapter, UnloadAdapter
 from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
-from engine.message import Message
-from engine.protocol import (
-    Abort,
-    Admission,
-    CacheLookup,
-    EmbedRequest,
-    EngineStats,
-    GenerateRequest,
-    Ready,
-    Rejected,
-    Shutdown,
-    StepOutputs,
-)
+from engine.protocol.adapters import LoadAdapter, UnloadAdapter
+from engine.protocol.embed import EmbedRequest
+from engine.protocol.generate import Abort, CacheLookup, GenerateRequest
+from engine.protocol.message import Message
+from engine.protocol.outputs import Admission, EngineStats, Rejected, StepOutputs
+from engine.protocol.ready import Ready, Shutdown
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler

@@ -26,7 +26,7 @@ from engine.client.subprocess import python_module
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.parallel.followers import FollowerDiedError, Followers
-from engine.protocol import DUMP_STACKS, Fatal, Notice, Progress
+from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress
 
 if TYPE_CHECKING:
     from engine.core import EngineCore

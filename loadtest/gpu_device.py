@@ -8,7 +8,7 @@ import torch
 
 from engine.device.facts import available_memory
 from engine.memory.report import MARGIN
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.runner.batch import decode_batch
 from engine.scheduling.step import NewBlocks, NewRow, Step
 from loadtest.gpu_bench import Bench, Row, captured, device_seconds

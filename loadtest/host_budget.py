@@ -21,10 +21,10 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.message import Message
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.message import Message
+from engine.protocol.wire import ToEngine
 from engine.runner.load import load_engine
-from engine.wire import ToEngine
 from loadtest.program import run_program
 
 PROMPT = 20  # tokens of each prompt

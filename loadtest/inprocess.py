@@ -11,16 +11,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.message import Message
-from engine.protocol import (
-    Abort,
-    GenerateRequest,
-    Rejected,
-    SamplingParams,
-    StepOutputs,
-)
+from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
+from engine.protocol.message import Message
+from engine.protocol.outputs import Rejected, StepOutputs
+from engine.protocol.wire import ToEngine
 from engine.runner.load import load_engine
-from engine.wire import ToEngine
 
 WARM_UP = 8  # steps
 

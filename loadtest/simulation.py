@@ -18,7 +18,9 @@ from deploy.ray.policies import Policy, prefix_hashes
 from engine.client.admission import AdmissionControl
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError
-from engine.protocol import GenerateRequest, KVGroup, SamplingParams, TokenOutput
+from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.outputs import TokenOutput
+from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken, Step
 from loadtest.cores import Events, Host, Process

@@ -18,18 +18,19 @@ import orjson
 
 from engine.client.interface import EngineClient
 from engine.inspect.watch import EngineWatch
-from engine.protocol import GenerateRequest, SamplingParams, StepOutputs
+from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.outputs import StepOutputs
+from engine.protocol.watch import StepTrace
+from engine.protocol.wire import FromEngine
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken
-from engine.watch_messages import StepTrace
-from engine.wire import FromEngine
 from loadtest.program import run_program
-from server.observe.block_map import BlockMap
-from server.observe.frames import FrameWriter
-from server.observe.live_engine import LiveEngine
-from server.observe.recorder import Recorder
-from server.observe.report import Reader
-from server.observe.viewer import Counts, TracedStep
+from server.glassbox.requests.report import Reader
+from server.glassbox.requests.step_log import Recorder
+from server.glassbox.watch.block_map import BlockMap
+from server.glassbox.watch.frames import FrameWriter
+from server.glassbox.watch.live_engine import LiveEngine
+from server.glassbox.watch.viewer import Counts, TracedStep
 
 PROMPT = 20  # tokens
 STEPS_A_FRAME = 10

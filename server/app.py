@@ -40,26 +40,30 @@ from server.api.openai import (
 )
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
-from server.api.ui import ablate, explain, hello, lens, pages, prompt
-from server.api.ui import model as ui_model
-from server.api.ui import requests as ui_requests
-from server.api.ui import watch as ui_watch
 from server.api.vllm import routes as vllm
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
-from server.cli.config import ServerConfig, served_names
-from server.cli.settings import changed_settings
+from server.config import ServerConfig, served_names
 from server.generation.parsing import answer_formats
+from server.glassbox import hello, pages
+from server.glassbox.explain import ablate
+from server.glassbox.explain import routes as explain
+from server.glassbox.lens import routes as lens
+from server.glassbox.model import routes as ui_model
+from server.glassbox.model.checkpoint import CheckpointFacts
+from server.glassbox.model.structure import StructureReader
+from server.glassbox.prompt import routes as prompt
+from server.glassbox.requests import routes as ui_requests
+from server.glassbox.requests.step_log import Recorder
+from server.glassbox.watch import routes as ui_watch
+from server.glassbox.watch.live_engine import LiveEngine
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
 from server.http.listener import is_loopback
 from server.http.openapi import RESPONSES, OpenApiApp
-from server.observe.checkpoint import CheckpointFacts
-from server.observe.live_engine import LiveEngine
-from server.observe.recorder import Recorder
-from server.observe.structure import StructureReader
 from server.replay.record_file import RecordFile
+from server.settings import changed_settings
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
@@ -166,7 +170,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
-    app.state.most_connections = math.inf  # `server.lifetime.run` lowers it
+    app.state.most_connections = math.inf  # `server.cli.lifetime.run` lowers it
     app.add_middleware(Gate, config=config, keys=state.keys)
     app.add_middleware(RequestBoundary, state=state)
     if config.allowed_origins:  # outermost: refusals need CORS headers, too

@@ -11,20 +11,20 @@ from starlette.requests import Request
 
 from engine.client.interface import EngineClient
 from engine.errors import EngineUnavailableError
-from engine.protocol import Ready
+from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.batch.runner import BatchRunner
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
+from server.glassbox.lens.captures import LensDesk
+from server.glassbox.model.checkpoint import CheckpointFacts
+from server.glassbox.model.structure import StructureReader
+from server.glassbox.requests.step_log import Recorder
+from server.glassbox.watch.live_engine import LiveEngine
 from server.http.auth import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
-from server.observe.checkpoint import CheckpointFacts
-from server.observe.lens import LensDesk
-from server.observe.live_engine import LiveEngine
-from server.observe.recorder import Recorder
-from server.observe.structure import StructureReader
 from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing

@@ -37,7 +37,7 @@ LONG = (
     "tests/e2e/",
     "tests/faults/",
     "tests/fuzz/",
-    "tests/server/test_lifetime.py",
+    "tests/server/cli/test_lifetime.py",
     "tests/server/cli/",
     "tests/server/text/",
     "tests/engine/test_greedy.py",

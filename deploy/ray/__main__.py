@@ -11,7 +11,7 @@ import signal
 import sys
 
 from engine.errors import ConfigError
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.console import say
 
 ON_THIS_MACHINE = {

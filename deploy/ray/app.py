@@ -18,9 +18,9 @@ from deploy.ray.policies import POLICIES
 from deploy.ray.replica import Replica
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli.config import ServerConfig
 from server.cli.model_source import resolve_model
-from server.cli.settings import load
+from server.config import ServerConfig
+from server.settings import load
 
 SPARE = 64  # open requests beyond a replica's rows and queue, for probes and scrapes
 HEALTH_PERIOD_S = 5.0

@@ -13,11 +13,11 @@ from starlette.types import Message, Scope
 
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
+from server import exit_codes
 from server.app import create_app
-from server.cli import exit_codes
-from server.cli.config import ServerConfig
 from server.cli.console import say
-from server.lifetime import LAST_WORDS_S
+from server.cli.lifetime import LAST_WORDS_S
+from server.config import ServerConfig
 from server.state import AppState
 
 EXIT_S = 5.0  # time for the app to end a request after its client disconnected

@@ -20,7 +20,7 @@ import torch
 from engine.attention.spec import AttentionSpec
 from engine.device.transfer import to_device
 from engine.ops.kv_codes import SCALE_BYTES, is_coded
-from engine.protocol import KVGroup
+from engine.protocol.ready import KVGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from engine.attention.spec import AttentionSpec
-from engine.lens_messages import MAX_LENS_BYTES, MAX_LENS_TOKENS, MAX_TOGETHER_BYTES
+from engine.protocol.lens import MAX_LENS_BYTES, MAX_LENS_TOKENS, MAX_TOGETHER_BYTES
 
 # Scores of a head, a query and a key that are computed at once: 4 MiB. There are about six arrays
 # of that size.

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from engine.client.shares import Shares
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
-from engine.protocol import EngineStats
+from engine.protocol.outputs import EngineStats
 
 AT_ONCE = 16  # one request with several prompts may have 16 times --max-num-queued-tokens
 DEFAULT_WAIT_S = 0.5  # longest expected wait without --max-queue-wait

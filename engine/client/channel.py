@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
-from engine.message import Message
-from engine.protocol import Fatal
-from engine.wire import FromEngine, ToEngine
+from engine.protocol.message import Message
+from engine.protocol.ready import Fatal
+from engine.protocol.wire import FromEngine, ToEngine
 
 Received = TypeVar("Received")
 TO_ENGINE, FROM_ENGINE = "to_engine", "from_engine"  # names of the socket files

@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.client.admission import AdmissionControl
 from engine.client.interface import State, WaitListener, WatchListener
 from engine.client.observation import Observation
@@ -29,27 +28,14 @@ from engine.errors import (
     RemoteTraceback,
     RequestRejectedError,
 )
-from engine.lens_messages import LensRequest, LensResult
-from engine.protocol import (
-    DUMP_STACKS,
-    Abort,
-    CacheLookup,
-    EmbedOutput,
-    EmbedRequest,
-    EngineStats,
-    Explained,
-    Fatal,
-    GenerateRequest,
-    Notice,
-    Progress,
-    Ready,
-    Rejected,
-    Shutdown,
-    StepOutputs,
-    TokenOutput,
-)
-from engine.watch_messages import Blocks, MeasureWaits, StepTrace, StepWaits, Watch
-from engine.wire import FromEngine, ToEngine
+from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
+from engine.protocol.embed import EmbedOutput, EmbedRequest
+from engine.protocol.generate import Abort, CacheLookup, Explained, GenerateRequest
+from engine.protocol.lens import LensRequest, LensResult
+from engine.protocol.outputs import EngineStats, Rejected, StepOutputs, TokenOutput
+from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress, Ready, Shutdown
+from engine.protocol.watch import Blocks, MeasureWaits, StepTrace, StepWaits, Watch
+from engine.protocol.wire import FromEngine, ToEngine
 
 log = logging.getLogger(__name__)
 POLL_S = 0.5  # seconds between hang checks

@@ -8,18 +8,12 @@ from typing import Literal, Protocol
 
 from engine.client.output_stream import OutputStream
 from engine.errors import EngineDeadError
-from engine.lens_messages import LensRequest, LensResult
-from engine.protocol import (
-    EmbedOutput,
-    EmbedRequest,
-    EngineStats,
-    GenerateRequest,
-    Progress,
-    Ready,
-    StepOutputs,
-    TokenOutput,
-)
-from engine.watch_messages import Blocks, StepTrace, StepWaits
+from engine.protocol.embed import EmbedOutput, EmbedRequest
+from engine.protocol.generate import GenerateRequest
+from engine.protocol.lens import LensRequest, LensResult
+from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
+from engine.protocol.ready import Progress, Ready
+from engine.protocol.watch import Blocks, StepTrace, StepWaits
 
 State = Literal["loading", "ready", "draining", "dead"]
 WatchListener = Callable[[StepTrace | Blocks | EngineDeadError], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.client.interface import WaitListener, WatchListener
 from engine.errors import EngineDeadError
-from engine.watch_messages import Blocks, StepTrace, StepWaits
+from engine.protocol.watch import Blocks, StepTrace, StepWaits
 
 
 class Observation:

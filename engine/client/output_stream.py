@@ -7,13 +7,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Generic, TypeVar
 
-from engine.protocol import (
-    Admission,
-    EmbedOutput,
-    Explained,
-    PrefillChunk,
-    TokenOutput,
-)
+from engine.protocol.embed import EmbedOutput
+from engine.protocol.generate import Explained
+from engine.protocol.outputs import Admission, PrefillChunk, TokenOutput
 
 Output = TypeVar("Output", TokenOutput, EmbedOutput)
 

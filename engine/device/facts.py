@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from engine.batch_variance import BatchVariance
 from engine.device.limits import BF16_CPU_FEATURES, free_memory
 from engine.device.ranks import FLAG, Ranks
 from engine.errors import ConfigError
+from engine.protocol.ready import BatchVariance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.errors import RequestRejectedError
 from engine.grammar.compiler import UNUSABLE, GrammarProcess
 from engine.grammar.messages import Advance, Allowed, Try
-from engine.protocol import GenerateRequest
+from engine.protocol.generate import GenerateRequest
 
 
 class FollowedAnswer:

@@ -20,7 +20,7 @@ from engine.errors import RequestRejectedError
 from engine.grammar import limits
 from engine.grammar.connection import Connection, ForkerProcess
 from engine.grammar.messages import Advance, Allowed, Close, Compile, Compiled, Ended, Open, Try
-from engine.protocol import Grammar
+from engine.protocol.generate import Grammar
 
 TOO_LATE = "The grammars of other requests took too long to compile; retry later."
 UNUSABLE = "The answer cannot be held to this grammar"

@@ -9,7 +9,7 @@ import torch
 
 from engine.device.transfer import to_device
 from engine.errors import RequestRejectedError
-from engine.protocol import GenerateRequest
+from engine.protocol.generate import GenerateRequest
 from engine.scheduling.speculation import Grammars
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 

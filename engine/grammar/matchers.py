@@ -19,7 +19,7 @@ from engine.errors import RequestRejectedError
 from engine.grammar.answers import FollowedAnswer, ReplayedAnswer
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
-from engine.protocol import GenerateRequest
+from engine.protocol.generate import GenerateRequest
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 
 WORD_BITS = 32

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.message import Message
+from engine.protocol.message import Message
 
 HEADER = struct.Struct("<I")
 CHUNK_BYTES = 1 << 18

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from engine.ablation import Ablation
 from engine.attention.backend import AttentionPlan
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import LayerKV
@@ -28,6 +27,7 @@ from engine.attention.spec import AttentionSpec
 from engine.inspect.residual import joins
 from engine.layers.attention import Attention
 from engine.models.base import Model
+from engine.protocol.generate import Ablation
 from engine.runner.model_runner import Forward, ModelRunner
 from engine.scheduling.step import Step
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.device.openmp_wait import Times, thread_times
-from engine.watch_messages import StepWaits
+from engine.protocol.watch import StepWaits
 
 CHANNEL = "ZMQbg"  # libzmq's names of its threads begin so; no step waits for them
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 
 from engine.attention.spec import AttentionSpec
-from engine.lens_messages import THUMB, HeadSummaries
+from engine.protocol.lens import THUMB, HeadSummaries
 
 
 class SummaryBuilder:

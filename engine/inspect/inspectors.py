@@ -11,13 +11,14 @@ from engine.inspect.core_waits import CoreWaits
 from engine.inspect.lens import look
 from engine.inspect.lens_queue import LensQueue
 from engine.inspect.watch import EngineWatch
-from engine.lens_messages import LensRequest
-from engine.message import Message
-from engine.protocol import Abort, EngineStats, GenerateRequest, StepOutputs
+from engine.protocol.generate import Abort, GenerateRequest
+from engine.protocol.lens import LensRequest
+from engine.protocol.message import Message
+from engine.protocol.outputs import EngineStats, StepOutputs
+from engine.protocol.watch import MeasureWaits, Watch
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
-from engine.watch_messages import MeasureWaits, Watch
 
 
 class Inspectors:

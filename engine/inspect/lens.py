@@ -22,13 +22,13 @@ from engine.inspect.lens_plan import LensPlan, as_bytes
 from engine.inspect.residual import ResidualTaps
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
-from engine.lens_messages import (
+from engine.models.base import Model
+from engine.ops.kernels import use_kernels
+from engine.protocol.lens import (
     LensRequest,
     LensResult,
     Prediction,
 )
-from engine.models.base import Model
-from engine.ops.kernels import use_kernels
 from engine.runner.model_runner import TEXT_TOKENS_MULTIPLE, ModelRunner
 
 ROWS = 64  # whose logits are computed at once

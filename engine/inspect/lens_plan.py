@@ -15,8 +15,8 @@ from engine.attention.torch.mask import attention_mask
 from engine.attention.weights_size import MOST_SCORES
 from engine.inspect.head_summary import SummaryBuilder
 from engine.inspect.residual import ResidualTaps
-from engine.lens_messages import AttentionWeights, Stack
 from engine.ops.softcap import softcap
+from engine.protocol.lens import AttentionWeights, Stack
 
 STACKS: dict[str, Stack] = {"causal": "decoder", "full": "encoder", "cross": "cross"}
 

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from engine.lens_messages import MAX_LENS_WAIT, LensRequest, LensResult
+from engine.protocol.lens import MAX_LENS_WAIT, LensRequest, LensResult
 
 log = logging.getLogger(__name__)
 

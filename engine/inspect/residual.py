@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.lens_messages import NormSizes, Stack, SublayerKind, Update
+from engine.protocol.lens import NormSizes, Stack, SublayerKind, Update
 
 Add = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 

@@ -5,12 +5,12 @@ Without a viewer there is no EngineWatch, and the block pool has no journal.
 
 from __future__ import annotations
 
-from engine.protocol import EngineStats, GenerateRequest, PrefillChunk
+from engine.protocol.generate import GenerateRequest
+from engine.protocol.outputs import EngineStats, PrefillChunk
+from engine.protocol.watch import Blocks, QueueState, RequestState, StepTrace
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import Step
-from engine.watch_messages import Blocks, StepTrace
-from engine.watch_records import QueueState, RequestState
 
 MOST_WAITING = 32  # requests of the queue that are reported
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import KVGroup
+from engine.protocol.ready import KVGroup
 
 # On a CPU, the part of the free memory that may become KV cache. A machine's memory is shared with
 # other programs and servers. The memory of a container is this server's own.

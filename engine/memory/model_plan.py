@@ -10,7 +10,6 @@ import torch
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
-from engine.batch_variance import BATCH_VARIANCE
 from engine.checkpoint.folder import model_folder, read_json
 from engine.checkpoint.loader import stored_codes
 from engine.checkpoint.quantised.methods import method_of
@@ -45,6 +44,7 @@ from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels, select_kernels
+from engine.protocol.ready import BATCH_VARIANCE
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048

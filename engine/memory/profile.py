@@ -11,7 +11,8 @@ import torch
 from engine.errors import ConfigError
 from engine.memory.graph_shapes import GraphShape, decode_sizes, with_variants
 from engine.memory.model_plan import ModelPlan
-from engine.protocol import Pooling, SamplingParams
+from engine.protocol.embed import Pooling
+from engine.protocol.generate import SamplingParams
 from engine.sampling.logprobs import PROMPT_ROWS
 from engine.scheduling.step import EncoderInput, NewRow, ScheduledSlice, Step
 

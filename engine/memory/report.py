@@ -16,7 +16,7 @@ from engine.memory.draft_plan import draft_kv_bytes
 from engine.memory.kv_budget import margin
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import StepProfile
-from engine.protocol import MemoryEntry
+from engine.protocol.ready import MemoryEntry
 
 WEIGHTS = "weights"
 PACKED_WEIGHTS = "weights in oneDNN's layout"

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.protocol import ModelKind
+from engine.protocol.ready import ModelKind
 
 DECODERS = {
     "GPT2LMHeadModel": ("engine.models.gpt2", "GPT2"),

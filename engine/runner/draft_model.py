@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice, Step

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine.device.cache import protect_triton_folder
 from engine.memory.model_plan import ModelPlan
-from engine.protocol import Progress
+from engine.protocol.ready import Progress
 
 if TYPE_CHECKING:
     from engine.kernels.numba.machine_code import Kernel, KernelStore

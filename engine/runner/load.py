@@ -39,7 +39,7 @@ from engine.memory.report import (
 )
 from engine.models.adapters import ModelAdapters
 from engine.ops.kernels import use_kernels
-from engine.protocol import MemoryEntry, Progress, Ready
+from engine.protocol.ready import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
 from engine.runner.kernel_progress import CompiledKernels
 from engine.runner.model_runner import ModelRunner

@@ -25,7 +25,7 @@ from engine.grammar.masks import LazyMasks, SequenceGrammars, TokenMasks
 from engine.memory.graph_shapes import GraphShape
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
-from engine.protocol import ModelKind
+from engine.protocol.ready import ModelKind
 from engine.runner.batch import build_batch, compute, rows_and_drafts
 from engine.runner.encoder import build_encoder_batch, pool
 from engine.runner.pending_step import PendingKnown, PendingStep

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from engine.device.transfer import HostCopy
-from engine.protocol import EmbedOutput, Explained, FinishReason, TokenLogprobs
+from engine.protocol.embed import EmbedOutput
+from engine.protocol.generate import Explained, FinishReason, TokenLogprobs
 from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step

@@ -9,7 +9,7 @@ import torch
 from engine.device.ranks import FLAG, Ranks
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.protocol import MemoryEntry
+from engine.protocol.ready import MemoryEntry
 
 Connect = Callable[[Ranks, torch.device], None]  # connects a rank with the others
 

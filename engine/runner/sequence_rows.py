@@ -15,7 +15,7 @@ import torch
 from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
 from engine.ops.sequence_rows import append
-from engine.protocol import Explain, SamplingParams
+from engine.protocol.generate import Explain, SamplingParams
 from engine.sampling.sampler import DrawParams, is_special
 from engine.scheduling.step import NewBlocks, NewDraft, NewRow, ScheduledSlice, Step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.device.transfer import HostCopy
-from engine.protocol import (
+from engine.protocol.generate import (
     CUT_BAN,
     CUT_GRAMMAR,
     CUT_MIN_P,

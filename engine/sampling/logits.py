@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 
 MASK_BITS = 8  # tokens in one byte of a grammar mask
 

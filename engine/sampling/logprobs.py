@@ -8,7 +8,7 @@ from itertools import islice, repeat
 import torch
 
 from engine.device.transfer import HostCopy
-from engine.protocol import TokenLogprobs
+from engine.protocol.generate import TokenLogprobs
 
 PROMPT_ROWS = 64  # prompt tokens per chunk of logits, which are as wide as the vocabulary
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from engine.ops.kernels import Kernels
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.sampling.logits import adjust, adjusts_logits, cut, mask
 from engine.sampling.logprobs import PendingLogprobs, gather_logprobs
 from engine.sampling.noise import exponential_noise

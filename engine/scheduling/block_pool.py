@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from engine.watch_records import BlockEvent
+from engine.protocol.watch import BlockEvent
 
 
 class BlockHasher:

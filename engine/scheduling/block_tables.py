@@ -11,11 +11,11 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from engine.protocol import KVGroup
+from engine.protocol.ready import KVGroup
+from engine.protocol.watch import BlockEvent
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import BlockCopy, NewBlocks
-from engine.watch_records import BlockEvent
 
 
 class Match(NamedTuple):

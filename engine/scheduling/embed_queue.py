@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from engine.protocol import EmbedOutput, EmbedRequest
+from engine.protocol.embed import EmbedOutput, EmbedRequest
 from engine.scheduling.step import EncoderInput
 from engine.scheduling.tenant_turns import TenantTurns
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.errors import RequestRejectedError
-from engine.protocol import EmbedRequest, GenerateRequest
+from engine.protocol.embed import EmbedRequest
+from engine.protocol.generate import GenerateRequest
 from engine.scheduling.block_tables import BlockTables
 
 

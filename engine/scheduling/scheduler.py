@@ -20,17 +20,11 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from engine.protocol import (
-    CacheLookup,
-    EmbedRequest,
-    EngineStats,
-    FinishReason,
-    GenerateRequest,
-    KVGroup,
-    PrefillChunk,
-    TokenLogprobs,
-    TokenOutput,
-)
+from engine.protocol.embed import EmbedRequest
+from engine.protocol.generate import CacheLookup, FinishReason, GenerateRequest, TokenLogprobs
+from engine.protocol.outputs import EngineStats, PrefillChunk, TokenOutput
+from engine.protocol.ready import KVGroup
+from engine.protocol.watch import BlockEvent, BlockEventKind
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables
@@ -42,7 +36,6 @@ from engine.scheduling.speculation import Drafter, Speculation
 from engine.scheduling.step import SampledToken, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
-from engine.watch_records import BlockEvent, BlockEventKind
 
 
 class Scheduler:

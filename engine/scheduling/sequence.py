@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.protocol import (
+from engine.protocol.generate import (
     CacheLookup,
     Explain,
     FinishReason,

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.protocol import Explain, Pooling, PrefillChunk, SamplingParams, TokenLogprobs
+from engine.protocol.embed import Pooling
+from engine.protocol.generate import Explain, SamplingParams, TokenLogprobs
+from engine.protocol.outputs import PrefillChunk
 
 
 # One is created per sequence and step. A Struct is created four times as fast as a dataclass.

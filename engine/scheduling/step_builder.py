@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.protocol import PrefillChunk
+from engine.protocol.outputs import PrefillChunk
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import (
     BlockCopy,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from engine.protocol import EmbedRequest
+from engine.protocol.embed import EmbedRequest
 from engine.scheduling.sequence import Sequence
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from server.batch.batches import BatchStore
 from server.batch.files import FileStore
 from server.batch.folder import BatchFolder
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from engine.batch_variance import BATCH_VARIANCE
 from engine.checkpoint.folder import model_folder, notes_of
 from engine.config import EngineConfig
 from engine.device.cache import cache_folder, cache_problem, triton_folder
-from engine.protocol import Progress, Ready
-from server.cli.config import ServerConfig
+from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
 from server.cli.console import say
+from server.config import ServerConfig
 from server.http.listener import address_of, is_loopback
 from server.state import AppState
 from server.text.chat_template import ChatTemplate

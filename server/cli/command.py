@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TextIO
 
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.console import say
 
 STOPPED = 128 + signal.SIGINT

@@ -12,11 +12,11 @@ import typer
 
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
 from engine.errors import ConfigError
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.command import become, fail
 from server.cli.console import say
 from server.cli.serve import ConfigFile
-from server.cli.settings import flags_page
+from server.settings import flags_page
 
 ServerUrl = Annotated[
     str | None,
@@ -229,7 +229,7 @@ def nanochat(
     """Convert a nanochat checkpoint of any version. Code in its files is never executed."""
     given = {"--out": out, "--step": step, "--tokenizer": tokenizer}
     options = [part for flag, value in given.items() if value is not None for part in (flag, value)]
-    become("engine.checkpoint.nanochat.command", directory, *options)
+    become("engine.offline.nanochat.command", directory, *options)
 
 
 def pull(
@@ -298,7 +298,7 @@ def merge(
         raise fail(error, exit_codes.BAD_CONFIG) from None
     except (TypeError, ValueError) as error:  # circular references, or keys that are no strings
         raise fail(f"The recipe is not valid: {error}", exit_codes.BAD_CONFIG) from None
-    become("engine.checkpoint.merge.merge", output, text)
+    become("engine.offline.merge.merge", output, text)
 
 
 def quantize(
@@ -310,15 +310,15 @@ def quantize(
 ) -> None:
     """Write a folder with quantised weights (compressed-tensors)."""
     from engine.config import EngineConfig
-    from server.cli.config import ServerConfig
     from server.cli.model_source import resolve_model
+    from server.config import ServerConfig
 
     try:
         _, found = resolve_model(ServerConfig(), EngineConfig(model=model))
         model_folder(found.model)  # so that a wrong path is reported before torch is imported
     except ConfigError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None
-    become("engine.models.quantise_command", found.model, out, quantization)
+    become("engine.offline.quantize.command", found.model, out, quantization)
 
 
 def doctor(config: ConfigFile = None) -> None:

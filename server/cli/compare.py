@@ -11,7 +11,7 @@ import typer
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, printable
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.command import fail
 from server.cli.console import say
 
@@ -36,11 +36,11 @@ def compare(
     distance at a token is the Kullback-Leibler divergence of the other model's prediction from that
     of the model that wrote it, in bits. No server is needed.
     """
-    from server.cli.config import ServerConfig
     from server.cli.model_source import resolve_model
-    from server.compare.prompts import read_prompts
-    from server.compare.run import Settings
-    from server.compare.run import compare as run
+    from server.config import ServerConfig
+    from server.replay.compare import Settings
+    from server.replay.compare import compare as run
+    from server.replay.compare_prompts import read_prompts
 
     try:
         if len(models) < 2:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.errors import printable
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 
 KEPT = re.compile(r"[^\n\t]+")  # `visible` leaves only line breaks and tabs as they are
 

@@ -17,11 +17,11 @@ from engine.checkpoint.folder import is_hub_name, model_folder
 from engine.config import EngineConfig
 from engine.device.limits import BF16_CPU_FEATURES, cpu_count, free_memory, machine_memory
 from engine.errors import ConfigError
-from server.cli.config import ServerConfig
 from server.cli.hub_url import from_url
 from server.cli.model_source import check_folder, check_weights
-from server.cli.settings import load
+from server.config import ServerConfig
 from server.http.listener import ListenError, listen
+from server.settings import load
 
 Level = Literal["ok", "warn", "fail"]
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")

@@ -1,4 +1,4 @@
-"""`penstock merge`: build a recipe for `engine.checkpoint.merge.merge` from flags or a file."""
+"""`penstock merge`: build a recipe for `engine.offline.merge.merge` from flags or a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from server.cli.settings import read_yaml
+from server.settings import read_yaml
 
 # The parameters of each method. All are required, except those of linear.
 FLAGS = {
@@ -32,7 +32,7 @@ def recipe_of(
     """Return a recipe in mergekit's format, from `file` or from the flags.
 
     Raises ConfigError if both or neither are given, or if a flag does not fit the others. The
-    contents of a file are validated later, by `engine.checkpoint.merge.recipe`.
+    contents of a file are validated later, by `engine.offline.merge.recipe`.
     """
     given = {name: value for name, value in parameters.items() if value is not None}
     if file is not None:

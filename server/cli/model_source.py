@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from engine.checkpoint.folder import check_weight_file, is_hub_name, weight_files
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import exit_codes
-from server.cli.config import ServerConfig
+from server import exit_codes
 from server.cli.console import say
 from server.cli.hub_url import HubAddress, from_url
+from server.config import ServerConfig
 
 
 def resolve_model(
@@ -107,7 +107,7 @@ def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
     )
 
     asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
-    command = [*python_module("server.cli.command"), "engine.memory.command", asked, *more]
+    command = [*python_module("server.cli.command"), "engine.offline.plan", asked, *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if (
         done.returncode == exit_codes.BAD_CONFIG

@@ -12,12 +12,12 @@ import typer
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.command import STOPPED, fail, run_until_stopped
-from server.cli.config import ServerConfig
 from server.cli.console import say
 from server.cli.serve import ConfigFile, Serve, check_temporary_folder, option, parameter, resolved
-from server.cli.settings import load, settings
+from server.config import ServerConfig
+from server.settings import load, settings
 
 CONCURRENCY = 32  # open lines of --url
 PATIENCE_S = 60.0  # that the server of --url may be away, for a restart

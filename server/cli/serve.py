@@ -17,13 +17,13 @@ from typer.core import TyperCommand
 from engine.checkpoint.folder import model_folder
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.command import become, fail
-from server.cli.config import ServerConfig
 from server.cli.console import logger_for
 from server.cli.foreign_flags import first_advice
-from server.cli.settings import CONFIG_VARIABLE, Setting, load, settings
+from server.config import ServerConfig
 from server.http.listener import ListenError, listen
+from server.settings import CONFIG_VARIABLE, Setting, load, settings
 
 ConfigFile = Annotated[
     Path | None,
@@ -136,7 +136,7 @@ def serve(**values: Any) -> None:
     try:
         server_config, engine_config = resolved(server_config, engine_config, only_plan)
         if only_plan:
-            become("engine.memory.command", msgspec.json.encode(engine_config).decode())
+            become("engine.offline.plan", msgspec.json.encode(engine_config).decode())
         check_temporary_folder()
         listener = listen(server_config)
     except ConfigError as error:
@@ -148,7 +148,7 @@ def serve(**values: Any) -> None:
 
     with EngineProcess(engine_config) as child:  # it imports torch while we import the server
         from engine.client.client import ProcessClient
-        from server.lifetime import run
+        from server.cli.lifetime import run
 
         client = ProcessClient(engine_config, child)
         status = run(server_config, engine_config, client, listener)

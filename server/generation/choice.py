@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.protocol import TokenOutput
+from engine.protocol.outputs import TokenOutput
 from server.generation.events import (
     ChoiceEvents,
     Event,

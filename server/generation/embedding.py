@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import EmbedOutput, EmbedRequest
+from engine.protocol.embed import EmbedOutput, EmbedRequest
 from server.generation.submission import Submission
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter

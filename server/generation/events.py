@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.generate import TokenLogprobs
 from server.text.parsers.deltas import ReasoningDelta as ReasoningDelta
 from server.text.parsers.deltas import ToolCallDelta as ToolCallDelta
 

@@ -9,20 +9,21 @@ from dataclasses import replace
 import msgspec
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import Admission, GenerateRequest, SamplingParams, TokenOutput
+from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.outputs import Admission, TokenOutput
 from server.generation.choice import Choice
+from server.generation.choice_record import ChoiceRecord, num_preemptions
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.prompt_progress import ProgressReader
-from server.generation.recording import Recording
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
 from server.generation.trace import trace_of
+from server.glassbox.requests.step_log import OpenRequest
 from server.http.access_log import AccessRecord
 from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
-from server.observe.choice_record import ChoiceRecord, num_preemptions
-from server.observe.recorder import OpenRequest
+from server.replay.recording import Recording
 from server.state import VERSION, AppState
 from server.telemetry.metrics import AbortReason, Stamps
 

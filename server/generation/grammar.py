@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
-from engine.protocol import Grammar
+from engine.protocol.generate import Grammar
 from server.generation.structural_tag import StructuralTagError, StructuralTagGrammar
 from server.http.errors import invalid, unsupported
 from server.state import AppState

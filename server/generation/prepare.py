@@ -9,8 +9,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from engine.ablation import Ablation
-from engine.protocol import SamplingParams
+from engine.protocol.generate import Ablation, SamplingParams
 from server.generation.cache_salt import cache_salt_of
 from server.generation.limits import (
     check_answer_logprobs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.protocol import PrefillChunk
+from engine.protocol.outputs import PrefillChunk
 from server.generation.events import PromptProgress
 
 

@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from server.generation.grammar import grammar_of
 from server.generation.limits import check_token_ids
 from server.generation.options import GenerationOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.protocol import Admission
+from engine.protocol.outputs import Admission
 from server.generation.events import Timings, Usage
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from server.generation.choice_record import ChoiceRecord, phases
 from server.generation.events import Usage
 from server.generation.prepare import PreparedRequest
-from server.observe.choice_record import ChoiceRecord, phases
 from server.telemetry.tracing import Attributes, Phase, Trace
 
 

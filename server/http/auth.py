@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
 from server.batch.runner import INSIDE
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.http.errors import ApiError
 from server.http.listener import address_of, is_loopback
 from server.http.rate_limits import KeyLimits, RateLimiter, parse_limits

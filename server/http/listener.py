@@ -8,7 +8,7 @@ import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 
 BACKLOG = 2048
 INT32 = 2**31 - 1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 
 BANNED = float("-inf")
 

@@ -13,7 +13,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from engine.errors import printable
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 
 HANDLER = "penstock"
 

@@ -18,8 +18,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from engine.client.interface import EngineClient
-from engine.protocol import Admission, Ready, StepOutputs
-from server.cli.config import MetricsCompat
+from engine.protocol.outputs import Admission, StepOutputs
+from engine.protocol.ready import Ready
+from server.config import MetricsCompat
 from server.telemetry.metrics_llamacpp import llamacpp_text
 from server.telemetry.metrics_vllm import VllmNames
 from server.telemetry.token_series import TokenSeries

@@ -12,7 +12,7 @@ from typing import Any
 from engine.checkpoint.bounded_json import BAD_JSON
 from engine.checkpoint.folder import read_any_json, read_json, read_optional
 from engine.errors import ConfigError
-from engine.protocol import Pooling
+from engine.protocol.embed import Pooling
 
 MODES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 # The boolean keys that sentence-transformers before 5.4 wrote in place of `pooling_mode`.

@@ -3,7 +3,7 @@
 /** `key` is the letter behind `g` that opens the page. */
 export const pages = [
   { id: "chat", title: "Chat", key: "c", load: () => import("./chat/page.js") },
-  { id: "engine", title: "Engine", key: "e", load: () => import("./engine/page.js") },
+  { id: "engine", title: "Engine", key: "e", load: () => import("./watch/page.js") },
   { id: "lens", title: "Lens", key: "l", load: () => import("./lens/page.js") },
   { id: "prompt", title: "Prompt", key: "p", load: () => import("./prompt/page.js") },
   { id: "model", title: "Model", key: "m", load: () => import("./model/page.js") },
@@ -12,6 +12,6 @@ export const pages = [
 
 /** Drawers open over a page by the parameter `drawer`; they get `{params, close}`. */
 export const drawers = {
-  inspector: () => import("./inspect/drawer.js"),
-  waterfall: () => import("./waterfall/drawer.js"),
+  inspector: () => import("./explain/drawer.js"),
+  waterfall: () => import("./requests/drawer.js"),
 };

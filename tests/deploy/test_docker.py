@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from tests.deploy.dockerfile import DOCKER, DOCKERFILES, ROOT, stages
 
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())

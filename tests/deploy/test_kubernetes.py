@@ -22,7 +22,7 @@ from engine.memory.model_plan import ModelPlan
 from engine.memory.report import plan_memory
 from server.api import ops
 from server.cli.main import app as command
-from server.cli.settings import load
+from server.settings import load
 from server.telemetry.tracing import Tracing
 from tests.deploy.render import (
     CHART,

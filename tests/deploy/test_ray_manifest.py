@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from deploy.ray import __main__ as ray_command
-from server.cli import exit_codes
-from server.cli.settings import load
+from server import exit_codes
+from server.settings import load
 from tests.deploy.render import RAY as OVERLAY
 from tests.deploy.render import ROOT, by_name, kustomize, validate
 

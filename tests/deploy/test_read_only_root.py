@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.cli import exit_codes
+from server import exit_codes
 from tests.deploy.dockerfile import DOCKER, ROOT, stages
 from tests.support import web
 from tests.support.process import START_S, eventually

@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 
-from engine.demo.training.evaluate import Probe, judge, read_probes, request_fields, written
+from engine.offline.demo_training.evaluate import Probe, judge, read_probes, request_fields, written
 from tests.support.serve import Server
 
 ABILITIES = (

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.merge.recipe import (
+from engine.errors import ConfigError
+from engine.offline.merge.recipe import (
     Decay,
     Ema,
     Factor,
@@ -29,8 +30,7 @@ from engine.checkpoint.merge.recipe import (
     WeightedSource,
     parse,
 )
-from engine.errors import ConfigError
-from server.cli import exit_codes
+from server import exit_codes
 from server.cli.merge import recipe_of
 from tests.support.command_line import penstock
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually

@@ -28,7 +28,7 @@ def asked(server: Server, **headers: str) -> dict[str, Any]:
 
 def readers(server: Server) -> list[psutil.Process]:
     children = psutil.Process(server.process.pid).children()
-    return [child for child in children if "engine.models.structure_command" in child.cmdline()]
+    return [child for child in children if "engine.offline.structure_command" in child.cmdline()]
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from server.cli import exit_codes
-from server.cli.config import ServerConfig
+from server import exit_codes
 from server.cli.model_source import resolve_model
+from server.config import ServerConfig
 from tests.support import web
 from tests.support.hub import COMMIT, Hub, serving_hub
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually

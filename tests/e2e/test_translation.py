@@ -14,7 +14,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from engine.demo.training.evaluate import read_probes
+from engine.offline.demo_training.evaluate import read_probes
 from tests.support.process import ROOT
 from tests.support.reference_data import located
 from tests.support.serve import Server, serving

@@ -13,8 +13,8 @@ from engine.checkpoint.folder import model_folder
 from engine.client import channel
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
+from engine.protocol.watch import Blocks, StepTrace, Watch
 from engine.runner.load import LoadedEngine, load_engine
-from engine.watch_messages import Blocks, StepTrace, Watch
 from tests.support.rig import Served, serving
 from tests.support.thread_engine import ThreadChild
 from tests.support.watched import UI, reading

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from tests.engine.checkpoint.merge.merging import FILE, Make, Tensors
+from tests.engine.offline.merge.merging import FILE, Make, Tensors
 from tests.support.driver import tiny_llama
 
 

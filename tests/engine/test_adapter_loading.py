@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.adapter_messages import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.errors import ConfigError
+from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
 from tests.support.adapters import ALL, PREFIX, folded, low_rank_tensors, random_adapter
 from tests.support.adapters import write_adapter as write
 from tests.support.driver import MODES, Driver, tiny_llama

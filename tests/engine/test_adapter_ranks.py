@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from engine.adapter_messages import UnloadAdapter
 from engine.errors import ConfigError
 from engine.models.adapters import LoadedAdapter, ModelAdapters
+from engine.protocol.adapters import UnloadAdapter
 from tests.engine.test_adapter_loading import load
 from tests.engine.test_adapters import Adapted
 from tests.support.driver import Driver

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.adapter_messages import UnloadAdapter
 from engine.core import EngineCore
 from engine.layers.weights.onednn import PackedWeight
-from engine.protocol import Abort, CacheLookup, Rejected, Shutdown, StepOutputs
-from engine.watch_messages import Watch
+from engine.protocol.adapters import UnloadAdapter
+from engine.protocol.generate import Abort, CacheLookup
+from engine.protocol.outputs import Rejected, StepOutputs
+from engine.protocol.ready import Shutdown
+from engine.protocol.watch import Watch
 from tests.support.driver import MODES, Driver, each
 
 modes = pytest.mark.parametrize("mode", each(MODES))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.protocol import StepOutputs
+from engine.protocol.outputs import StepOutputs
 from tests.support.driver import EAGER, Driver, each
 from tests.support.tiny_bert import tiny_bert
 

@@ -11,7 +11,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.memory.model_plan import _check_experts
 from engine.memory.report import PACKED_WEIGHTS
-from engine.models.quantise_command import quantise_folder
+from engine.offline.quantize.command import quantise_folder
 from engine.ops.codes import Quantization
 from tests.engine.models.test_qwen3_moe import config
 from tests.support.driver import Driver

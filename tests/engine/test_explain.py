@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Explained, StepOutputs
+from engine.protocol.generate import Explained
+from engine.protocol.outputs import StepOutputs
 from engine.sampling.logprobs import PendingLogprobs
 from tests.engine.test_seeds import SETTINGS
 from tests.support.driver import EAGER, Driver

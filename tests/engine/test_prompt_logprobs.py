@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.generate import TokenLogprobs
 from tests.support.driver import EXTREMES, MODES, Driver, each
 from tests.support.reference_data import CHECKPOINTS, LLAMA, located
 from tests.support.stories import Case, cases_of

@@ -11,7 +11,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.protocol import Grammar
+from engine.protocol.generate import Grammar
 from engine.runner.load import load_engine
 from tests.engine.test_seeds import SETTINGS, request
 from tests.server.conftest import EOS, byte_tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from server.lifetime import KEEP_ALIVE_S
+from server.cli.lifetime import KEEP_ALIVE_S
 from tests.support.process import eventually
 from tests.support.serve import Server, serving
 

@@ -21,11 +21,12 @@ import pytest
 from engine.client.client import ProcessClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
-from engine.protocol import DUMP_STACKS, GenerateRequest, SamplingParams
-from engine.wire import FromEngine
-from server.cli import exit_codes
+from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.ready import DUMP_STACKS
+from engine.protocol.wire import FromEngine
+from server import exit_codes
+from server.cli.lifetime import ECHO_S
 from server.cli.serve import LONGEST_TMPDIR
-from server.lifetime import ECHO_S
 from tests.faults.test_drain import half_sent
 from tests.support.process import START_S, eventually
 from tests.support.prometheus import metric

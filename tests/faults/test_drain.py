@@ -21,7 +21,7 @@ import httpx2
 import psutil
 import pytest
 
-from server.cli import exit_codes
+from server import exit_codes
 from tests.support.process import INTERRUPTIBLE, ROOT, eventually
 from tests.support.serve import Server, serving
 

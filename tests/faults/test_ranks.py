@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.cli import exit_codes
+from server import exit_codes
 from tests.faults.test_death import SEEN_S, Record, note, read_raw, timed, until
 from tests.support.adapters import random_adapter
 from tests.support.process import eventually

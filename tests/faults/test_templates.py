@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from engine.errors import ConfigError
-from server.cli import exit_codes
+from server import exit_codes
 from server.text.render_pool import LIMITS
 from tests.server.conftest import encode, model, says
 from tests.support.fake_engine import FakeEngine, Script

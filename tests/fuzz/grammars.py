@@ -16,7 +16,7 @@ import numpy as np
 from engine.grammar.answers import FollowedAnswer
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.limits import ALL_BYTES
-from engine.protocol import GenerateRequest, Grammar, SamplingParams
+from engine.protocol.generate import GenerateRequest, Grammar, SamplingParams
 from server.generation.grammar import WantedGrammar, grammar_of
 from server.http.errors import ApiError
 from tests.fuzz.mutate import MAX_VALUES, has_more_values, mutate_bytes, mutate_json

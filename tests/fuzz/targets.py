@@ -25,20 +25,11 @@ from engine.checkpoint.stored import stored_tensors
 from engine.client.channel import NUMBER, UNREADABLE, _Inbox
 from engine.errors import ConfigError
 from engine.models.registry import model_class
-from engine.protocol import (
-    Abort,
-    Admission,
-    EmbedRequest,
-    EngineStats,
-    Fatal,
-    GenerateRequest,
-    Rejected,
-    SamplingParams,
-    StepOutputs,
-    TokenLogprobs,
-    TokenOutput,
-)
-from engine.wire import FromEngine, ToEngine
+from engine.protocol.embed import EmbedRequest
+from engine.protocol.generate import Abort, GenerateRequest, SamplingParams, TokenLogprobs
+from engine.protocol.outputs import Admission, EngineStats, Rejected, StepOutputs, TokenOutput
+from engine.protocol.ready import Fatal
+from engine.protocol.wire import FromEngine, ToEngine
 from server.batch.lines import ENDPOINTS, check_input, read_lines, with_priority
 from server.batch.results import Results, ResultsError, result_line
 from server.text.chat_template import ChatTemplate, TemplateError

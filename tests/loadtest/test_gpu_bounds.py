@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.memory.report import MARGIN
-from engine.protocol import MemoryEntry
+from engine.protocol.ready import MemoryEntry
 from loadtest.gpu_bench import Bench
 from loadtest.gpu_device import ledger
 from loadtest.gpu_models import CONFIGS, Chip, Shape

@@ -13,7 +13,7 @@ import pytest
 
 from deploy.ray.policies import POLICIES
 from engine.config import EngineConfig
-from engine.protocol import KVGroup
+from engine.protocol.ready import KVGroup
 from loadtest import simulate, simulator_check
 from loadtest.calibration import Calibration
 from loadtest.measure import Load, Slo, point

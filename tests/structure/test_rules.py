@@ -34,7 +34,7 @@ CODE_FROM_DATA = {
     *("UnsafeLoader", "FullLoader", "allow_pickle", "trust_remote_code"),
 }
 # A nanochat checkpoint is a pickle. It is inspected first, and only its tensors are loaded.
-READS_TENSORS = "engine/checkpoint/nanochat/checkpoint.py"
+READS_TENSORS = "engine/offline/nanochat/checkpoint.py"
 
 
 def names_in(tree: ast.AST) -> set[str]:

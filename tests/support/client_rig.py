@@ -8,17 +8,10 @@ from typing import Any
 from engine.client.client import ProcessClient
 from engine.client.output_stream import OutputStream
 from engine.config import EngineConfig
-from engine.protocol import (
-    Abort,
-    Admission,
-    EngineStats,
-    GenerateRequest,
-    Ready,
-    SamplingParams,
-    StepOutputs,
-    TokenOutput,
-)
-from engine.wire import ToEngine
+from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
+from engine.protocol.outputs import Admission, EngineStats, StepOutputs, TokenOutput
+from engine.protocol.ready import Ready
+from engine.protocol.wire import ToEngine
 
 READY = Ready(
     "Llama", "decoder", "float32", "cpu", 512, 256, 64, 9, 8, 64, 1, 1, 1, 0.1, "torch", 1, ()

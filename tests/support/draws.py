@@ -1,6 +1,6 @@
 """A reference for explained draws: a sampler in NumPy over transformers' logits.
 
-It follows the definitions in `engine/protocol.py` and shares no code with the engine, not even the
+It follows the definitions in `engine/protocol/` and shares no code with the engine, not even the
 noise.
 """
 

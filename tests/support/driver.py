@@ -15,35 +15,29 @@ from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import nn
 
-from engine.ablation import Ablation
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.inspect.inspectors import Inspectors
 from engine.layers.experts import ExpertLinear
-from engine.message import Message
-from engine.protocol import (
+from engine.protocol.embed import EmbedOutput, EmbedRequest, Pooling
+from engine.protocol.generate import (
+    Ablation,
     Abort,
-    Admission,
-    EmbedOutput,
-    EmbedRequest,
-    EngineStats,
     Explain,
     Explained,
     GenerateRequest,
-    Pooling,
-    Rejected,
     SamplingParams,
-    StepOutputs,
     TokenLogprobs,
-    TokenOutput,
 )
+from engine.protocol.message import Message
+from engine.protocol.outputs import Admission, EngineStats, Rejected, StepOutputs, TokenOutput
+from engine.protocol.wire import ToEngine
 from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.ranks import Connect, refuse_ranks
 from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import SampledToken, Step
-from engine.wire import ToEngine
 from tests.support.tape import TapeRecorder, memory
 
 EAGER: dict[str, dict[str, Any]] = {

@@ -11,7 +11,9 @@ import msgspec
 import numpy as np
 
 from engine.client.output_stream import OutputStream
-from engine.protocol import Admission, EmbedOutput, EmbedRequest, EngineStats, Ready, StepOutputs
+from engine.protocol.embed import EmbedOutput, EmbedRequest
+from engine.protocol.outputs import Admission, EngineStats, StepOutputs
+from engine.protocol.ready import Ready
 from tests.support.fake_engine import INFO, FakeEngine, as_received
 
 SIZE = 4

@@ -21,24 +21,13 @@ from engine.errors import (
     EngineUnavailableError,
     RequestRejectedError,
 )
-from engine.lens_messages import LensRequest, LensResult
-from engine.protocol import (
-    Admission,
-    EmbedRequest,
-    EngineStats,
-    GenerateRequest,
-    KVGroup,
-    MemoryEntry,
-    PrefillChunk,
-    Progress,
-    Ready,
-    StepOutputs,
-    TokenLogprobs,
-    TokenOutput,
-)
-from engine.watch_messages import Blocks, StepTrace
-from engine.watch_records import BlockEvent, QueueState, RequestState
-from engine.wire import ToEngine
+from engine.protocol.embed import EmbedRequest
+from engine.protocol.generate import GenerateRequest, TokenLogprobs
+from engine.protocol.lens import LensRequest, LensResult
+from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
+from engine.protocol.ready import KVGroup, MemoryEntry, Progress, Ready
+from engine.protocol.watch import BlockEvent, Blocks, QueueState, RequestState, StepTrace
+from engine.protocol.wire import ToEngine
 
 Sent = TypeVar("Sent", GenerateRequest, EmbedRequest, LensRequest)
 WIRE = msgspec.msgpack.Decoder(ToEngine)

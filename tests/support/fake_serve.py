@@ -16,11 +16,11 @@ from fake_engine import INFO, FakeEngine
 
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
-from engine.protocol import Progress, Ready
+from engine.protocol.ready import Progress, Ready
 from server.cli.command import standard_streams
-from server.cli.config import ServerConfig
+from server.cli.lifetime import run
+from server.config import ServerConfig
 from server.http.listener import listen
-from server.lifetime import run
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.kv_cache import KVCache
 from engine.layers.attention import kv_specs
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
 from engine.runner.model_runner import ModelRunner

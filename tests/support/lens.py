@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from engine.inspect.lens import look
-from engine.lens_messages import AttentionWeights, LensRequest, LensResult
+from engine.protocol.lens import AttentionWeights, LensRequest, LensResult
 from engine.runner.model_runner import ModelRunner
 from tests.support.naive_nanochat import Naive
 

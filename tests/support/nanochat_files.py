@@ -19,7 +19,7 @@ from unittest import mock
 import regex
 import torch
 
-from engine.checkpoint.nanochat.command import import_nanochat
+from engine.offline.nanochat.command import import_nanochat
 from tests.support.naive_nanochat import Naive, Sizes
 
 SPLIT = (

@@ -1,7 +1,7 @@
 """A slow reference for the answer to a request.
 
 It computes whole sequences in fp32 without a cache, and applies each parameter as defined in
-`engine/protocol.py` and vLLM's documentation. It shares only the noise with the code under test,
+`engine/protocol/` and vLLM's documentation. It shares only the noise with the code under test,
 because the noise defines the meaning of a seed.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from server.api.openai.schemas.completion import CompletionBody
 from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Echo

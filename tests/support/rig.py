@@ -18,10 +18,10 @@ import uvicorn
 
 from engine.config import EngineConfig
 from server.app import create_app
-from server.cli.config import ServerConfig
+from server.cli.lifetime import uvicorn_config
+from server.config import ServerConfig
 from server.http.errors import ANTHROPIC_PATH, VLLM_PATH, VLLM_TYPES
 from server.http.listener import listen
-from server.lifetime import uvicorn_config
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.ops.kernels import Kernels
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.sampling.logprobs import PendingLogprobs
 from engine.sampling.sampler import DrawParams, draw, is_special, sample
 

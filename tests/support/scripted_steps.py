@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.client.interface import WaitListener
-from engine.protocol import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
-from engine.watch_messages import StepWaits
-from server.observe.choice_record import ChoiceRecord
-from server.observe.recorder import OpenRequest, RecordedRequest, Recorder
+from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
+from engine.protocol.watch import StepWaits
+from server.generation.choice_record import ChoiceRecord
+from server.glassbox.requests.step_log import OpenRequest, RecordedRequest, Recorder
 
 PREFILL, DECODE, CONTEXT = 1e-4, 3e-4, 2e-8  # seconds
 CONSTANT = 5e-3

@@ -10,7 +10,7 @@ from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.inspect.inspectors import Inspectors
-from engine.protocol import Fatal, Shutdown
+from engine.protocol.ready import Fatal, Shutdown
 from engine.runner.load import LoadedEngine
 
 

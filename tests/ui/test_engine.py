@@ -150,7 +150,7 @@ def test_cursor_reads_out_blocks(engine: Any) -> None:
 
 RESYNC = """
 async (frame) => {
-  const { Watch } = await import("/ui/engine/watch.js");
+  const { Watch } = await import("/ui/watch/watch.js");
   const { get } = await import("/ui/api.js");
   const watch = new Watch();
   const snapshot = await get("ui/api/blocks");
@@ -187,8 +187,8 @@ def test_idle_page_explains_itself(browser: Any) -> None:
 
 WINDOWS = """
 async (frames) => {
-  const { EngineState } = await import("/ui/engine/state.js");
-  const { tableRows } = await import("/ui/engine/kv.js");
+  const { EngineState } = await import("/ui/watch/state.js");
+  const { tableRows } = await import("/ui/watch/kv.js");
   const queue = { requests: [], first: null, reason: null };
   const state = new EngineState({
     seq: 0, t: 0, role: "admin", num_blocks: 9, groups: [{}, { window: 64 }], requests: [],

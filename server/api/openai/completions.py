@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.ablation import Ablation
+from engine.protocol.generate import Ablation
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.writer import CompletionWriter
 from server.api.receive import admit_and_read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.generate import TokenLogprobs
 from server.generation.events import TokenWithLogprobs
 from server.text.tokenizer import Tokenizer
 

@@ -113,7 +113,7 @@ export function Tokens({ node, isGrowing, children }) {
 
 /** The explanation of an answer, asked for once. */
 async function explanationOf(node) {
-  const { explainOf } = await import("../inspect/explain.js");
+  const { explainOf } = await import("../explain/explain.js");
   const { answerOf } = await import("./answers.js");
   return explainOf(await answerOf(node.id));
 }

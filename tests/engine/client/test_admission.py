@@ -14,7 +14,7 @@ import pytest
 from engine.client.admission import ALWAYS_QUEUED, AdmissionControl, ServiceRate
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
-from engine.protocol import EngineStats
+from engine.protocol.outputs import EngineStats
 
 ROWS, STEP_S, SECONDS = 16, 0.02, 400.0
 OBJECTIVE_S = 1.0  # a request that waits longer is of no use

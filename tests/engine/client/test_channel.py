@@ -25,18 +25,10 @@ from engine.client.channel import (
     OutOfOrderError,
     remove_sockets,
 )
-from engine.protocol import (
-    Abort,
-    EngineStats,
-    Fatal,
-    GenerateRequest,
-    Progress,
-    SamplingParams,
-    Shutdown,
-    StepOutputs,
-    TokenOutput,
-)
-from engine.wire import FromEngine, ToEngine
+from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
+from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
+from engine.protocol.ready import Fatal, Progress, Shutdown
+from engine.protocol.wire import FromEngine, ToEngine
 
 COUNT = 3000
 GREETINGS = 50  # messages that the engine sends before it has received any

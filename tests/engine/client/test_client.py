@@ -13,19 +13,12 @@ import pytest
 from engine.client import client as client_module
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineUnavailableError
-from engine.lens_messages import LensRequest, LensResult
 from engine.process import ToServer
-from engine.protocol import (
-    Abort,
-    CacheLookup,
-    EngineStats,
-    Fatal,
-    Notice,
-    Progress,
-    StepOutputs,
-)
-from engine.watch_messages import Blocks
-from engine.watch_records import QueueState
+from engine.protocol.generate import Abort, CacheLookup
+from engine.protocol.lens import LensRequest, LensResult
+from engine.protocol.outputs import EngineStats, StepOutputs
+from engine.protocol.ready import Fatal, Notice, Progress
+from engine.protocol.watch import Blocks, QueueState
 from tests.support.client_rig import READY, Client, read, token
 
 

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from engine.errors import EngineDeadError, EngineOverloadedError, EngineUnavailableError
-from engine.protocol import EmbedRequest, EngineStats, Rejected
+from engine.protocol.embed import EmbedRequest
+from engine.protocol.outputs import EngineStats, Rejected
 from tests.support.client_rig import Client, read, token
 
 

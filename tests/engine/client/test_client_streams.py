@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from engine.errors import RequestRejectedError
-from engine.protocol import PrefillChunk, Rejected
+from engine.protocol.outputs import PrefillChunk, Rejected
 from tests.support.client_rig import Client, read, token
 
 

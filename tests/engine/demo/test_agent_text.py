@@ -9,15 +9,15 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer
 
-from engine.demo.training.agent_forms import SLOTS, Slots, agent_material
-from engine.demo.training.agent_text import LONG_PARTS, LONGEST, AgentAuthor
-from engine.demo.training.chat import FOLDER, SPECIAL_TOKENS, render_text
-from engine.demo.training.evaluate import read_probes
-from engine.demo.training.long_prompts import dressed, long_text, wide_tool
-from engine.demo.training.material import MaterialDraws
-from engine.demo.training.text import held_out_of
-from engine.demo.training.tool_topics import draw_tools
-from engine.demo.training.train import Agent, encode
+from engine.offline.demo_training.agent_forms import SLOTS, Slots, agent_material
+from engine.offline.demo_training.agent_text import LONG_PARTS, LONGEST, AgentAuthor
+from engine.offline.demo_training.chat import FOLDER, SPECIAL_TOKENS, render_text
+from engine.offline.demo_training.evaluate import read_probes
+from engine.offline.demo_training.long_prompts import dressed, long_text, wide_tool
+from engine.offline.demo_training.material import MaterialDraws
+from engine.offline.demo_training.text import held_out_of
+from engine.offline.demo_training.tool_topics import draw_tools
+from engine.offline.demo_training.train import Agent, encode
 
 
 def author(seed: int = 3) -> AgentAuthor:

@@ -15,17 +15,17 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from engine.checkpoint.folder import read_json
-from engine.demo.training.agent_text import PARTS, REVIEW_PARTS, AgentAuthor
-from engine.demo.training.chat import END, FOLDER, START, THOUGHT_END, render_text
-from engine.demo.training.evaluate import Probe, judge, lengthened, read_probes, written
-from engine.demo.training.material import MaterialDraws
-from engine.demo.training.network import DemoModel
-from engine.demo.training.number_topics import held_out, number_pair
-from engine.demo.training.practice_text import PracticeAuthor
-from engine.demo.training.text import Author, Conversation, held_out_of, is_talk
-from engine.demo.training.train import encode
 from engine.models.llama import LlamaConfig
-from engine.protocol import Grammar
+from engine.offline.demo_training.agent_text import PARTS, REVIEW_PARTS, AgentAuthor
+from engine.offline.demo_training.chat import END, FOLDER, START, THOUGHT_END, render_text
+from engine.offline.demo_training.evaluate import Probe, judge, lengthened, read_probes, written
+from engine.offline.demo_training.material import MaterialDraws
+from engine.offline.demo_training.network import DemoModel
+from engine.offline.demo_training.number_topics import held_out, number_pair
+from engine.offline.demo_training.practice_text import PracticeAuthor
+from engine.offline.demo_training.text import Author, Conversation, held_out_of, is_talk
+from engine.offline.demo_training.train import encode
+from engine.protocol.generate import Grammar
 from server.text.chat_template import ChatTemplate
 from tests.support.driver import Driver
 

@@ -10,11 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.checkpoint.folder import model_folder, read_json
-from engine.demo.training.evaluate import judge, read_probes
-from engine.demo.training.lexicon import entries, nouns
-from engine.demo.training.network_t5 import PAD, TABLE, DemoT5
-from engine.demo.training.translation import Grammar, held_out, probes
 from engine.models.t5 import T5Config
+from engine.offline.demo_training.evaluate import judge, read_probes
+from engine.offline.demo_training.lexicon import entries, nouns
+from engine.offline.demo_training.network_t5 import PAD, TABLE, DemoT5
+from engine.offline.demo_training.translation import Grammar, held_out, probes
 from tests.support.driver import Driver
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.demo.training.evaluate import (
+from engine.offline.demo_training.evaluate import (
     judge,
     lengthened,
     long_text,

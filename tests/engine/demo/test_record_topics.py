@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from engine.demo.training.material import MaterialDraws, pairs
-from engine.demo.training.practice_text import PracticeAuthor
-from engine.demo.training.record_topics import FORMS, Form, described, draw_form, introduced
+from engine.offline.demo_training.material import MaterialDraws, pairs
+from engine.offline.demo_training.practice_text import PracticeAuthor
+from engine.offline.demo_training.record_topics import FORMS, Form, described, draw_form, introduced
 
 
 def texts(value: Any) -> list[str]:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from engine.demo.training.material import MaterialDraws
-from engine.demo.training.result_topics import (
+from engine.offline.demo_training.material import MaterialDraws
+from engine.offline.demo_training.result_topics import (
     RESULTS,
     draw_result,
     error,
@@ -18,8 +18,8 @@ from engine.demo.training.result_topics import (
     spoken_fields,
     wrapped,
 )
-from engine.demo.training.text import ToolResult
-from engine.demo.training.tool_topics import Errand, tool_material
+from engine.offline.demo_training.text import ToolResult
+from engine.offline.demo_training.tool_topics import Errand, tool_material
 
 
 @pytest.mark.parametrize("draw", RESULTS, ids=lambda draw: draw.__name__)

@@ -6,9 +6,14 @@ import re
 
 import pytest
 
-from engine.demo.training.material import MaterialDraws
-from engine.demo.training.practice_text import PracticeAuthor
-from engine.demo.training.thought_topics import EFFORTS, Thought, ThoughtfulAnswer, draw_thoughtful
+from engine.offline.demo_training.material import MaterialDraws
+from engine.offline.demo_training.practice_text import PracticeAuthor
+from engine.offline.demo_training.thought_topics import (
+    EFFORTS,
+    Thought,
+    ThoughtfulAnswer,
+    draw_thoughtful,
+)
 
 EQUATION = re.compile(r"(\d+(?: [-+] \d+)+) = (\d+)")
 

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.demo.training.material import MaterialDraws
-from engine.demo.training.tool_topics import (
+from engine.offline.demo_training.material import MaterialDraws
+from engine.offline.demo_training.tool_topics import (
     JSON_TYPES,
     DrawnTool,
     Request,

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from engine.checkpoint.folder import read_json
-from engine.demo.training.chat import FOLDER
-from engine.demo.training.train import (
+from engine.offline.demo_training.chat import FOLDER
+from engine.offline.demo_training.train import (
     STAGES,
     TOKENIZER,
     WEIGHTS,

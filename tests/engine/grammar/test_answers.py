@@ -9,7 +9,7 @@ from engine.grammar.answers import FollowedAnswer, ReplayedAnswer
 from engine.grammar.compiler import GrammarCompiler, GrammarProcess
 from engine.grammar.matchers import Matchers
 from engine.grammar.messages import Advance, Allowed, Try
-from engine.protocol import Explain, GenerateRequest, Grammar, SamplingParams
+from engine.protocol.generate import Explain, GenerateRequest, Grammar, SamplingParams
 
 GRAMMAR = Grammar("{}", (0,), "schema")
 

@@ -21,7 +21,7 @@ from engine.grammar.answers import FollowedAnswer
 from engine.grammar.compiler import GrammarCompiler, GrammarProcess
 from engine.grammar.limits import MAX_SOURCE_BYTES
 from engine.grammar.messages import Ended
-from engine.protocol import GenerateRequest, Grammar, SamplingParams
+from engine.protocol.generate import GenerateRequest, Grammar, SamplingParams
 from tests.support.reference_data import LLAMA, located, reference
 from tests.support.thorough import is_thorough
 

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.protocol import Grammar, StepOutputs
+from engine.protocol.generate import Grammar
+from engine.protocol.outputs import StepOutputs
 from tests.server.conftest import EOS, byte_tokenizer
 from tests.support.drafts import draft_from
 from tests.support.driver import Driver, LateRunner, each, tiny_llama

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.ablation import Ablation
-from engine.protocol import TokenOutput
+from engine.protocol.generate import Ablation
+from engine.protocol.outputs import TokenOutput
 from tests.engine.inspect.test_lens import CASES
 from tests.support.driver import EAGER, MODES, Driver, each, tiny_llama
 from tests.support.golden import Case, Golden

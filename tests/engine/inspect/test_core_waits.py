@@ -9,8 +9,8 @@ import pytest
 
 from engine.device.openmp_wait import Times
 from engine.inspect.core_waits import CoreWaits, thread_name
-from engine.protocol import StepOutputs
-from engine.watch_messages import MeasureWaits, StepWaits
+from engine.protocol.outputs import StepOutputs
+from engine.protocol.watch import MeasureWaits, StepWaits
 from tests.support.driver import EAGER, Driver, each
 
 NS = 1_000_000_000

@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.spec import AttentionSpec
 from engine.inspect.head_summary import SummaryBuilder
-from engine.lens_messages import HeadSummaries
+from engine.protocol.lens import HeadSummaries
 
 HEADS = 3
 TOKENS = [4, 7, 7, 9, 4, 7, 1, 9, 4, 2] * 5  # with repetitions, also at once

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine.inspect import lens_plan
-from engine.lens_messages import LensResult, Prediction
 from engine.models.registry import ARCHITECTURES
+from engine.protocol.lens import LensResult, Prediction
 from tests.engine.models import (
     test_bert,
     test_gemma,

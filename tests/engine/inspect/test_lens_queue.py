@@ -13,10 +13,10 @@ import torch
 from engine.attention import weights_size
 from engine.inspect import lens_queue
 from engine.inspect.lens import look
-from engine.lens_messages import MAX_LENS_BYTES, LensRequest, LensResult
 from engine.ops.kernels import use_kernels
-from engine.protocol import StepOutputs
-from engine.wire import FromEngine, ToEngine
+from engine.protocol.lens import MAX_LENS_BYTES, LensRequest, LensResult
+from engine.protocol.outputs import StepOutputs
+from engine.protocol.wire import FromEngine, ToEngine
 from tests.support.driver import MODES, Driver, each, tiny_llama
 from tests.support.lens import run_lens
 from tests.support.tiny_bert import tiny_bert

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from engine.inspect.watch import EngineWatch
-from engine.lens_messages import LensRequest
-from engine.protocol import Abort, StepOutputs
+from engine.protocol.generate import Abort
+from engine.protocol.lens import LensRequest
+from engine.protocol.outputs import StepOutputs
+from engine.protocol.watch import BlockEvent, Blocks, StepTrace, Watch
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_builder import StepBuilder
-from engine.watch_messages import Blocks, StepTrace, Watch
-from engine.watch_records import BlockEvent
-from server.observe.block_map import BlockMap
+from server.glassbox.watch.block_map import BlockMap
 from tests.engine.scheduling import simulation as simulations
 from tests.engine.scheduling.simulation import Simulation, random_traffic
 from tests.support.driver import EAGER, Driver, each

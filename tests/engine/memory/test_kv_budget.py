@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
-from engine.protocol import KVGroup
+from engine.protocol.ready import KVGroup
 from tests.support.thorough import examples
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.adapter_messages import AdapterLoaded, LoadAdapter
-from engine.checkpoint.merge.merge import merge
-from engine.checkpoint.merge.recipe import parse
+from engine.offline.merge.merge import merge
+from engine.offline.merge.recipe import parse
+from engine.protocol.adapters import AdapterLoaded, LoadAdapter
 from tests.engine.models import test_gpt_neox, test_mixtral, test_phi3
 from tests.support.adapters import PREFIX, write_adapter
 from tests.support.driver import MODES, Driver

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import save_file
 
 from engine.attention.batch import ForwardBatch
-from engine.checkpoint.nanochat.checkpoint import find_checkpoint
-from engine.checkpoint.nanochat.command import convert
-from engine.checkpoint.nanochat.tokenizer import write_json
 from engine.errors import ConfigError
 from engine.models.nanochat import NanoChat
+from engine.offline.nanochat.checkpoint import find_checkpoint
+from engine.offline.nanochat.command import convert
+from engine.offline.nanochat.tokenizer import write_json
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import apply_rotary
 from tests.support.golden import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.layers.linear import Linear
-from engine.protocol import Pooling
+from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_bert,
     test_gemma2,

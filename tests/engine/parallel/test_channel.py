@@ -20,7 +20,7 @@ from engine.parallel.messages import (
     ReadAdapter,
     ToFollower,
 )
-from engine.protocol import Explain, Grammar, SamplingParams
+from engine.protocol.generate import Explain, Grammar, SamplingParams
 from engine.scheduling.step import (
     BlockCopy,
     NewBlocks,

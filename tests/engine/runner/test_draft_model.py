@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from engine.protocol import GenerateRequest, SamplingParams
+from engine.protocol.generate import GenerateRequest, SamplingParams
 from engine.runner.draft_model import DraftModel
 from engine.scheduling.sequence import Sequence
 from tests.engine.test_seeds import SETTINGS, request

@@ -11,7 +11,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.kernels.numba.machine_code import Kernel, KernelStore, MachineCode, kernel_store
 from engine.memory.model_plan import ModelPlan
-from engine.protocol import Progress
+from engine.protocol.ready import Progress
 from engine.runner.kernel_progress import FIRST_SECONDS, CompileProgress, usual_seconds
 from engine.runner.load import load_engine
 from engine.runner.needed_kernels import needed_kernels

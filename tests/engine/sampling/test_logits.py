@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.sampling.logits import adjust, adjusts_logits, cut, mask
 from tests.support.thorough import examples
 

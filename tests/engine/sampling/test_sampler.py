@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from engine.protocol import SamplingParams, TokenLogprobs
+from engine.protocol.generate import SamplingParams, TokenLogprobs
 from engine.sampling.sampler import CANDIDATES, INVALID
 from tests.support.sampling import Row, logits_of, row, sample_rows
 

@@ -16,16 +16,10 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from engine.errors import RequestRejectedError
-from engine.protocol import (
-    EmbedOutput,
-    EmbedRequest,
-    FinishReason,
-    GenerateRequest,
-    KVGroup,
-    SamplingParams,
-    TokenLogprobs,
-    TokenOutput,
-)
+from engine.protocol.embed import EmbedOutput, EmbedRequest
+from engine.protocol.generate import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
+from engine.protocol.outputs import TokenOutput
+from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence as Record
 from engine.scheduling.speculation import ngram_drafter

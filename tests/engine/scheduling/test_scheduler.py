@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.errors import RequestRejectedError
-from engine.protocol import GenerateRequest, KVGroup, SamplingParams
+from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.ready import KVGroup
 from tests.engine.scheduling.planted_bugs import PLANTED, Plant
 from tests.engine.scheduling.simulation import VOCAB, Simulation, random_traffic
 from tests.support.thorough import examples

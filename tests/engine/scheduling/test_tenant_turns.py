@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import EmbedRequest
+from engine.protocol.embed import EmbedRequest
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.tenant_turns import TenantTurns
 from tests.engine.scheduling.simulation import Simulation

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import EngineDeadError
-from engine.protocol import MemoryEntry, Progress
+from engine.protocol.ready import MemoryEntry, Progress
 from tests.server.conftest import BOS
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import serving

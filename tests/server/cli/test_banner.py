@@ -15,7 +15,7 @@ import pytest
 from engine.config import AdapterSource
 from engine.device.cache import make_cache_folder
 from engine.memory.report import LARGEST_STEP, WEIGHTS
-from engine.protocol import KVGroup, MemoryEntry
+from engine.protocol.ready import KVGroup, MemoryEntry
 from server.adapters import AdapterRegistry
 from server.cli.banner import (
     adapters,

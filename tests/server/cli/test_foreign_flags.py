@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.cli.foreign_flags import INSTEAD, SAME, first_advice
-from server.cli.settings import settings
+from server.settings import settings
 from tests.support.command_line import penstock
 
 FLAGS = {setting.flag for setting in settings()} | {

@@ -8,9 +8,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.cli.config import ServerConfig
 from server.cli.hub_url import from_url
 from server.cli.model_source import resolve_model
+from server.config import ServerConfig
 
 
 @pytest.mark.parametrize(

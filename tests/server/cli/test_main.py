@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
-from server.cli.settings import flags_page, settings
+from server.settings import flags_page, settings
 from tests.support import command_line, web
 from tests.support.process import INTERRUPTIBLE, START_S, STOP_S, eventually
 

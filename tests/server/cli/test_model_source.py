@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from engine.errors import ConfigError
-from engine.protocol import GenerateRequest
+from engine.protocol.generate import GenerateRequest
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.reference_data import located

@@ -24,7 +24,7 @@ def test_model_of_the_hub_is_quantised_from_its_pulled_folder(
     monkeypatch.setattr("server.cli.pull.locate", lambda name, *rest: tmp_path / name)
     monkeypatch.setattr(commands, "become", lambda *command: started.append(command))
     commands.quantize("org/name", tmp_path / "out", "int8")
-    assert started == [("engine.models.quantise_command", str(pulled), tmp_path / "out", "int8")]
+    assert started == [("engine.offline.quantize.command", str(pulled), tmp_path / "out", "int8")]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.protocol import GenerateRequest, TokenLogprobs, TokenOutput
+from engine.protocol.generate import GenerateRequest, TokenLogprobs
+from engine.protocol.outputs import TokenOutput
 from tests.server.conftest import EOS
 from tests.support.fake_engine import FakeEngine, Running
 from tests.support.rig import Served, serving

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import TokenLogprobs, TokenOutput
+from engine.protocol.generate import TokenLogprobs
+from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import (
     ChoiceEvents,

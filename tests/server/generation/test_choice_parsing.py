@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import TokenOutput
+from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import Finish, TextDelta
 from server.generation.parsing import Parsing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.protocol import PrefillChunk
+from engine.protocol.outputs import PrefillChunk
 from server.generation.events import PromptProgress
 from server.generation.prompt_progress import ProgressReader
 

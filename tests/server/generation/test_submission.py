@@ -12,7 +12,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineOverloadedError, RequestRejectedError
 from server.app import create_app
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.generation.embedding import Embedding
 from server.generation.generation import Generation
 from server.generation.submission import abort_reason

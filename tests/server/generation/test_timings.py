@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Admission
+from engine.protocol.outputs import Admission
 from server.api.openai.timings import timing_fields
 from server.generation.events import Timings, Usage
 from server.generation.timings import Timeline, timings_of

@@ -9,7 +9,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.app import create_app
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.http.auth import ApiKeys
 from tests.support.fake_engine import FakeEngine
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from engine.errors import ConfigError
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.http.auth import read_keys
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving

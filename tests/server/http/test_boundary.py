@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 import pytest
 
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from tests.support.fake_engine import FakeEngine, Script
 from tests.support.rig import serving
 

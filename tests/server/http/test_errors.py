@@ -19,8 +19,8 @@ from server.api.anthropic.schemas import MessagesBody
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.schemas.embedding import EmbeddingBody, ScoreBody
+from server.cli.lifetime import uvicorn_config
 from server.http.errors import HTTP_CODES, UNAVAILABLE, VALIDATION_CODES, to_api_error
-from server.lifetime import uvicorn_config
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import check_error_body, eventually, serving

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from server.cli.banner import base_url
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.http.auth import allowed_hosts
 from server.http.listener import address_of, is_loopback, listen
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.http.auth import ApiKeys, read_limited_keys
 from server.http.errors import ApiError
 from server.http.rate_limits import KeyLimits, RateLimiter, duration, parse_limits

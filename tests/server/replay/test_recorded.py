@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol import Grammar, SamplingParams
+from engine.protocol.generate import Grammar, SamplingParams
 from server.replay.recorded import (
     RecordedAnswer,
     RecordedGrammar,

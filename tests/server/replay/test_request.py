@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol import Grammar, SamplingParams
+from engine.protocol.generate import Grammar, SamplingParams
 from server.replay.recorded import RecordedGrammar, params_fields, read_record
 from server.replay.request import CannotReplay, replay_body, replayed_tokens
 from tests.server.conftest import EOS

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from engine.errors import RemoteTraceback
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.telemetry.logging import HANDLER, configure
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import NOT_FINITE, FakeEngine

@@ -16,9 +16,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from engine.protocol import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
+from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from loadtest.calibration import Scrape
-from server.observe.choice_record import num_preemptions
+from server.generation.choice_record import num_preemptions
 from server.telemetry import metrics
 from server.telemetry.metrics import RUNNER_GAUGES
 from server.text.parsers import deltas

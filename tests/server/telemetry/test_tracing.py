@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.app import create_app
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.telemetry.tracing import Tracing
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.rig import Served, eventually, serving

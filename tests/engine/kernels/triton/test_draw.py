@@ -11,7 +11,7 @@ import triton.language as tl
 
 import engine.kernels.triton.draw as kernels
 from engine.kernels.triton.noise import log_noise, noise_bits, noise_key
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from engine.sampling import noise
 from engine.sampling.sampler import INVALID, DrawParams, draw
 from tests.engine.sampling.test_draw import PLAIN

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from server.api.llamacpp.samplers import SERVED, with_samplers
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from engine.errors import ConfigError
-from engine.protocol import EngineStats
+from engine.protocol.outputs import EngineStats
 from server.batch.lines import LAST_PRIORITY
 from server.batch.results import Results
 from tests.support.fake_engine import FakeEngine

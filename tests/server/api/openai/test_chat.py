@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import SamplingParams
+from engine.protocol.generate import SamplingParams
 from tests.server.conftest import BOS, EOS
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, serving

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.generate import TokenLogprobs
 from server.api.openai.logprobs import completion_logprobs
 from server.generation.events import TokenWithLogprobs
 from tests.server.conftest import BOS, EOS

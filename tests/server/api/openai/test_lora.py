@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.adapters import AdapterRegistry
 from server.app import create_app
-from server.cli.config import ServerConfig
+from server.config import ServerConfig
 from server.http.errors import ApiError
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import Served, serving

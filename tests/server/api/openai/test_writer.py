@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import TokenLogprobs, TokenOutput
+from engine.protocol.generate import TokenLogprobs
+from engine.protocol.outputs import TokenOutput
 from server.api.openai.chat_writer import ChatWriter
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.completion import CompletionBody

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.generate import TokenLogprobs
 from server.api.responses.ids import new_response_id
 from server.api.responses.schemas import ResponsesBody
 from server.api.responses.writer import ResponsesWriter

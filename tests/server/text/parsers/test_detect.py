@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from server.cli.config import ReasoningParser, ToolCallParser
+from server.config import ReasoningParser, ToolCallParser
 from server.text.chat_template import ChatTemplate, TemplateError, TemplateLimitError
 from server.text.confined import ConfinedError
 from server.text.parsers.detect import PROBES, PROBING_S, AnswerFormat, Prober, detect

@@ -1,0 +1,139 @@
+"""The messages of the lens, which crosses the boundary that `engine/protocol/` documents.
+
+A lens computes one text apart from all requests and returns what the model does inside: attention
+weights, the residual stream, and predictions. Arrays are bytes of little-endian float32.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import field
+
+from engine.protocol.message import Message, Record, TokenIds
+
+MAX_LENS_TOKENS = 1024  # of a text
+# Attention weights of one lens: 32 heads of the longest text. Weights of all layers are kept
+# together up to a smaller limit; those of a longer text one layer at a time.
+MAX_LENS_BYTES, MAX_TOGETHER_BYTES = 68 << 20, 40 << 20
+THUMB = 32  # most rows and columns of a thumbnail
+MAX_LENS_WAIT = 10.0  # seconds that a lens waits for requests before it is refused
+MAX_LOGIT_POSITIONS = 64
+MAX_EMBEDDINGS = 32
+Stack = Literal["encoder", "decoder", "cross"]
+SublayerKind = Literal["attention", "cross", "mlp"]
+
+
+class LensRequest(Message, frozen=True):
+    """Look into the computation of `tokens`: at most Ready.max_lens_tokens of them.
+
+    For an encoder-decoder, `source` is the encoder prompt and `tokens` are the decoder's. With
+    `embeddings` the answer has only the cosine similarities of the token embeddings of `tokens`.
+    The engine computes it in pieces between steps, while no request waits. Abort drops it.
+    """
+
+    id: int  # from the same numbers as those of requests
+    tokens: TokenIds
+    source: TokenIds = field(default_factory=list)
+    positions: tuple[int, ...] = ()  # tokens with a logit lens, at most MAX_LOGIT_POSITIONS
+    top: int = 10  # number of tokens in a prediction
+    attention: bool = True  # whether the answer has AttentionWeights
+    # The layers whose weights are kept; None: all if they fit into MAX_TOGETHER_BYTES, else none.
+    layers: tuple[int, ...] | None = None
+    predictions: bool = True  # whether the answer has them
+    embeddings: bool = False
+
+
+class HeadSummaries(Record, frozen=True):
+    """Summaries of the heads of a layer over a whole text.
+
+    `thumbs` has a byte round(255 sqrt(w)) for the largest weight w of each cell. `flatness` is the
+    mean entropy of the rows, each divided by that of equal weights.
+
+    The others are means over queries i > 0 of a decoder, as in Elhage et al., A Mathematical
+    Framework for Transformer Circuits (2021), and Olsson et al. (arXiv 2209.11895): the weight on
+    token i - 1, the weight on token 0, and the weight on tokens before i that follow an earlier
+    occurrence of token i. The last mean is that of tokens with such an occurrence.
+    """
+
+    thumb_rows: int
+    thumb_columns: int
+    thumbs: bytes  # [heads, thumb_rows, thumb_columns]
+    flatness: tuple[float, ...]
+    previous: tuple[float, ...] = ()
+    first: tuple[float, ...] = ()
+    induction: tuple[float, ...] = ()  # empty without a repeated token
+
+
+class AttentionWeights(Record, frozen=True):
+    """The attention weights of one layer's heads, [heads, queries, keys].
+
+    In the stack "decoder" row i of a head has only its first i + 1 keys: later ones are not seen.
+    `scores` are those before the softcap; they are empty without one. Both are empty for a layer
+    whose weights are not kept.
+    """
+
+    stack: Stack
+    heads: int
+    queries: int
+    keys: int
+    weights: bytes
+    window: int | None = None
+    softcap: float | None = None
+    scores: bytes = b""
+    summary: HeadSummaries | None = None
+
+
+class Update(Record, frozen=True):
+    """A sublayer's output r joins the residual stream s: sqrt(var(r) / (var(r) + var(s))).
+
+    The variances are those of all features of all tokens, of all but the first token, and of each
+    token.
+    """
+
+    stack: Stack  # never "cross": such layers are parts of the decoder
+    layer: int
+    kind: SublayerKind
+    scale: float
+    scale_after_first: float  # NaN for a single token
+    scales: bytes  # [tokens]
+
+
+class NormSizes(Record, frozen=True):
+    """The root mean square of each token before and after a norm, [tokens] each."""
+
+    stack: Stack
+    name: str  # the module's
+    before: bytes
+    after: bytes
+
+
+class Prediction(Record, frozen=True):
+    """The most likely next tokens after `position`, read from the stream after `layer` layers."""
+
+    layer: int
+    position: int
+    entropy: float  # bits
+    top: tuple[tuple[int, float], ...]  # (token id, probability), most likely first
+    # Probability and rank (from 1) of the token that follows; None at the last position.
+    actual: tuple[float, int] | None = None
+
+
+class LensResult(Message, frozen=True):
+    """The answer to a LensRequest.
+
+    `error` is "busy" if requests waited for MAX_LENS_WAIT seconds, "large" if the weights of the
+    wanted layers exceed MAX_LENS_BYTES, and "failed" if the engine's log has the reason; nothing
+    else is set then.
+    Encoders have no predictions. `logit_lens` has one prediction for each layer, from 0, and each
+    position of the request; `predictions` are those of all positions after the last layer.
+    """
+
+    id: int
+    attention: list[AttentionWeights] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    norms: list[NormSizes] = field(default_factory=list)
+    predictions: list[Prediction] = field(default_factory=list)
+    logit_lens: list[Prediction] = field(default_factory=list)
+    cosines: bytes = b""  # [tokens, tokens]
+    error: Literal["", "busy", "large", "failed"] = ""

@@ -1,0 +1,57 @@
+"""The facts about one choice of a request: integers and times, no text.
+
+Traces, the recorder and the waterfall are all made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from engine.protocol.outputs import PrefillChunk
+from server.telemetry.tracing import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRecord:
+    """One choice when its request ended. Times are CLOCK_MONOTONIC seconds."""
+
+    id: int  # of the engine's request
+    index: int  # among the choices of the HTTP request
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt; 0 until it is admitted
+    num_tokens: int  # generated
+    finish: str | None  # None: it was aborted
+    submitted: float
+    admitted: float | None  # None: it never left the queue
+    prefills: Sequence[tuple[float, float, PrefillChunk]]  # begin and end of the step, chunk
+    first_token: float  # 0.0: not reached, as for the next two
+    last_token: float
+    text_end: float
+
+    @property
+    def num_preemptions(self) -> int:
+        return num_preemptions([chunk for _, _, chunk in self.prefills])
+
+
+def num_preemptions(chunks: Sequence[PrefillChunk]) -> int:
+    """Return how often a sequence was preempted: how often its prefill began again.
+
+    A preemption after which the cache still holds all tokens is not counted.
+    """
+    return sum(chunk.start != last.start + last.count for last, chunk in pairwise(chunks))
+
+
+def phases(record: ChoiceRecord, now: float) -> Iterator[Phase]:
+    """Yield the phases of one choice up to the point it had reached at the time `now`."""
+    which = {"penstock.choice": record.index}
+    admitted = now if record.admitted is None else record.admitted
+    yield Phase("queue", record.submitted, admitted, which)
+    for begin, end, chunk in record.prefills:
+        tokens = {"penstock.start": chunk.start, "penstock.tokens": chunk.count}
+        yield Phase("prefill", begin, end, which | tokens)
+    if record.num_tokens:
+        tokens = {"penstock.tokens": record.num_tokens}
+        yield Phase("decode", record.first_token, record.last_token, which | tokens)
+        yield Phase("detokenise", record.last_token, record.text_end or now, which)

@@ -1,0 +1,319 @@
+"""/ui/api/lens: what the model does inside for one text of the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.protocol.lens import (
+    MAX_EMBEDDINGS,
+    MAX_LENS_BYTES,
+    MAX_LENS_TOKENS,
+    MAX_LENS_WAIT,
+    MAX_LOGIT_POSITIONS,
+    MAX_TOGETHER_BYTES,
+    LensRequest,
+    LensResult,
+    Stack,
+)
+from server.api.openai.schemas.fields import TokenId
+from server.api.receive import read_unqueued, thread_turn
+from server.generation.limits import check_token_ids
+from server.generation.off_loop import off_loop
+from server.generation.prompts import encode_prompt
+from server.glassbox.access import state_for_ui
+from server.glassbox.lens.attention_maps import floats, head_map, head_row, shades, stacked
+from server.glassbox.lens.captures import LensBusyError, LensFailedError, LensTooLargeError
+from server.glassbox.lens.report import lens_report
+from server.http.body import MAX_PARTS, Body, Part, Text, ignored_header
+from server.http.compression import json_response
+from server.http.disconnect import cancel_on_disconnect
+from server.http.errors import NO_RETRY, ApiError, invalid
+from server.http.openapi import body_schema
+from server.state import AppState
+
+router = APIRouter()
+MAX_TOP, DEFAULT_TOP = 20, 10
+PartOfAnswer = Literal["thumbs", "residual", "predictions"]
+PARTS: tuple[PartOfAnswer, ...] = ("thumbs", "residual", "predictions")
+Layers = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)
+]
+Ids = Annotated[list[TokenId], Field(max_length=MAX_LENS_TOKENS)]
+
+
+class LogitLens(Part):
+    """The positions whose stream is read after every layer."""
+
+    positions: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_LOGIT_POSITIONS)]
+    """Indices of tokens."""
+    k: Annotated[int, Field(ge=1, le=MAX_TOP)] = DEFAULT_TOP
+    """Tokens in each prediction."""
+
+
+class TextBody(Body):
+    """A text, or token ids. An encoder-decoder needs a source, too."""
+
+    ids: Ids | None = None
+    """Token ids; for an encoder-decoder those of the target, without the start token."""
+    text: Text | None = None
+    """A text instead of `ids`."""
+    source_ids: Ids | None = None
+    """The source's token ids, for an encoder-decoder."""
+    source: Text | None = None
+    """A text instead of `source_ids`."""
+
+
+class LensBody(TextBody):
+    """A text, and what is shown of it."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = {"want": list(PARTS)}
+
+    want: Annotated[list[PartOfAnswer], Field(max_length=MAX_PARTS)] | None = None
+    """Parts of the answer. Without `thumbs`, no attention weights are kept."""
+    layers: Layers | None = None
+    """Layers whose weights are kept for the routes of a head. Default: all, if they take at most 40
+    MiB. The weights of a longer text are kept one layer at a time."""
+    logit: LogitLens | None = None
+    """Ask for a logit lens."""
+
+
+class AttentionBody(TextBody):
+    """A text, and which weights of it are returned."""
+
+    layers: Layers | None = None
+    """Layers of the answer, in their order. Default: all, if they take at most 40 MiB."""
+    stack: Stack | None = None
+    """decoder, encoder or cross. Default: that of the last layer."""
+
+
+class EmbeddingsBody(Body):
+    """Tokens to compare."""
+
+    ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_EMBEDDINGS)]
+    """Token ids."""
+
+
+@router.post("/ui/api/lens", openapi_extra=body_schema(LensBody))
+async def lens(request: Request) -> Response:
+    """Return what the model does inside for a text.
+
+    The answer has attention thumbnails, the residual stream, predictions at every position, and a
+    logit lens, if they are wanted and the model has them. It is computed between the steps
+    of other requests, at most once a second. Attention weights are kept for 60 s.
+    """
+    state = state_for_ui(request)
+    body = await read_unqueued(request, LensBody)
+    _refuse_adapter(state, body)
+    tokens, source = await _texts(state, body)
+    want = set(PARTS if body.want is None else body.want)
+    positions: tuple[int, ...] = ()
+    if body.logit is not None:
+        positions = tuple(sorted(set(body.logit.positions)))
+        if state.loaded().kind == "encoder":
+            raise invalid("logit", "This model predicts no tokens, so it has no logit lens.")
+        if positions and positions[-1] >= len(tokens):
+            raise invalid("logit.positions", f"The text has only {len(tokens)} tokens.")
+    wanted = LensRequest(
+        id=state.client.next_id(),
+        tokens=tokens,
+        source=source,
+        positions=positions,
+        top=body.logit.k if body.logit else DEFAULT_TOP,
+        attention="thumbs" in want,
+        layers=None if body.layers is None else tuple(sorted(set(body.layers))),
+        predictions="predictions" in want or bool(positions),
+    )
+    result = await _look(request, state, wanted)
+    capture = None
+    if result.attention:
+        capture = state.lens.keep(request.state.tenant, result.attention).id
+
+    def answer() -> Response:
+        document = lens_report(state.tokenizer, wanted, result, want)
+        headers = ignored_header(body.ignored)
+        return json_response(request, {"capture": capture, **document}, headers)
+
+    return await asyncio.to_thread(answer)
+
+
+@router.get("/ui/api/lens/{capture}/{layer}/{head}")
+async def attention_map(request: Request, capture: str, layer: str, head: str) -> Response:
+    """Return the attention weights of one head, row by row: a byte round(255 sqrt(w)) each.
+
+    `?stack=` is decoder, encoder or cross; the default is the first that the capture has. With
+    `?row=i` the answer is JSON with the exact weights of one query and, with a softcap, its scores
+    before and after it.
+    """
+    state = state_for_ui(request)
+    found = state.lens.capture(request.state.tenant, capture)
+    if found is None:
+        message = "There is no such capture. The last one of a key is kept for 60 s."
+        raise ApiError(404, "not_found", message)
+    stacks = found.stacks
+    stack = request.query_params.get("stack", next(iter(stacks)))
+    if stack not in stacks:
+        raise invalid("stack", f"stack is {stack[:32]!r}; this capture has {', '.join(stacks)}.")
+    layers = stacks[stack]
+    weights = layers[_index("layer", layer, len(layers))]
+    if not weights.weights:
+        message = f"The capture has no weights of layer {layer}. Make one with 'layers': [{layer}]."
+        raise ApiError(404, "not_kept", message)
+    number = _index("head", head, weights.heads)
+    if "row" in request.query_params:
+        row = _index("row", request.query_params["row"], weights.queries)
+        found_row = await asyncio.to_thread(head_row, weights, number, row)
+        return json_response(request, found_row)
+    shown = await asyncio.to_thread(lambda: shades(head_map(weights, number)).tobytes())
+    return Response(shown, media_type="application/octet-stream")
+
+
+def _index(name: str, text: str, count: int) -> int:
+    """Return a number of the address, below `count`. Raises a 400 ApiError."""
+    is_number = text.isdecimal() and len(text) < 10
+    if not is_number or int(text) >= count:
+        message = f"{name} is {text[:32]!r}; it must be a number from 0 to {count - 1}."
+        raise invalid(name, message)
+    return int(text)
+
+
+@router.post("/ui/api/lens/attention", openapi_extra=body_schema(AttentionBody))
+async def attention(request: Request) -> Response:
+    """Return attention weights as a NumPy file: float32 [layers, heads, queries, keys].
+
+    `numpy.load` reads it. Keys that a query does not see have weight 0. Nothing is kept.
+    """
+    state = state_for_ui(request)
+    body = await read_unqueued(request, AttentionBody)
+    _refuse_adapter(state, body)
+    tokens, source = await _texts(state, body)
+    wanted = LensRequest(
+        id=state.client.next_id(),
+        tokens=tokens,
+        source=source,
+        layers=None if body.layers is None else tuple(sorted(set(body.layers))),
+        predictions=False,
+    )
+    result = await _look(request, state, wanted)
+    stack = body.stack or result.attention[-1].stack
+    found = [layer for layer in result.attention if layer.stack == stack]
+    if not found:
+        raise invalid("stack", f"This model has no stack {stack!r}.")
+    for place in wanted.layers or ():
+        if place >= len(found):
+            raise invalid("layers", f"There is no layer {place}; this stack has {len(found)}.")
+    kept = [layer for layer in found if layer.weights]
+    if not kept:
+        message = (
+            f"The weights of all layers take more than {MAX_TOGETHER_BYTES >> 20} MiB; name some."
+        )
+        raise invalid("layers", message)
+    if len({layer.heads for layer in kept}) > 1:
+        raise invalid("layers", "These layers have different numbers of heads; name others.")
+    file = io.BytesIO()
+    await asyncio.to_thread(lambda: np.save(file, stacked(kept)))
+    headers = ignored_header(body.ignored)
+    return Response(file.getvalue(), headers=headers, media_type="application/octet-stream")
+
+
+@router.post("/ui/api/lens/embeddings", openapi_extra=body_schema(EmbeddingsBody))
+async def embeddings(request: Request) -> Response:
+    """Return the cosine similarities between the token embeddings of up to 32 tokens."""
+    state = state_for_ui(request)
+    body = await read_unqueued(request, EmbeddingsBody)
+    check_token_ids(state, body.ids, "ids")
+    wanted = LensRequest(id=state.client.next_id(), tokens=body.ids, embeddings=True)
+    result = await _look(request, state, wanted)
+    cosines = floats(result.cosines).reshape(len(body.ids), -1).tolist()
+    texts = [state.tokenizer.token_text(token) for token in body.ids]
+    answer = {"cosine": cosines, "texts": texts}
+    return json_response(request, answer, ignored_header(body.ignored))
+
+
+async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
+    """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
+    _refuse_ranks(state)
+    try:
+        look = state.lens.look(state.client, wanted, request.state.tenant)
+        return await cancel_on_disconnect(request.receive, look)
+    except LensBusyError:
+        message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
+        raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
+    except LensTooLargeError:
+        message = (
+            f"The weights of these layers take more than {MAX_LENS_BYTES >> 20} MiB; ask for fewer."
+        )
+        raise invalid("layers", message) from None
+    except LensFailedError:
+        message = "The lens failed; the server's log has the reason."
+        raise ApiError(500, "lens_failed", message, headers=NO_RETRY) from None
+
+
+def _refuse_adapter(state: AppState, body: TextBody) -> None:
+    """Raise a 400 ApiError if the request names an adapter, or a 404 for an unknown model."""
+    if state.adapters.find(body.model) is not None:
+        raise invalid("model", "The lens shows the base model only, not its adapters.")
+
+
+def _refuse_ranks(state: AppState) -> None:
+    """Raise a 400 ApiError if several processes compute the model: each knows a part of it."""
+    size = state.loaded().tensor_parallel_size
+    if size > 1:
+        message = f"The lens is not possible with --tensor-parallel-size {size}."
+        raise ApiError(400, "lens_unavailable", message)
+
+
+async def _texts(state: AppState, body: TextBody) -> tuple[list[int], list[int]]:
+    """Return the tokens and the source of a request. Raises a 400 ApiError."""
+    _refuse_ranks(state)
+    start = state.start_token
+    if start is None:
+        if body.source is not None or body.source_ids is not None:
+            raise invalid("source", "This model has no encoder that reads a source.")
+        tokens = await _tokens(state, body.ids, body.text, "ids")
+        return _checked(state, tokens, "ids"), []
+    source = await _tokens(state, body.source_ids, body.source, "source_ids")
+    tokens = []
+    if body.ids is not None or body.text is not None:
+        tokens = await _tokens(state, body.ids, body.text, "ids", add_special_tokens=False)
+    return _checked(state, [start, *tokens], "ids"), _checked(state, source, "source_ids")
+
+
+async def _tokens(
+    state: AppState,
+    ids: list[int] | None,
+    text: Text | None,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """Return `ids`, or the token ids of `text`. Raises a 400 ApiError unless one is given."""
+    if (ids is None) == (text is None):
+        raise invalid(param, f"Give either {param} or a text, and not both.")
+    if text is None:
+        assert ids is not None
+        return ids
+    async with thread_turn(state, len(text)):
+        return await off_loop(
+            len(text),
+            lambda: encode_prompt(state, text, param, add_special_tokens=add_special_tokens),
+        )
+
+
+def _checked(state: AppState, tokens: list[int], param: str) -> list[int]:
+    """Return the tokens. Raises a 400 ApiError for unknown ids and a wrong number of them."""
+    check_token_ids(state, tokens, param)
+    most = state.loaded().max_lens_tokens
+    if not tokens:
+        raise invalid(param, "The text has no tokens.")
+    if len(tokens) > most:
+        message = f"The text has {len(tokens)} tokens; the lens takes at most {most}."
+        raise invalid(param, message, "context_length_exceeded")
+    return tokens

@@ -1,0 +1,237 @@
+"""A model's structure against transformers' count of parameters, and against drawings by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.models.registry import model_class
+from engine.offline.structure import structure_of
+from engine.protocol.structure import ModelBox, ModelStructure
+
+LLAMA = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+GEMMA = {**LLAMA, "sliding_window": 16, "query_pre_attn_scalar": 16}
+BERT = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+T5 = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
+    "feed_forward_proj": "gated-gelu",
+}
+MARIAN = {
+    "vocab_size": 96,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+HF: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt-neox": ("GPTNeoXForCausalLM", BERT),
+    "llama": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": False}),
+    "llama tied": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+    "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 16}),
+    "qwen2": ("Qwen2ForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
+    "qwen3": ("Qwen3ForCausalLM", LLAMA),
+    "gemma": ("GemmaForCausalLM", LLAMA),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
+    "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
+    "olmo2": ("Olmo2ForCausalLM", LLAMA),
+    "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
+    "phi3": ("Phi3ForCausalLM", LLAMA | {"pad_token_id": None, "partial_rotary_factor": 0.5}),
+    "nanochat": ("NanoChatForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
+    "bert": ("BertModel", BERT),
+    "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
+    "t5": ("T5ForConditionalGeneration", T5 | {"tie_word_embeddings": True}),
+    "marian": ("MarianMTModel", MARIAN),
+}
+
+
+def structure(config: dict[str, Any]) -> ModelStructure:
+    _, _, build = model_class(config)
+    with torch.device("meta"):
+        return structure_of(build(config, max_positions=64, dtype=torch.float32))
+
+
+def of_transformers(name: str) -> tuple[ModelStructure, int]:
+    """Return the structure of a model, and transformers' count of its parameters."""
+    class_name, fields = HF[name]
+    kind = getattr(transformers, class_name)
+    config = kind.config_class(**fields)
+    config.architectures = [class_name]
+    more = {"add_pooling_layer": False} if class_name == "BertModel" else {}
+    with torch.device("meta"):
+        model = kind(config, **more)
+    count = model.num_parameters(only_trainable=True)  # sinusoids are no parameters of ours
+    if name == "marian":
+        count += config.vocab_size  # final_logits_bias, which is a buffer there
+    return structure(config.to_dict()), count
+
+
+def repeats(boxes: tuple[ModelBox, ...], box: ModelBox) -> int:
+    """How many blocks this box stands for; 1 outside of blocks."""
+    counts = [len(b.layers) for b in boxes if b.layers and f"{box.name}.".startswith(f"{b.name}.")]
+    return counts[0] if counts else 1
+
+
+def total(boxes: tuple[ModelBox, ...]) -> int:
+    return sum(box.parameters * repeats(boxes, box) for box in boxes)
+
+
+@pytest.mark.parametrize("name", HF)
+def test_structure_parameters_sum_to_those_of_transformers(name: str) -> None:
+    found, count = of_transformers(name)
+    assert total(found.boxes) == count
+    assert all(max(box.inputs, default=-1) < len(found.boxes) for box in found.boxes)
+
+
+NANOCHAT = {
+    **LLAMA,
+    "architectures": ["NanoChatForCausalLM"],
+    "hidden_act": "relu2",
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "final_logit_softcapping": 20.0,
+    "qk_scale": 1.2,
+    "layer_windows": [16, 16, 16, None],
+    "residual_lambdas": True,
+    "value_layers": [1, 3],
+    "value_gate_channels": 12,
+    "value_gate_range": 3.0,
+    "smear_channels": 24,
+    "backout_layer": 2,
+}
+
+
+def test_structure_of_nanochat_has_two_kinds_of_blocks_and_all_scalars() -> None:
+    found = structure(NANOCHAT)
+    vocabulary, hidden, heads, kv_heads, dim, layers = 96, 32, 4, 2, 16, 4
+    attention = hidden * (2 * heads + 2 * kv_heads) * dim
+    values = 12 * kv_heads + vocabulary * kv_heads * dim
+    mlp = 2 * hidden * LLAMA["intermediate_size"]
+    scalars = 2 * layers + 24 + 1 + 1  # two for each layer; smear's gate and factor; backout
+    expected = 2 * vocabulary * hidden + layers * (attention + mlp) + 2 * values + scalars
+    assert total(found.boxes) == expected
+    assert {box.name: box.layers for box in found.boxes if box.layers} == {
+        "blocks.0": (0, 2),
+        "blocks.1": (1, 3),
+    }
+
+
+def flow(found: ModelStructure, block: str) -> list[str]:
+    """Return the parts of a block in order. An addition has what it adds behind it."""
+    names = {index: box.name for index, box in enumerate(found.boxes)}
+
+    def short(name: str) -> str:
+        return "add" if ".add " in name else name.removeprefix(f"{block}.")
+
+    parts = []
+    for box in found.boxes:
+        inside = box.name.removeprefix(f"{block}.")
+        if inside == box.name or "." in inside:
+            continue
+        if box.kind == "add":
+            first, second = (short(names[index]) for index in box.inputs)
+            parts.append(f"{first} + {second}")
+        else:
+            parts.append(inside)
+    return parts
+
+
+def test_structure_of_a_pre_norm_block_joins_around_the_norm() -> None:
+    found, _ = of_transformers("llama")
+    attention, mlp = ["attention_norm", "attention"], ["mlp_norm", "mlp"]
+    expected = [*attention, "embed + attention", *mlp, "add + mlp"]
+    assert flow(found, "blocks.0") == expected
+
+
+def test_structure_of_gemma_2_norms_before_and_after_each_sublayer() -> None:
+    found, _ = of_transformers("gemma2")
+    assert flow(found, "blocks.0") == [
+        *("attention_norm", "attention", "attention_post_norm", "embed + attention_post_norm"),
+        *("mlp_norm", "mlp", "mlp_post_norm", "add + mlp_post_norm"),
+    ]
+
+
+def test_structure_of_olmo_2_norms_only_after_each_sublayer() -> None:
+    found, _ = of_transformers("olmo2")
+    assert flow(found, "blocks.0") == [
+        *("attention", "attention_norm", "embed + attention_norm"),
+        *("mlp", "mlp_norm", "add + mlp_norm"),
+    ]
+
+
+def test_structure_of_a_post_norm_block_joins_before_the_norm() -> None:
+    found, _ = of_transformers("bert")
+    assert flow(found, "blocks.0") == [
+        *("qkv", "attend", "out", "norm + out", "attention_norm"),
+        *("mlp", "attention_norm + mlp", "mlp_norm"),
+    ]
+
+
+def test_structure_of_an_encoder_decoder_reads_the_encoder_in_the_cross_attention() -> None:
+    for name, last in (("t5", "encoder_norm"), ("marian", "encoder.0.mlp_norm")):
+        found, _ = of_transformers(name)
+        [kv] = [box for box in found.boxes if box.name == "decoder.0.cross.kv"]
+        assert [found.boxes[index].name for index in kv.inputs] == [last]
+        blocks = {box.name: box.layers for box in found.boxes if box.layers}
+        assert blocks == {"encoder.0": (0, 1), "decoder.0": (0, 1, 2)}
+
+
+@pytest.mark.parametrize(("name", "is_tied"), [("llama", False), ("llama tied", True)])
+def test_structure_head_reads_the_embedding_if_it_is_tied(name: str, is_tied: bool) -> None:
+    found, _ = of_transformers(name)
+    head = found.boxes[-1]
+    assert (head.kind, head.shape) == ("LMHead", (96,))
+    assert (head.parameters == 0) == is_tied
+    assert ("embed" in [found.boxes[index].name for index in head.inputs]) == is_tied
+
+
+def test_structure_has_the_windows_and_softcaps_of_all_layers() -> None:
+    found, _ = of_transformers("gemma2")
+    assert [facts.window for facts in found.attention.values()] == [16, None, 16, None]
+    assert {facts.softcap for facts in found.attention.values()} == {50.0}
+    assert (found.boxes[-1].kind, found.boxes[-1].detail) == ("softcap", "30")
+    found, _ = of_transformers("gemma3")
+    windows = [facts.window for facts in found.attention.values()]
+    assert windows == [16, 16, 16, 16, 16, None, 16]
+    assert found.wavelengths.keys() == {"rotary", "local_rotary"}
+
+
+def test_structure_wavelengths_are_those_of_the_paper() -> None:
+    found, _ = of_transformers("llama")
+    expected = [2 * math.pi * 10000 ** (2 * pair / 16) for pair in range(8)]
+    assert found.wavelengths["rotary"] == pytest.approx(expected, rel=1e-5)
