@@ -1,8 +1,8 @@
 """The messages from rank 0, which schedules, to the other ranks, which follow it.
 
 They are frozen msgspec structs, encoded as msgpack (`engine/protocol/message.py`). A follower gets
-Begin once, and then one Compute for each step. If the step has sequences with a grammar, Masks follows.
-Other messages come between two steps.
+Begin once, and then one Compute for each step. If the step has sequences with a grammar, Masks
+follows. Other messages come between two steps.
 """
 
 from __future__ import annotations
