@@ -7,7 +7,6 @@ before it exits. The process never outlives its parent.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import logging
@@ -24,6 +23,7 @@ import msgspec
 from engine.client.channel import EngineEndpoint, remove_sockets
 from engine.client.subprocess import python_module
 from engine.config import EngineConfig
+from engine.device.parent import die_with_parent
 from engine.errors import ConfigError
 from engine.parallel.followers import FollowerDiedError, Followers
 from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress
@@ -31,7 +31,6 @@ from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress
 if TYPE_CHECKING:
     from engine.core import EngineCore
 
-PR_SET_PDEATHSIG = 1
 PARENT_DIED = 4  # exit status; no process is left to read it
 
 # Texts of errors, most of them RuntimeErrors, for memory of the host: torch's, that of a file which
@@ -101,7 +100,7 @@ def _load(
     """Load the model, and tell the server that it is ready."""
     # Imported here so that a broken torch is reported like other failures.
     from engine.core import EngineCore
-    from engine.inspect.inspectors import Inspectors
+    from engine.inspect.inspectors import Inspectors, with_limits
     from engine.runner.load import load_engine
     from engine.runner.ranks import refuse_ranks
 
@@ -112,9 +111,10 @@ def _load(
     loaded.runner.followers = followers
     # On a GPU the host schedules the next step while this one runs.
     depth = 1 if loaded.plan.device.type == "cuda" else 0
-    core = EngineCore(config, loaded.runner, loaded.facts, endpoint, depth=depth)
+    facts = with_limits(loaded.facts, loaded.plan.model)
+    core = EngineCore(config, loaded.runner, facts, endpoint, depth=depth)
     core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
-    endpoint.send(loaded.facts)
+    endpoint.send(facts)
     return core
 
 
@@ -135,15 +135,6 @@ class ToServer(logging.Handler):
             self._send(Notice(record.levelno, text))
         else:
             sys.stderr.write(f"{text}\n")
-
-
-def die_with_parent() -> None:
-    """Make Linux kill this process when the thread that started it ends.
-
-    On other systems, and before the socket files are removed, `_watch_parent` does this.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _watch_parent(address: str) -> None:

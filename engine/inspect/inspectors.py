@@ -6,19 +6,34 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from engine.inspect.ablations import Ablations
+from msgspec.structs import replace
+
+from engine.inspect.ablations import Ablations, ablatable_heads
 from engine.inspect.core_waits import CoreWaits
-from engine.inspect.lens import look
+from engine.inspect.lens import look, max_lens_tokens
 from engine.inspect.lens_queue import LensQueue
 from engine.inspect.watch import EngineWatch
+from engine.models.base import Model
 from engine.protocol.generate import Abort, GenerateRequest
 from engine.protocol.lens import LensRequest
 from engine.protocol.message import Message
 from engine.protocol.outputs import EngineStats, StepOutputs
+from engine.protocol.ready import Ready
 from engine.protocol.watch import MeasureWaits, Watch
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.scheduling.scheduler import Scheduler
+
+
+def with_limits(facts: Ready, model: Model) -> Ready:
+    """Return `facts` with what the inspectors can do.
+
+    With several ranks that is nothing: only steps reach the other ranks.
+    """
+    if facts.tensor_parallel_size > 1:
+        return facts
+    longest = min(max_lens_tokens(model), facts.max_model_len)
+    return replace(facts, max_lens_tokens=longest, ablatable_heads=ablatable_heads(model))
 
 
 class Inspectors:

@@ -14,12 +14,12 @@ import time
 
 import torch
 
+from engine.device.parent import die_with_parent
 from engine.device.ranks import Ranks
 from engine.errors import ConfigError
 from engine.parallel.channel import Receiver
 from engine.parallel.follow import follow
 from engine.parallel.messages import Begin
-from engine.process import die_with_parent
 from engine.runner.load import load_engine
 
 # Seconds for rank 0 to find and report the same problem. It ends the process of this rank then.

@@ -20,8 +20,6 @@ from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
-from engine.inspect.ablations import ablatable_heads
-from engine.inspect.lens import max_lens_tokens
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
@@ -172,8 +170,6 @@ def _facts(
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
         other_ranks=memory_of_others(plan, memory),
-        max_lens_tokens=_max_lens_tokens(plan, max_model_len),
-        ablatable_heads=() if plan.ranks.count > 1 else ablatable_heads(plan.model),
         quantization=plan.quantization,
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
@@ -196,13 +192,6 @@ def _make_adapters(plan: ModelPlan, recorder: Recorder | None) -> ModelAdapters 
         is_packed=plan.adapters.is_packed and recorder is None,
         exchange=plan.ranks.beside("adapters").texts,
     )
-
-
-def _max_lens_tokens(plan: ModelPlan, max_model_len: int) -> int:
-    """Return the longest text of a lens: 0 with several ranks, because only steps reach all."""
-    if plan.ranks.count > 1:
-        return 0
-    return min(max_lens_tokens(plan.model), max_model_len)
 
 
 def _load_draft(

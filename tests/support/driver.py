@@ -17,7 +17,7 @@ from torch import nn
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.inspect.inspectors import Inspectors
+from engine.inspect.inspectors import Inspectors, with_limits
 from engine.layers.experts import ExpertLinear
 from engine.protocol.embed import EmbedOutput, EmbedRequest, Pooling
 from engine.protocol.generate import (
@@ -159,6 +159,8 @@ class Driver:
             mend()
         self.tapes = TapeRecorder() if captured else None
         self.loaded = load_engine(self.config, recorder=self.tapes, connect=connect)
+        facts = with_limits(self.loaded.facts, self.loaded.plan.model)
+        self.loaded = self.loaded._replace(facts=facts)
         self.runner = self.loaded.runner
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":

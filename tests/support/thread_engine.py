@@ -9,7 +9,7 @@ import traceback
 from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.inspect.inspectors import Inspectors
+from engine.inspect.inspectors import Inspectors, with_limits
 from engine.protocol.ready import Fatal, Shutdown
 from engine.runner.load import LoadedEngine
 
@@ -37,7 +37,8 @@ class ThreadChild:
     def _run(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         endpoint = EngineEndpoint(self._address)
         try:
-            self.core = core = EngineCore(config, loaded.runner, loaded.facts, endpoint)
+            facts = with_limits(loaded.facts, loaded.plan.model)
+            self.core = core = EngineCore(config, loaded.runner, facts, endpoint)
             core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
             endpoint.send(self.core.facts)
             self.core.run()

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from engine.device.parent import die_with_parent
 from engine.errors import ConfigError
 from engine.offline.compare.candidate import Candidate
 from engine.offline.compare.distance import distances
-from engine.process import die_with_parent
 from engine.protocol.compare import Answered, Compared, Comparison, Failed, Report, Working
 from engine.protocol.generate import SamplingParams
 
