@@ -16,6 +16,7 @@ from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.protocol.generate import GenerateRequest
 from engine.protocol.message import Message
 from engine.runner.model_runner import ModelRunner
+from engine.scheduling.between import Between, Outcome
 from engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class _Load:
     before: LoadedAdapter | None = None  # the adapter as it was read the last time
 
 
-class Adapters:
+class Adapters(Between):
     """The adapters that requests may name."""
 
     def __init__(
@@ -55,21 +56,36 @@ class Adapters:
                     self._slots.place(source.id, slot)
 
     @property
-    def is_loading(self) -> bool:
+    def is_waiting(self) -> bool:
+        """Whether an adapter is being read."""
         return bool(self._loads)
 
     def wait(self) -> None:
         """Wait a moment for what is being read."""
         wait([load.future for load in self._loads], timeout=WAIT_S)
 
-    def check(self, request: GenerateRequest) -> None:
+    def handle(self, message: Message) -> bool:
+        match message:
+            case LoadAdapter() | UnloadAdapter():
+                self._load_or_unload(message)
+                return True
+            case GenerateRequest():
+                self._check(message)
+        return False
+
+    def work(self, *, is_quiet: bool) -> Outcome | None:
+        refused = self._finish_loads()
+        self._start_loads()
+        return Outcome(refused=refused) if refused else None
+
+    def _check(self, request: GenerateRequest) -> None:
         """Raise RequestRejectedError if the request names an adapter that is not known."""
         adapter = request.adapter
         if adapter and (adapter not in self._known or adapter in self._unloaded):
             message = "The adapter that `model` names has been unloaded."
             raise RequestRejectedError("model_not_found", message, "model")
 
-    def handle(self, message: LoadAdapter | UnloadAdapter) -> None:
+    def _load_or_unload(self, message: LoadAdapter | UnloadAdapter) -> None:
         if isinstance(message, UnloadAdapter):
             self._unloaded.add(message.adapter)
         elif self._runner.adapters is None:
@@ -79,14 +95,14 @@ class Adapters:
             future = self._runner.read_adapter(message.adapter, message.path)
             self._loads.append(_Load(message.adapter, future, message))
 
-    def start_loads(self) -> None:
+    def _start_loads(self) -> None:
         """Start to read the adapters that waiting requests need."""
         for adapter, slot in self._slots.take_wanted().items():
             before = self._known[adapter]
             future = self._runner.read_adapter(adapter, before.path)
             self._loads.append(_Load(adapter, future, slot=slot, before=before))
 
-    def finish_loads(self) -> dict[int, RequestRejectedError]:
+    def _finish_loads(self) -> dict[int, RequestRejectedError]:
         """Write what has been read to its slots, and forget unloaded adapters.
 
         Returns the requests that cannot run, because their adapter cannot be read any more.

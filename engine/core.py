@@ -7,10 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.adapters import Adapters
-from engine.config import EngineConfig
 from engine.errors import RequestRejectedError
-from engine.protocol.adapters import LoadAdapter, UnloadAdapter
 from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import Abort, CacheLookup, GenerateRequest
 from engine.protocol.message import Message
@@ -18,12 +15,11 @@ from engine.protocol.outputs import Admission, EngineStats, Rejected, StepOutput
 from engine.protocol.ready import Ready, Shutdown
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
+from engine.scheduling.between import Between, RetiredStep
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation import Drafter, ngram_drafter
 from engine.scheduling.step import Step
 
-# In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
-COPIED_PART = 16
+SIGN_S = 0.2  # between signs of life while the engine waits for a part
 
 
 class Endpoint(Protocol):
@@ -34,31 +30,8 @@ class Endpoint(Protocol):
     def send(self, message: Message) -> None: ...
 
 
-class Inspection(Protocol):
-    """The part that looks into the engine: `engine/inspect/inspectors.py`."""
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def handle(self, message: Message) -> None:
-        """Take a message: one of its own, or a request that was queued, or an Abort."""
-
-    def work(self) -> None:
-        """Do a piece of work between two steps."""
-
-    def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
-        """A step was retired, or counts have changed without a step."""
-
-
-def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter | None:
-    """Return what drafts tokens: the draft model if there is one, else n-grams."""
-    if config.speculation == "off":
-        return None
-    return runner.drafter or ngram_drafter()
-
-
 class EngineCore:
-    """Runs scheduler and runner in one loop.
+    """Runs scheduler, runner and the parts between steps in one loop.
 
     `depth` is how many steps may be in flight while the next one is scheduled. With 0 the loop
     waits for each step; with 1 the host schedules the next step while the device computes.
@@ -66,158 +39,154 @@ class EngineCore:
 
     def __init__(
         self,
-        config: EngineConfig,
+        scheduler: Scheduler,
         runner: ModelRunner,
         facts: Ready,
         endpoint: Endpoint,
+        between: Sequence[Between],
         *,
         depth: int = 0,
     ) -> None:
-        self.scheduler = Scheduler(
-            num_blocks=facts.num_blocks,
-            block_size=facts.block_size,
-            max_model_len=facts.max_model_len,
-            max_num_seqs=facts.max_num_seqs,
-            max_num_batched_tokens=facts.max_num_batched_tokens,
-            max_num_encoder_tokens=facts.max_num_encoder_tokens,
-            context_cost=facts.context_cost,
-            groups=facts.kv_groups,
-            # The queue is unbounded here: the client has applied its limits to whole submissions.
-            prefix_caching=config.enable_prefix_caching,
-            part_size=COPIED_PART if facts.device == "cpu" else 0,
-            drafter=_drafter(config, runner),
-            num_adapter_slots=facts.max_loras,
-        )
-        self.scheduler.speculation.grammars = runner.matchers
-        self.facts = facts
+        self.scheduler = scheduler
         self.runner = runner
-        self.matchers = runner.matchers
-        self.adapters = Adapters(self.scheduler, runner, endpoint.send)
+        self.facts = facts
         self.endpoint = endpoint
+        self.between = between
         self.depth = depth
         self.in_flight: deque[PendingStep] = deque()
         self.admitted: list[Admission] = []  # not sent yet
-        self.inspection: Inspection | None = None  # None: nothing can look into this engine
         self.running = True
         self.num_handled = 0  # messages
+        self._sent_at = 0.0  # the last StepOutputs
 
     def run(self) -> None:
         """Run until a Shutdown message arrives."""
         while self.running:
             self.turn()
-        self.matchers.close()
-        self.adapters.close()
+        for part in self.between:
+            part.close()
 
     def turn(self) -> None:
-        """Run the loop body once: handle messages, launch a step, retire a step that is due."""
-        messages = self.endpoint.drain(block=False)
-        inspects = self.inspection is not None and self.inspection.has_work
-        has_work = self.scheduler.has_work or self.in_flight or inspects
-        idle = not messages and not has_work
-        if idle and self.matchers.is_compiling:
-            if self.matchers.wait():
-                self._send_stats()
-        elif idle and not self.adapters.is_loading and not self.runner.capture_when_idle():
-            messages = self.endpoint.drain(block=True)
+        """Run the loop body once: take messages, let parts work, launch a step, retire one."""
+        messages = self.endpoint.drain(block=self._is_idle)
         self.num_handled += len(messages)
         for message in messages:
             self.handle(message)
-        refused = self.adapters.finish_loads()
-        for request, error in self.matchers.compiled():
-            if error is None:
-                self._add(request)
-            else:
-                refused[request.id] = error
-        for request_id, refusal in refused.items():
-            self.scheduler.abort([request_id])
-            self._reject(request_id, refusal)
+        has_worked, has_refused = self._work(is_quiet=not messages)
         step = self.scheduler.schedule()
-        self.adapters.start_loads()
         if step:
             pending = self.runner.launch(step)
             self.in_flight.append(pending)
             self.admitted += self.scheduler.waiting.take_admissions(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
-        elif (messages or refused) and not step:
+        elif not step and (messages or has_refused):
             # Nothing was computed, but aborts changed the counts of requests and blocks.
             self._send_stats()
-        elif not step and self.matchers.is_waiting and self.matchers.wait():
-            self._send_stats()
-        elif not step and self.adapters.is_loading:
-            self.adapters.wait()
-        if self.inspection is not None and self.inspection.has_work:
-            self.inspection.work()
+        elif not step and not has_worked:
+            self._wait()
 
-    def _send_stats(self) -> None:
-        """Send the counts without a step. The client takes each message as a sign of life."""
-        now, stats = time.monotonic(), self.stats()
-        self.endpoint.send(StepOutputs(now, [], [], stats, num_handled=self.num_handled))
-        if self.inspection is not None:
-            self.inspection.stepped(None, now, stats)
+    # ---- parts between steps -----------------------------------------------------------------
+
+    @property
+    def _computes(self) -> bool:
+        return bool(self.scheduler.has_work or self.in_flight)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether only a message can change anything."""
+        return not self._computes and not any(p.has_work or p.is_waiting for p in self.between)
+
+    def _work(self, *, is_quiet: bool) -> tuple[bool, bool]:
+        """Let the parts work. Return whether one did so, and whether a request was refused."""
+        has_worked = has_refused = False
+        is_quiet = is_quiet and not self._computes and not any(p.is_waiting for p in self.between)
+        for index, part in enumerate(self.between):
+            outcome = part.work(is_quiet=is_quiet)
+            if outcome is None:
+                continue
+            has_worked = True
+            for request in outcome.ready:
+                self._take(request, self.between[index + 1 :])
+            for request_id, error in outcome.refused.items():
+                has_refused = True
+                self.scheduler.abort([request_id])
+                self._reject(request_id, error)
+        return has_worked, has_refused
+
+    def _wait(self) -> None:
+        """Wait a moment for a part. The client takes each StepOutputs as a sign of life."""
+        waiting = next((part for part in self.between if part.is_waiting), None)
+        if waiting is None:
+            return
+        waiting.wait()
+        if time.monotonic() > self._sent_at + SIGN_S:
+            self._send_stats()
+
+    # ---- messages ----------------------------------------------------------------------------
 
     def handle(self, message: Message) -> None:
         match message:
-            case GenerateRequest() if message.grammar:
-                self.matchers.compile(message)
-            case GenerateRequest() | EmbedRequest():
-                self._add(message)
-            case Abort():
-                self.matchers.drop(message.ids)
-                self.scheduler.abort(message.ids)
-                self._inspect(message)
             case CacheLookup():
                 found = {message.id: self.scheduler.num_cached(message)}
                 now, count = time.monotonic(), self.num_handled
-                self.endpoint.send(
-                    StepOutputs(now, [], [], self.stats(), lookups=found, num_handled=count)
-                )
-            case LoadAdapter() | UnloadAdapter():
-                self.adapters.handle(message)
+                self._send(StepOutputs(now, [], [], self.stats(), lookups=found, num_handled=count))
             case Shutdown():
                 self.running = False
             case _:
-                self._inspect(message)
+                self._take(message, self.between)
 
-    def _inspect(self, message: Message) -> None:
-        if self.inspection is not None:
-            self.inspection.handle(message)
-
-    def _add(self, request: GenerateRequest | EmbedRequest) -> None:
-        """Queue a request, or refuse it if it can never run."""
+    def _take(self, message: Message, parts: Sequence[Between]) -> None:
+        """Give a message to `parts`. Unless one of them keeps it, a request is queued."""
         try:
-            if isinstance(request, GenerateRequest):
-                self.adapters.check(request)
-            self.scheduler.add(request)
+            if any(part.handle(message) for part in parts):
+                return
+            match message:
+                case GenerateRequest() | EmbedRequest():
+                    self.scheduler.add(message)
+                    for part in self.between:
+                        part.queued(message)
+                case Abort():
+                    self.scheduler.abort(message.ids)
         except RequestRejectedError as error:
-            self._reject(request.id, error)
-            return
-        self._inspect(request)
+            assert isinstance(message, GenerateRequest | EmbedRequest)
+            self._reject(message.id, error)
 
     def _reject(self, request_id: int, error: RequestRejectedError) -> None:
-        self.matchers.drop([request_id])
+        """Refuse a request that is not in the queue, or not any more."""
+        for part in self.between:
+            part.handle(Abort([request_id]))
         self.endpoint.send(Rejected(request_id, error.code, error.message, error.param))
+
+    # ---- outputs -----------------------------------------------------------------------------
 
     def publish(self, pending: PendingStep) -> None:
         """Wait for the results of a step and send its outputs."""
-        sampled = pending.wait()
+        sampled = self.runner.results(pending)
         now = time.monotonic()
         for explained in pending.explained():
             self.endpoint.send(explained)
-        self.matchers.accept(pending.step, sampled)
         outputs = self.scheduler.retire(pending.step, sampled, pending.prompt_logprobs())
-        self.matchers.drop(output.id for output in outputs if output.finish)
         admitted, self.admitted = self.admitted, []
         vectors = self.scheduler.embeds.retire(pending.embeddings())
         stats = self.stats(pending.step, now - pending.launched_at)
         prefills = list(pending.step.prefills)
-        self.endpoint.send(
-            StepOutputs(
-                now, outputs, admitted, stats, vectors, prefills, num_handled=self.num_handled
-            )
-        )
-        if self.inspection is not None:
-            self.inspection.stepped(pending, now, stats)
+        count = self.num_handled
+        self._send(StepOutputs(now, outputs, admitted, stats, vectors, prefills, num_handled=count))
+        retired = RetiredStep(now, stats, pending.step, pending.launched_at, outputs)
+        for part in self.between:
+            part.stepped(retired)
+
+    def _send_stats(self) -> None:
+        """Send the counts without a step."""
+        now, stats = time.monotonic(), self.stats()
+        self._send(StepOutputs(now, [], [], stats, num_handled=self.num_handled))
+        for part in self.between:
+            part.stepped(RetiredStep(now, stats))
+
+    def _send(self, outputs: StepOutputs) -> None:
+        self._sent_at = outputs.at
+        self.endpoint.send(outputs)
 
     def stats(self, step: Step | None = None, seconds: float = 0.0) -> EngineStats:
         """Return the stats after `step`, if any, which took `seconds`."""

@@ -99,8 +99,7 @@ def _load(
 ) -> EngineCore:
     """Load the model, and tell the server that it is ready."""
     # Imported here so that a broken torch is reported like other failures.
-    from engine.core import EngineCore
-    from engine.inspect.inspectors import Inspectors, with_limits
+    from engine.assembly import make_core
     from engine.runner.load import load_engine
     from engine.runner.ranks import refuse_ranks
 
@@ -111,10 +110,8 @@ def _load(
     loaded.runner.followers = followers
     # On a GPU the host schedules the next step while this one runs.
     depth = 1 if loaded.plan.device.type == "cuda" else 0
-    facts = with_limits(loaded.facts, loaded.plan.model)
-    core = EngineCore(config, loaded.runner, facts, endpoint, depth=depth)
-    core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
-    endpoint.send(facts)
+    core = make_core(config, loaded.runner, loaded.facts, endpoint, depth=depth)
+    endpoint.send(core.facts)
     return core
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
+from engine.assembly import make_core
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.protocol.generate import GenerateRequest, SamplingParams
 from engine.protocol.message import Message
 from engine.protocol.wire import ToEngine
@@ -69,7 +69,7 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
     prompts = [[1 + (n + i) % 500 for i in range(PROMPT)] for n in range(sequences)]
     requests = [GenerateRequest(n, prompt, params, 0.0) for n, prompt in enumerate(prompts)]
     loaded = load_engine(config, recorder=NoDevice())
-    core = EngineCore(config, loaded.runner, loaded.facts, Requests(requests), depth=1)
+    core = make_core(config, loaded.runner, loaded.facts, Requests(requests), depth=1)
     took: dict[str, list[float]] = defaultdict(list)
     timed(core.scheduler, "schedule", took)
     timed(core.runner, "launch", took)

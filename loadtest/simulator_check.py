@@ -34,8 +34,8 @@ import msgspec
 import psutil
 
 from deploy.ray.policies import POLICIES, Policy, prefix_hashes
+from engine.assembly import COPIED_PART
 from engine.config import EngineConfig
-from engine.core import COPIED_PART
 from engine.memory.model_plan import ModelPlan
 from loadtest.calibration import Calibrated, Calibration, Cpu
 from loadtest.errors import BenchError

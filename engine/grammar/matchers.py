@@ -18,15 +18,14 @@ import torch
 from engine.errors import RequestRejectedError
 from engine.grammar.answers import FollowedAnswer, ReplayedAnswer
 from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
 from engine.protocol.generate import GenerateRequest
+from engine.sampling.masks import LaunchedStep, LazyMasks, TokenMasks
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 
 WORD_BITS = 32
 Words = npt.NDArray[np.int32]
 
 WAIT_S = 0.005  # of an engine without other work, for the message of a grammar
-SIGN_S = 0.2  # between signs of life meanwhile
 STEP_WAIT_S = 0.005  # of a step, for masks that are usually quick
 
 
@@ -41,7 +40,6 @@ class Matchers:
         self._compiling: dict[int, FollowedAnswer] = {}
         self._last: LaunchedStep | None = None
         self._wait_left = STEP_WAIT_S
-        self._sign_at = 0.0
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -85,14 +83,9 @@ class Matchers:
         states = [*self._states.values(), *self._replays.values()]
         return any(state.allowed is None for state in states)
 
-    def wait(self) -> bool:
-        """Wait a moment for a process. Return whether the engine should give a sign of life."""
+    def wait(self) -> None:
+        """Wait a moment for a process."""
         self._poll(WAIT_S)
-        now = time.monotonic()
-        is_due = now > self._sign_at
-        if is_due:
-            self._sign_at = now + SIGN_S
-        return is_due
 
     def drop(self, ids: Iterable[int]) -> None:
         """Forget finished and aborted requests; unknown ids are ignored."""

@@ -43,7 +43,7 @@ class AblatedTokens(NamedTuple):
 class Ablations:
     """The requests of the engine that have an ablation, by id.
 
-    While there are some, it is the runner's `forward_of`.
+    While there are some, the runner asks `forward_of` about each step.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -55,13 +55,14 @@ class Ablations:
 
     def add(self, request_id: int, ablation: Ablation) -> None:
         self._of[request_id] = ablation
-        self._runner.forward_of = self.forward_of
+        if self.forward_of not in self._runner.replacements:
+            self._runner.replacements.append(self.forward_of)
 
     def keep(self, ids: Collection[int]) -> None:
         """Forget all requests but those with these ids."""
         self._of = {key: ablation for key, ablation in self._of.items() if key in ids}
         if not self._of:
-            self._runner.forward_of = None
+            self._runner.replacements.remove(self.forward_of)
 
     def forward_of(self, step: Step) -> Forward | None:
         """Return what computes the hidden states of a step; None if the model does it alone."""

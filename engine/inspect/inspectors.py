@@ -14,6 +14,7 @@ from engine.inspect.lens import look, max_lens_tokens
 from engine.inspect.lens_queue import LensQueue
 from engine.inspect.watch import EngineWatch
 from engine.models.base import Model
+from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import Abort, GenerateRequest
 from engine.protocol.lens import LensRequest
 from engine.protocol.message import Message
@@ -21,7 +22,7 @@ from engine.protocol.outputs import EngineStats, StepOutputs
 from engine.protocol.ready import Ready
 from engine.protocol.watch import MeasureWaits, Watch
 from engine.runner.model_runner import ModelRunner
-from engine.runner.pending_step import PendingStep
+from engine.scheduling.between import Between, Outcome, RetiredStep
 from engine.scheduling.scheduler import Scheduler
 
 
@@ -36,7 +37,7 @@ def with_limits(facts: Ready, model: Model) -> Ready:
     return replace(facts, max_lens_tokens=longest, ablatable_heads=ablatable_heads(model))
 
 
-class Inspectors:
+class Inspectors(Between):
     """The inspectors of one engine. `send` sends a message to the API process."""
 
     def __init__(
@@ -52,26 +53,35 @@ class Inspectors:
     def has_work(self) -> bool:
         return bool(self.lenses)
 
-    def handle(self, message: Message) -> None:
+    def handle(self, message: Message) -> bool:
         match message:
             case LensRequest():
                 self.lenses.add(message)
-            case Abort():
-                self.lenses.drop(message.ids)
             case Watch():
                 self._watch(message)
             case MeasureWaits():
                 self.waits = CoreWaits(message.waited_ns) if message.on else None
-            case GenerateRequest():
-                if self.waits is not None:
-                    self.waits.arrived()
-                if message.ablation is not None:
-                    self.ablations.add(message.id, message.ablation)
-                if self.watch is not None:
-                    self.watch.add(message)
+            case Abort():
+                self.lenses.drop(message.ids)
+                return False
+            case _:
+                return False
+        return True
 
-    def work(self) -> None:
+    def queued(self, request: GenerateRequest | EmbedRequest) -> None:
+        if isinstance(request, EmbedRequest):
+            return
+        if self.waits is not None:
+            self.waits.arrived()
+        if request.ablation is not None:
+            self.ablations.add(request.id, request.ablation)
+        if self.watch is not None:
+            self.watch.add(request)
+
+    def work(self, *, is_quiet: bool) -> Outcome | None:
         """Compute a piece of a lens, unless requests wait."""
+        if not self.lenses:
+            return None
         waiting = self._scheduler.waiting or self._scheduler.embeds.waiting
         begin = time.monotonic()
         result = self.lenses.advance(is_free=not waiting)
@@ -80,23 +90,24 @@ class Inspectors:
             self.watch.add_lens(begin, end)
         if result is not None:
             self._send(result)
-            self.stepped(None, end, self._stats())
+            self.stepped(RetiredStep(end, self._stats()))
         elif not self._scheduler.has_work:
             # A lens has many pieces, and an engine that sends nothing for long counts as hung.
             stats = self._stats()
             self._send(StepOutputs(end, [], [], stats))
-            self.stepped(None, end, stats)
+            self.stepped(RetiredStep(end, stats))
+        return Outcome()
 
-    def stepped(self, pending: PendingStep | None, now: float, stats: EngineStats) -> None:
+    def stepped(self, retired: RetiredStep) -> None:
         """Report a step that was retired, or changes without a step."""
-        if self.waits is not None and pending is not None:
-            self._send(self.waits.of_step(stats.step))
+        if self.waits is not None and retired.step is not None:
+            self._send(self.waits.of_step(retired.stats.step))
         if self.ablations:
             self.ablations.keep(self._scheduler.sequences)
         if self.watch is None:
             return
-        step, launched = (pending.step, pending.launched_at) if pending else (None, 0.0)
-        self._send(self.watch.trace(stats, step, launched, now))
+        trace = self.watch.trace(retired.stats, retired.step, retired.launched_at, retired.at)
+        self._send(trace)
 
     def _watch(self, message: Watch) -> None:
         if not message.on:
@@ -108,7 +119,7 @@ class Inspectors:
         if self.watch is None:
             self.watch = EngineWatch(self._scheduler)
         else:
-            self.stepped(None, time.monotonic(), stats)
+            self.stepped(RetiredStep(time.monotonic(), stats))
         self._send(self.watch.blocks(message.id, stats))
 
     def _stats(self) -> EngineStats:

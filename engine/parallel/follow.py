@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.grammar.masks import LaunchedStep, LazyMasks, TokenMasks
 from engine.grammar.matchers import Matchers
 from engine.parallel.channel import Receiver
 from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
 from engine.runner.model_runner import ModelRunner
+from engine.sampling.masks import LaunchedStep, LazyMasks, TokenMasks
 from engine.scheduling.step import ScheduledSlice
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.device.ranks import Ranks
-    from engine.grammar.masks import TokenMasks
+    from engine.sampling.masks import TokenMasks
 
 INTERRUPT = signal.SIGUSR2  # tells the main thread that a follower has ended
 CAUSE_S = 0.2  # seconds in which a follower's end is seen, after a collective with it has failed

@@ -21,7 +21,6 @@ from engine.attention.kv_cache import KVCache
 from engine.device.limits import resident_memory
 from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
-from engine.grammar.masks import LazyMasks, SequenceGrammars, TokenMasks
 from engine.memory.graph_shapes import GraphShape
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
@@ -33,9 +32,16 @@ from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
 from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
+from engine.sampling.masks import LazyMasks, SequenceGrammars, TokenMasks
 from engine.sampling.sampler import DrawParams, draw, sample
 from engine.scheduling.speculation import Drafter
-from engine.scheduling.step import BlockCopy, EncoderInput, ScheduledSlice, Step
+from engine.scheduling.step import (
+    BlockCopy,
+    EncoderInput,
+    SampledToken,
+    ScheduledSlice,
+    Step,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +107,8 @@ class ModelRunner:
         self._resident, self._resident_at = 0, -MEMORY_INTERVAL
         # Computes hidden states [T, hidden] of any batch, and faster than Python for few decodes.
         self.programs: Forward | None = None
-        # Returns what computes the hidden states of a step in place of the model; None: the model.
-        self.forward_of: Callable[[Step], Forward | None] | None = None
+        # Each returns what computes the hidden states of a step in place of the model, or None.
+        self.replacements: list[Callable[[Step], Forward | None]] = []
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -145,7 +151,8 @@ class ModelRunner:
     def _compute(self, step: Step) -> tuple[torch.Tensor, bool, Sequence[PendingKnown]]:
         """Return logits [R, V] of the slices that sample, whether a graph left them, and what
         slices want of known tokens."""
-        changed = None if self.forward_of is None else self.forward_of(step)
+        found = (forward_of(step) for forward_of in self.replacements)
+        changed = next((forward for forward in found if forward), None)
         shape = None if changed else self._captured_shape(step)
         if self.graphs is not None and shape is not None:
             return self.graphs.compute(shape, step.slices), True, []
@@ -289,6 +296,17 @@ class ModelRunner:
         if tokens <= FEW_TOKENS or not self._rounds_tokens:
             return tokens
         return -(-tokens // multiple) * multiple
+
+    def results(self, pending: PendingStep) -> list[SampledToken]:
+        """Wait for the tokens of a step, and let the grammars compute what may follow them."""
+        sampled = pending.wait()
+        self.matchers.accept(pending.step, sampled)
+        return sampled
+
+    @property
+    def can_capture(self) -> bool:
+        """Whether a step graph is left to capture."""
+        return self.graphs is not None and self._can_capture
 
     def capture_when_idle(self) -> bool:
         """Capture one more step graph. Returns False if there is nothing left to capture.

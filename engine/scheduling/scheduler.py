@@ -32,7 +32,7 @@ from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence, sequence_of, sequence_of_lookup
-from engine.scheduling.speculation import Drafter, Speculation
+from engine.scheduling.speculation import Drafter, Grammars, Speculation
 from engine.scheduling.step import SampledToken, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
@@ -60,6 +60,7 @@ class Scheduler:
         part_size: int = 0,
         hash_key: bytes | None = None,
         drafter: Drafter | None = None,
+        grammars: Grammars | None = None,
         num_adapter_slots: int = 0,
     ) -> None:
         self.block_size = block_size
@@ -80,7 +81,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # sorted by rank
         self.sequences: dict[int, Sequence] = {}
         self.embeds = EmbedQueue()
-        self.speculation = Speculation(self.tables, drafter)
+        self.speculation = Speculation(self.tables, drafter, grammars)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._steps = self._preemptions = 0
 

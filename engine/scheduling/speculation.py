@@ -53,11 +53,13 @@ def ngram_drafter() -> Drafter:
 class Speculation:
     """Schedules drafts and checks them. Without a drafter there are none."""
 
-    def __init__(self, tables: BlockTables, drafter: Drafter | None) -> None:
+    def __init__(
+        self, tables: BlockTables, drafter: Drafter | None, grammars: Grammars | None
+    ) -> None:
         self.num_drafted = self.num_accepted = 0  # tokens, since the start
         self.num_drafts = 0  # since the start
         self.num_wrong = 0  # drafted tokens of the last step that was retired
-        self.grammars: Grammars | None = None
+        self._grammars = grammars
         self._tables = tables
         self._drafter = drafter
         self._most = 0  # tokens of a draft in this step
@@ -82,18 +84,18 @@ class Speculation:
 
     def is_ready(self, sequence: Sequence) -> bool:
         """Return whether a running sequence may be in the next step: its grammar is not late."""
-        if self.grammars is None or not sequence.is_constrained:
+        if self._grammars is None or not sequence.is_constrained:
             return True
-        return self.grammars.is_ready(sequence.id, sequence.num_tokens)
+        return self._grammars.is_ready(sequence.id, sequence.num_tokens)
 
     def _allowed(self, sequence: Sequence, most: int) -> list[int]:
         """Draft what a grammar forces, or else what is likely and allowed."""
-        if self.grammars is None or sequence.num_tokens > len(sequence.tokens):
+        if self._grammars is None or sequence.num_tokens > len(sequence.tokens):
             return []  # the grammar does not know a token that is in flight
-        forced = list(self.grammars.forced(sequence.id)[:most])
+        forced = list(self._grammars.forced(sequence.id)[:most])
         sequence.drafts.is_forced = bool(forced)
         draft = forced or self._likely(sequence, most)
-        return draft[: self.grammars.num_allowed(sequence.id, draft)] if draft else []
+        return draft[: self._grammars.num_allowed(sequence.id, draft)] if draft else []
 
     def _likely(self, sequence: Sequence, most: int) -> list[int]:
         most = min(most, sequence.drafts.num_wanted())

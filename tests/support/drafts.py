@@ -36,6 +36,5 @@ def draft_from(driver: Driver, known: Callable[[int], list[int]], share: float) 
         return [(token + 1) % 600 if rng.random() < share else token for token in rest]
 
     scheduler = driver.core.scheduler
-    speculation = Speculation(scheduler.tables, draft)
-    speculation.grammars = scheduler.speculation.grammars
+    speculation = Speculation(scheduler.tables, draft, driver.runner.matchers)
     scheduler.speculation = speculation

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -15,9 +15,11 @@ from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import nn
 
+from engine.adapters import Adapters
+from engine.assembly import make_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.inspect.inspectors import Inspectors, with_limits
+from engine.inspect.inspectors import Inspectors
 from engine.layers.experts import ExpertLinear
 from engine.protocol.embed import EmbedOutput, EmbedRequest, Pooling
 from engine.protocol.generate import (
@@ -104,6 +106,14 @@ class LatePendingStep:
         return self.result.embeddings()
 
 
+Part = TypeVar("Part")
+
+
+def part_of(core: EngineCore, kind: type[Part]) -> Part:
+    """Return the part of this class that works between the steps of `core`."""
+    return next(part for part in core.between if isinstance(part, kind))
+
+
 class LateRunner:
     """A ModelRunner that acts like a slow GPU: it computes a step only when `wait` is called.
 
@@ -113,13 +123,18 @@ class LateRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._queue: deque[LatePendingStep] = deque()
-        self.gauges, self.matchers = runner.gauges, runner.matchers
-        self.drafter, self.adapters = runner.drafter, runner.adapters
-        self.read_adapter, self.place_adapter = runner.read_adapter, runner.place_adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
         return self._queue[-1]
+
+    def results(self, pending: LatePendingStep) -> list[SampledToken]:
+        sampled = pending.wait()
+        self.matchers.accept(pending.step, sampled)
+        return sampled
 
     def capture_when_idle(self) -> bool:
         assert not self._queue, "captured while steps are in flight"
@@ -159,8 +174,6 @@ class Driver:
             mend()
         self.tapes = TapeRecorder() if captured else None
         self.loaded = load_engine(self.config, recorder=self.tapes, connect=connect)
-        facts = with_limits(self.loaded.facts, self.loaded.plan.model)
-        self.loaded = self.loaded._replace(facts=facts)
         self.runner = self.loaded.runner
         self.poisoned: set[int] = set()
         if self.runner.kind != "encoder":
@@ -168,9 +181,10 @@ class Driver:
         if self.runner.graphs:
             self._capture_on_demand(self.runner.graphs)
         runner: Any = LateRunner(self.runner) if late else self.runner
-        self.core = EngineCore(self.config, runner, self.loaded.facts, self, depth=depth)
-        self.inspectors = Inspectors(self.core.scheduler, self.runner, self.send)
-        self.core.inspection = self.inspectors
+        self.core = make_core(self.config, runner, self.loaded.facts, self, depth=depth)
+        self.inspectors = part_of(self.core, Inspectors)
+        self.adapters = part_of(self.core, Adapters)
+        self.loaded = self.loaded._replace(facts=self.core.facts)
         self.inbox: list[ToEngine] = []
         self.sent: list[Message] = []
         self.outputs: dict[int, list[TokenOutput]] = {}
@@ -340,9 +354,8 @@ class Driver:
     @property
     def busy(self) -> bool:
         core = self.core
-        compiling = core.matchers.is_compiling or core.adapters.is_loading
-        has_work = core.scheduler.has_work or compiling
-        return bool(self.inbox or has_work or core.in_flight)
+        is_waiting = any(part.is_waiting for part in core.between)
+        return bool(self.inbox or core.scheduler.has_work or is_waiting or core.in_flight)
 
     def run(self, max_turns: int = 20_000) -> None:
         """Run until all requests have ended; check that no block is held and none waits."""

@@ -6,10 +6,10 @@ import tempfile
 import threading
 import traceback
 
+from engine.assembly import make_core
 from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.inspect.inspectors import Inspectors, with_limits
 from engine.protocol.ready import Fatal, Shutdown
 from engine.runner.load import LoadedEngine
 
@@ -37,9 +37,7 @@ class ThreadChild:
     def _run(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         endpoint = EngineEndpoint(self._address)
         try:
-            facts = with_limits(loaded.facts, loaded.plan.model)
-            self.core = core = EngineCore(config, loaded.runner, facts, endpoint)
-            core.inspection = Inspectors(core.scheduler, loaded.runner, endpoint.send)
+            self.core = make_core(config, loaded.runner, loaded.facts, endpoint)
             endpoint.send(self.core.facts)
             self.core.run()
         except Exception as error:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.assembly import make_core
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.errors import ConfigError
 from engine.inspect.lens import LensPass, reference_ops
 from engine.protocol.generate import GenerateRequest, SamplingParams
@@ -39,7 +39,7 @@ class Candidate:
         if loaded.facts.kind != "decoder":
             raise ConfigError(f"{config.model} is no decoder; only decoders can be compared.")
         self.runner = loaded.runner
-        self._core = EngineCore(config, loaded.runner, loaded.facts, self)
+        self._core = make_core(config, loaded.runner, loaded.facts, self)
         self._inbox: list[ToEngine] = []
         self._outputs: dict[int, list[TokenOutput]] = {}
 

@@ -57,7 +57,7 @@ def driver(folder: Path, mode: dict[str, Any]) -> Driver:
 def nothing_stays(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "driver" in request.fixturenames:
-        assert not request.getfixturevalue("driver").core.matchers._states
+        assert not request.getfixturevalue("driver").runner.matchers._states
 
 
 def grammar(**kind: Any) -> Grammar:
@@ -270,7 +270,7 @@ def test_grammar_behind_a_long_queue_is_refused_to_be_sent_later(
 
 
 def test_same_grammar_has_one_process(driver: Driver) -> None:
-    compiler = driver.core.matchers.compiler
+    compiler = driver.runner.matchers.compiler
     schema = {**PERSON, "title": "once"}
     before = compiler._count
     ids = [driver.submit([1], 100, **constrained(n, schema)) for n in range(4)]
@@ -304,7 +304,7 @@ def test_engine_with_only_a_slow_grammar_reads_messages_and_gives_signs_of_life(
     faulty: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while it compiles; the client would take a silent engine for a hung one."""
-    monkeypatch.setattr("engine.grammar.matchers.SIGN_S", 0.02)
+    monkeypatch.setattr("engine.core.SIGN_S", 0.02)
     slow = faulty.submit([1], 3, **constrained(1, {**PERSON, "title": "dozes"}))
     signs = [0, 0]
     while not faulty.finish(slow):

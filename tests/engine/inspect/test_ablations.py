@@ -117,7 +117,7 @@ def test_others_of_an_ablated_request_keep_every_bit(model: Path, mode: dict[str
         driver.run()
         found.append([outputs(driver, request_id) for request_id in others])
     assert found[0] == found[1]
-    assert driver.runner.forward_of is None
+    assert not driver.runner.replacements
 
 
 @pytest.mark.parametrize("mode", each(EAGER))
@@ -181,10 +181,10 @@ def test_aborted_ablated_request_leaves_nothing(model: Path) -> None:
     driver = Driver(model)
     request_id = driver.submit(PROMPT, 30, ablation=LAYER)
     driver.turn(3)
-    assert driver.runner.forward_of is not None
+    assert driver.runner.replacements
     driver.abort(request_id)
     driver.run()
-    assert driver.runner.forward_of is None
+    assert not driver.runner.replacements
     norms = [layer for layer in driver.runner.model.modules() if "add" in vars(layer)]  # type: ignore[attr-defined]
     assert not norms
 

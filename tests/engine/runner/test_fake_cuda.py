@@ -197,7 +197,7 @@ def test_adapters_on_fake_cuda_have_graphs_of_their_own(tmp_path: Path) -> None:
         shapes = {shape for shape in driver.runner.graphs._steps if shape.has_adapters}
         assert {shape.decodes for shape in shapes} == {1, 2, 4, 8}
         # Files cannot be read into fake tensors: slot 2 counts as loaded.
-        driver.core.adapters._known[7] = mock.Mock()
+        driver.adapters._known[7] = mock.Mock()
         driver.core.scheduler.adapters.place(7, 2)
         launches.clear()
         driver.submit([1, 2, 3], 3)

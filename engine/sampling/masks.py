@@ -1,4 +1,4 @@
-"""The token masks of a step, and what the engine's loop asks of the grammars of its sequences."""
+"""The token masks of a step, and what the runner asks of the grammars of its sequences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.device.transfer import to_device
-from engine.errors import RequestRejectedError
-from engine.protocol.generate import GenerateRequest
 from engine.scheduling.speculation import Grammars
 from engine.scheduling.step import SampledToken, ScheduledSlice, Step
 
@@ -54,20 +52,6 @@ class LazyMasks:
 class SequenceGrammars(Grammars, Protocol):
     """The grammars of all constrained sequences: `engine/grammar/matchers.py`."""
 
-    def compile(self, request: GenerateRequest) -> None: ...
-
-    @property
-    def is_compiling(self) -> bool: ...
-
-    def compiled(self) -> list[tuple[GenerateRequest, RequestRejectedError | None]]: ...
-
-    @property
-    def is_waiting(self) -> bool: ...
-
-    def wait(self) -> bool: ...
-
-    def drop(self, ids: Iterable[int]) -> None: ...
-
     def start(self, sampling: Sequence[ScheduledSlice]) -> LazyMasks | None: ...
 
     def launched(self, pending: LaunchedStep) -> None: ...
@@ -77,5 +61,3 @@ class SequenceGrammars(Grammars, Protocol):
     def replay(
         self, request_id: int, answer: Sequence[int], indices: range
     ) -> torch.Tensor | None: ...
-
-    def close(self) -> None: ...

@@ -1,0 +1,61 @@
+"""Put the loop together with the parts that work between its steps."""
+
+from __future__ import annotations
+
+from engine.adapters import Adapters
+from engine.config import EngineConfig
+from engine.core import Endpoint, EngineCore
+from engine.grammar.matchers import Matchers
+from engine.grammar.requests import ConstrainedRequests
+from engine.inspect.inspectors import Inspectors, with_limits
+from engine.protocol.ready import Ready
+from engine.runner.capture import IdleCapture
+from engine.runner.model_runner import ModelRunner
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.speculation import Drafter, ngram_drafter
+
+# In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
+COPIED_PART = 16
+
+
+def make_core(
+    config: EngineConfig,
+    runner: ModelRunner,
+    facts: Ready,
+    endpoint: Endpoint,
+    *,
+    depth: int = 0,
+) -> EngineCore:
+    """Return the loop of a loaded model. See EngineCore for `depth`."""
+    assert isinstance(runner.matchers, Matchers)
+    scheduler = Scheduler(
+        num_blocks=facts.num_blocks,
+        block_size=facts.block_size,
+        max_model_len=facts.max_model_len,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_num_encoder_tokens=facts.max_num_encoder_tokens,
+        context_cost=facts.context_cost,
+        groups=facts.kv_groups,
+        # The queue is unbounded here: the client has applied its limits to whole submissions.
+        prefix_caching=config.enable_prefix_caching,
+        part_size=COPIED_PART if facts.device == "cpu" else 0,
+        drafter=_drafter(config, runner),
+        grammars=runner.matchers,
+        num_adapter_slots=facts.max_loras,
+    )
+    between = [
+        ConstrainedRequests(runner.matchers),
+        Adapters(scheduler, runner, endpoint.send),
+        IdleCapture(runner),
+        Inspectors(scheduler, runner, endpoint.send),
+    ]
+    facts = with_limits(facts, runner.model)
+    return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)
+
+
+def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter | None:
+    """Return what drafts tokens: the draft model if there is one, else n-grams."""
+    if config.speculation == "off":
+        return None
+    return runner.drafter or ngram_drafter()
