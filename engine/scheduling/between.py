@@ -14,7 +14,7 @@ from engine.scheduling.step import Step
 
 
 class Outcome(NamedTuple):
-    """What a part found when it worked."""
+    """The results of a part's work."""
 
     ready: Sequence[GenerateRequest] = ()  # requests that it kept, and which may go on now
     refused: Mapping[int, RequestRejectedError] = {}  # by request

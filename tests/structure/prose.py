@@ -39,7 +39,9 @@ NO_QUESTION = re.compile(r"(?:^|(?<=[.!?]\s))(?:Who|What)\b[^.?!]*(?:[.!]|$)")
 SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 LONG = 30  # words
 # What the demo models were taught is their material, not our prose.
-MATERIAL = re.compile(r"engine/demo/.*(?:text|topics|lexicon|translation|material)\.(?:py|toml)")
+MATERIAL = re.compile(
+    r"engine/(?:demo|offline/demo_training)/.*(?:text|topics|lexicon|translation|material)\.(?:py|toml)"
+)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 SELF = ("tests/structure/prose.py", "tests/structure/test_prose.py")
 
