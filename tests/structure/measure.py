@@ -24,6 +24,7 @@ APART = (
     "engine.checkpoint.weight_map",
     "engine.checkpoint.random",
 )
+CHAT_ROUTE = "server.api.openai.chat"
 LAYOUT = {
     tokenize.ENCODING,
     tokenize.COMMENT,
@@ -103,7 +104,7 @@ def closure(module: str, apart: tuple[str, ...] = APART) -> dict[str, Path]:
         if name in found or file is None or name.startswith(apart):
             continue
         found[name] = file
-        waiting += _imports(file)
+        waiting += imports(file)
     return found
 
 
@@ -115,7 +116,8 @@ def _file_of(module: str) -> Path | None:
     return None
 
 
-def _imports(file: Path) -> list[str]:
+def imports(file: Path) -> list[str]:
+    """The modules and names of this project that a file imports, also inside functions."""
     names = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -127,12 +129,29 @@ def _imports(file: Path) -> list[str]:
 
 
 def main() -> None:
-    files = closure("engine.core")
-    loop = total(files.values())
-    print(f"closure of engine.core: {len(files)} files, {loop.lines} lines, {loop.classes} classes")
+    from tests.structure import rooms  # it needs this module
+
+    for module, apart in (("engine.core", APART), (CHAT_ROUTE, ())):
+        files = closure(module, apart)
+        size = total(files.values())
+        print(
+            f"closure of {module}: {len(files)} files, {size.lines} lines, {size.classes} classes"
+        )
+    loop = closure("engine.core").values()
+    most = max((count, name) for file in loop for name, count in rooms.branches(file).items())
+    print(f"most branches of a function of the loop: {most[0]} ({most[1]})")
     for folder in ("engine", "server"):
+        graph = rooms.arrows(folder)
+        count = sum(map(len, graph.values()))
+        print(f"{folder}: {len(graph)} rooms, {count} arrows between them")
+        print(f"  rooms that import each other: {rooms.mutual_pairs(graph)}")
+        print(f"  knots: {rooms.knots(graph)}")
+        print(f"  files outside folders: {len(list((ROOT / folder).glob('*.py')))}")
+    for folder in ("engine", "server", "loadtest"):
         size = total(folder_files(folder))
         print(f"{folder}: {size.lines} lines of code, {size.density:.2f} tokens a line")
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    print(f"pyproject.toml: {len(pyproject.splitlines())} lines")
 
 
 if __name__ == "__main__":
