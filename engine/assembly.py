@@ -8,9 +8,8 @@ from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
-from engine.protocol.ready import Ready
 from engine.runner.capture import IdleCapture
-from engine.runner.model_runner import ModelRunner
+from engine.runner.load import LoadedEngine
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Drafter, ngram_drafter
 
@@ -20,13 +19,13 @@ COPIED_PART = 16
 
 def make_core(
     config: EngineConfig,
-    runner: ModelRunner,
-    facts: Ready,
+    loaded: LoadedEngine,
     endpoint: Endpoint,
     *,
     depth: int = 0,
 ) -> EngineCore:
     """Return the loop of a loaded model. See EngineCore for `depth`."""
+    runner, facts = loaded.runner, loaded.facts
     assert isinstance(runner.matchers, Matchers)
     scheduler = Scheduler(
         num_blocks=facts.num_blocks,
@@ -40,7 +39,7 @@ def make_core(
         # The queue is unbounded here: the client has applied its limits to whole submissions.
         prefix_caching=config.enable_prefix_caching,
         part_size=COPIED_PART if facts.device == "cpu" else 0,
-        drafter=_drafter(config, runner),
+        drafter=_drafter(config, loaded),
         grammars=runner.matchers,
         num_adapter_slots=facts.max_loras,
     )
@@ -54,8 +53,8 @@ def make_core(
     return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)
 
 
-def _drafter(config: EngineConfig, runner: ModelRunner) -> Drafter | None:
+def _drafter(config: EngineConfig, loaded: LoadedEngine) -> Drafter | None:
     """Return what drafts tokens: the draft model if there is one, else n-grams."""
     if config.speculation == "off":
         return None
-    return runner.drafter or ngram_drafter()
+    return loaded.drafter or ngram_drafter()

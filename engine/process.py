@@ -107,10 +107,11 @@ def _load(
     if followers is not None:
         config, connect = followers.config, followers.connect
     loaded = load_engine(config, endpoint.send, connect=connect)
-    loaded.runner.followers = followers
+    if followers is not None:
+        loaded.runner.lead(followers)
     # On a GPU the host schedules the next step while this one runs.
     depth = 1 if loaded.plan.device.type == "cuda" else 0
-    core = make_core(config, loaded.runner, loaded.facts, endpoint, depth=depth)
+    core = make_core(config, loaded, endpoint, depth=depth)
     endpoint.send(core.facts)
     return core
 

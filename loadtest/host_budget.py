@@ -69,7 +69,7 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
     prompts = [[1 + (n + i) % 500 for i in range(PROMPT)] for n in range(sequences)]
     requests = [GenerateRequest(n, prompt, params, 0.0) for n, prompt in enumerate(prompts)]
     loaded = load_engine(config, recorder=NoDevice())
-    core = make_core(config, loaded.runner, loaded.facts, Requests(requests), depth=1)
+    core = make_core(config, loaded, Requests(requests), depth=1)
     took: dict[str, list[float]] = defaultdict(list)
     timed(core.scheduler, "schedule", took)
     timed(core.runner, "launch", took)

@@ -38,7 +38,7 @@ class Engine:
         self.runner = self.loaded.runner
         if depth is None:
             depth = 1 if self.runner.device.type == "cuda" else 0
-        self.core = make_core(config, self.runner, self.loaded.facts, self, depth=depth)
+        self.core = make_core(config, self.loaded, self, depth=depth)
         self.steps: list[float] = []  # when each step was retired, CLOCK_MONOTONIC
         self._inbox: list[ToEngine] = []
         self._ids = 0

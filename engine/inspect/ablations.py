@@ -28,7 +28,8 @@ from engine.inspect.residual import joins
 from engine.layers.attention import Attention
 from engine.models.base import Model
 from engine.protocol.generate import Ablation
-from engine.runner.model_runner import Forward, ModelRunner
+from engine.runner.forward import Forward
+from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Step
 
 

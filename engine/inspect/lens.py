@@ -29,7 +29,8 @@ from engine.protocol.lens import (
     LensResult,
     Prediction,
 )
-from engine.runner.model_runner import TEXT_TOKENS_MULTIPLE, ModelRunner
+from engine.runner.forward import TEXT_TOKENS_MULTIPLE
+from engine.runner.model_runner import ModelRunner
 
 ROWS = 64  # whose logits are computed at once
 
@@ -141,7 +142,7 @@ class LensPass:
             [list(tokens), [tokens[0], *tokens[:-1]], list(range(count))], self._runner.device
         )
         batch = ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
-        return batch.padded(self._runner.round_up(count, TEXT_TOKENS_MULTIPLE))
+        return batch.padded(self._runner.forward.round_up(count, TEXT_TOKENS_MULTIPLE))
 
     @property
     def num_layers(self) -> int:

@@ -26,7 +26,7 @@ from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
-from engine.memory.profile import StepProfile, profile_steps, release_memory
+from engine.memory.profile import Capture, StepProfile, profile_steps, release_memory
 from engine.memory.report import (
     ADAPTERS,
     measured_bytes,
@@ -39,6 +39,7 @@ from engine.models.adapters import ModelAdapters
 from engine.ops.kernels import use_kernels
 from engine.protocol.ready import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
+from engine.runner.forward import Forward, ModelForward
 from engine.runner.kernel_progress import CompiledKernels
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
@@ -53,6 +54,7 @@ from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
 from engine.runner.warm_up import warm_up
+from engine.scheduling.speculation import Drafter
 from engine.scheduling.step import Step
 
 Report = Callable[[Progress], None]
@@ -64,6 +66,7 @@ class LoadedEngine(NamedTuple):
     plan: ModelPlan
     runner: ModelRunner
     facts: Ready  # what the server and its users see
+    drafter: Drafter | None = None  # of tokens that a step may check: a second model
 
 
 def load_engine(
@@ -105,16 +108,25 @@ def load_engine(
     free = plan.of_rank(available_memory(plan.device))
     num_blocks, max_model_len = plan.plan_blocks(free, reserved)
     num_blocks, max_model_len = least_of_ranks(plan, num_blocks, max_model_len)
-    runner = _make_runner(plan, num_blocks, max_model_len, openmp_wait, matchers, adapters)
+    runner = _make_runner(
+        plan,
+        num_blocks,
+        max_model_len,
+        openmp_wait,
+        matchers,
+        adapters,
+        recorder=_recorder(plan, recorder),
+        shapes=plan.mixed_graph_shapes,
+    )
     report(Progress("warming up", 0.0))
     embedding_size = warm_up(runner)
     release_unused()
-    _capture(plan, runner, recorder, report, plan.mixed_graph_shapes)
+    _capture(runner, report)
     memory = memory_table(plan, runner, max_model_len, profile, draft)
+    drafter: Drafter | None = None
     if draft is not None:
         chunk = plan.max_num_batched_tokens
-        shares = config.enable_prefix_caching
-        runner.drafter = DraftModel(draft, chunk, shares_prefixes=shares)
+        drafter = DraftModel(draft, chunk, shares_prefixes=config.enable_prefix_caching)
     facts = _facts(
         plan,
         runner,
@@ -125,7 +137,7 @@ def load_engine(
         embedding_size=embedding_size,
         memory=memory,
     )
-    return LoadedEngine(plan, runner, facts)
+    return LoadedEngine(plan, runner, facts, drafter)
 
 
 def _facts(
@@ -209,10 +221,13 @@ def _load_draft(
     matchers = _matchers(draft)
     matchers.close()  # drafts follow no grammar
     blocks = num_draft_blocks(draft)
-    runner = _make_runner(draft, blocks, draft.max_model_len, openmp_wait, matchers)
+    recorder = _recorder(draft, recorder)
+    runner = _make_runner(
+        draft, blocks, draft.max_model_len, openmp_wait, matchers, recorder=recorder
+    )
     report_draft(Progress("warming up", 0.0))
     warm_up(runner)
-    _capture(draft, runner, recorder, report_draft, ())
+    _capture(runner, report_draft)
     return runner
 
 
@@ -256,7 +271,14 @@ def _make_runner(
     openmp_wait: OpenMPWait,
     matchers: Matchers,
     adapters: ModelAdapters | None = None,
+    *,
+    recorder: Recorder | None = None,
+    shapes: Sequence[GraphShape] = (),
 ) -> ModelRunner:
+    """Return a runner over a new KV cache and new rows.
+
+    With a `recorder` steps are captured; `shapes` are those with prompt chunks.
+    """
     config = plan.config
     kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
     rows = SequenceRows(
@@ -267,7 +289,22 @@ def _make_runner(
         plan.device,
         plan.kernels,
     )
-    runner = ModelRunner(
+    is_alone = plan.ranks.count == 1
+    forward = ModelForward(
+        plan.model, adapters, rounds_tokens=plan.prepacks, may_compute_again=is_alone
+    )
+    programs: Forward | None = None
+    # A recorded pass would leave out what ranks send each other.
+    if plan.backend.name == "numba" and is_alone:
+        from engine.attention.numba import NumbaBackend
+        from engine.runner.decode_programs import DecodePrograms
+
+        assert isinstance(plan.backend, NumbaBackend)
+        programs = DecodePrograms(forward, plan.backend, rows.block_tables.shape[2])
+    graphs: StepGraphs | None = None
+    if recorder is not None:
+        graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)
+    return ModelRunner(
         plan.model,
         plan.kind,
         plan.backend,
@@ -275,19 +312,11 @@ def _make_runner(
         rows,
         openmp_wait,
         matchers,
-        rounds_tokens=plan.prepacks,
+        forward,
+        programs=programs,
+        graphs=graphs,
+        adapters=adapters,
     )
-    runner.adapters = adapters
-    runner.may_compute_again = plan.ranks.count == 1
-    # A recorded pass would leave out what ranks send each other.
-    if plan.backend.name == "numba" and plan.ranks.count == 1:
-        from engine.attention.numba import NumbaBackend
-        from engine.runner.decode_programs import DecodePrograms
-
-        assert isinstance(plan.backend, NumbaBackend)
-        blocks = rows.block_tables.shape[2]
-        runner.programs = DecodePrograms(runner.forward, plan.backend, blocks)
-    return runner
 
 
 def _matchers(plan: ModelPlan) -> Matchers:
@@ -295,27 +324,17 @@ def _matchers(plan: ModelPlan) -> Matchers:
     return Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size)
 
 
-def _make_graphs(
-    plan: ModelPlan, runner: ModelRunner, recorder: Recorder, shapes: Sequence[GraphShape]
-) -> StepGraphs:
-    return StepGraphs(
-        plan.model, runner.rows, runner.kv, plan.backend, recorder, shapes, runner.adapters
-    )
+def _recorder(plan: ModelPlan, given: Recorder | None) -> Recorder | None:
+    """Return what captures steps: `given`, or a new one if the plan captures; None if none is."""
+    if plan.kind == "encoder" or plan.config.enforce_eager:
+        return None
+    return CudaRecorder() if given is None and plan.captures_graphs else given
 
 
-def _capture(
-    plan: ModelPlan,
-    runner: ModelRunner,
-    recorder: Recorder | None,
-    report: Report,
-    shapes: Sequence[GraphShape],
-) -> None:
-    """Capture the first steps, if steps are replayed. `shapes` are those with prompt chunks."""
-    if recorder is None and plan.captures_graphs:
-        recorder = CudaRecorder()
-    if recorder and plan.kind != "encoder" and not plan.config.enforce_eager:
+def _capture(runner: ModelRunner, report: Report) -> None:
+    """Capture the first steps, if steps are replayed."""
+    if runner.graphs is not None:
         report(Progress("capturing decode steps", 0.0))
-        runner.graphs = _make_graphs(plan, runner, recorder, shapes)
         runner.graphs.capture_at_start()
 
 
@@ -341,11 +360,13 @@ def _profile_over_one_block(
 
     if not plan.captures_graphs:
         return profile_steps(plan, compute, None)
-    recorder = CudaRecorder()
-    shapes = plan.mixed_graph_shapes
-    return profile_steps(
-        plan, compute, lambda: _make_graphs(plan, runner, recorder, shapes).capture
-    )
+
+    def make_graphs() -> Capture:
+        shapes, recorder = plan.mixed_graph_shapes, CudaRecorder()
+        rows, kv = runner.rows, runner.kv
+        return StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters).capture
+
+    return profile_steps(plan, compute, make_graphs)
 
 
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:

@@ -25,8 +25,14 @@ from engine.memory.graph_shapes import GraphShape
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
 from engine.protocol.ready import ModelKind
-from engine.runner.batch import build_batch, compute, rows_and_drafts
+from engine.runner.batch import build_batch, rows_and_drafts
 from engine.runner.encoder import build_encoder_batch, pool
+from engine.runner.forward import (
+    STEP_TOKENS_MULTIPLE,
+    TEXT_TOKENS_MULTIPLE,
+    Forward,
+    ModelForward,
+)
 from engine.runner.pending_step import PendingKnown, PendingStep
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
@@ -34,7 +40,6 @@ from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.masks import LazyMasks, SequenceGrammars, TokenMasks
 from engine.sampling.sampler import DrawParams, draw, sample
-from engine.scheduling.speculation import Drafter
 from engine.scheduling.step import (
     BlockCopy,
     EncoderInput,
@@ -46,14 +51,6 @@ from engine.scheduling.step import (
 log = logging.getLogger(__name__)
 
 MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
-# oneDNN compiles a kernel for each shape of a linear and each number of tokens, and keeps 512 of
-# half a megabyte each (engine/client/subprocess.py). So token counts above a few are rounded up to
-# a multiple: of 16 for texts, which add up to any number; of 8 for decoder steps, where every token
-# costs without AMX.
-FEW_TOKENS, TEXT_TOKENS_MULTIPLE, STEP_TOKENS_MULTIPLE = 32, 16, 8
-
-
-Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
 class Followers(Protocol):
@@ -75,10 +72,7 @@ class Followers(Protocol):
 
 
 class ModelRunner:
-    """A loaded model over a KV cache and rows. With `graphs` steps are replayed where they fit.
-
-    `rounds_tokens` rounds token counts up, for weights in oneDNN's layout.
-    """
+    """A loaded model over a KV cache and rows. With `graphs` steps are replayed where they fit."""
 
     def __init__(
         self,
@@ -89,26 +83,34 @@ class ModelRunner:
         rows: SequenceRows,
         openmp_wait: OpenMPWait,
         matchers: SequenceGrammars,
+        forward: ModelForward,
         *,
-        rounds_tokens: bool,
+        programs: Forward | None,
+        graphs: StepGraphs | None,
+        adapters: ModelAdapters | None,
     ) -> None:
+        """`programs` compute batches faster than `forward`, with the same bits, or call it.
+
+        Without `adapters` the model takes none.
+        """
         self.model, self.kind, self.backend = model, kind, backend
         self.kv, self.rows = kv, rows
         self.device = rows.device
-        self.graphs: StepGraphs | None = None
+        self.forward = forward
+        self.programs = programs
+        self.graphs = graphs
         self.matchers = matchers
-        self.adapters: ModelAdapters | None = None  # None: the model takes none
-        self.may_compute_again = True  # not with other ranks, which would not do so
+        self.adapters = adapters
         self.followers: Followers | None = None  # None: this rank is alone, or follows another
-        self.drafter: Drafter | None = None  # of tokens that a step may check: a second model
         self._openmp_wait = openmp_wait
-        self._rounds_tokens = rounds_tokens
         self._can_capture = True
         self._resident, self._resident_at = 0, -MEMORY_INTERVAL
-        # Computes hidden states [T, hidden] of any batch, and faster than Python for few decodes.
-        self.programs: Forward | None = None
         # Each returns what computes the hidden states of a step in place of the model, or None.
         self.replacements: list[Callable[[Step], Forward | None]] = []
+
+    def lead(self, followers: Followers) -> None:
+        """Let other ranks compute the same steps from now on."""
+        self.followers = followers
 
     # ---- one step ----------------------------------------------------------------------------
 
@@ -177,19 +179,6 @@ class ModelRunner:
             return self.programs(batch)
         return self.forward(batch)
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states of a batch, computed by the model itself."""
-        batch = batch.padded(self.round_up(batch.num_tokens, STEP_TOKENS_MULTIPLE))
-        try:
-            return compute(self.model, self.adapters, batch)
-        except torch.OutOfMemoryError:
-            if not self.may_compute_again:
-                raise
-            # The allocator keeps freed memory in pieces. Without them the step may fit: its size
-            # was measured at start. Computing again writes the same KV to the same places.
-            torch.cuda.empty_cache()
-            return compute(self.model, self.adapters, batch)
-
     def _captured_shape(self, step: Step) -> GraphShape | None:
         """Return the shape of the graph that computes this step, or None if none does."""
         if self.graphs is None:
@@ -203,7 +192,7 @@ class ModelRunner:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [L, V] for the hidden states [L, hidden] of some tokens."""
         count = len(hidden)
-        missing = self.round_up(count, STEP_TOKENS_MULTIPLE) - count
+        missing = self.forward.round_up(count, STEP_TOKENS_MULTIPLE) - count
         if missing:
             hidden = F.pad(hidden, (0, 0, 0, missing))
         return self.model.logits(hidden)[:count]
@@ -287,15 +276,9 @@ class ModelRunner:
     def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor | None:
         """Encode encoder prompts, whose KV is written, or texts, whose vectors are returned."""
         batch = build_encoder_batch(inputs, self.kv, self.backend, self.device)
-        batch = batch.padded(self.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
+        batch = batch.padded(self.forward.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
         hidden = self.model.encode(batch)[: batch.num_tokens]
         return pool(hidden, inputs) if inputs[0].pooling else None
-
-    def round_up(self, tokens: int, multiple: int) -> int:
-        """Round a token count up to a multiple, so that oneDNN compiles fewer kernels."""
-        if tokens <= FEW_TOKENS or not self._rounds_tokens:
-            return tokens
-        return -(-tokens // multiple) * multiple
 
     def results(self, pending: PendingStep) -> list[SampledToken]:
         """Wait for the tokens of a step, and let the grammars compute what may follow them."""
@@ -321,7 +304,7 @@ class ModelRunner:
         try:
             self._can_capture = self.graphs.capture_next()
         except torch.OutOfMemoryError as error:
-            if not self.may_compute_again:
+            if not self.forward.may_compute_again:
                 raise
             # Another program has taken the memory. Steps without a graph run kernel by kernel.
             log.warning("no memory to capture more steps: %s", error)

@@ -255,7 +255,7 @@ def test_core_drain_blocks_only_when_idle(checkpoint: Path) -> None:
         def send(self, message: Any) -> None:
             driver.send(message)
 
-    core = make_core(driver.config, driver.runner, driver.loaded.facts, Endpoint(), depth=1)
+    core = make_core(driver.config, driver.loaded, Endpoint(), depth=1)
     driver.submit([1], 3)
     while core.scheduler.has_work or core.in_flight or not asked:
         core.turn()
@@ -327,7 +327,7 @@ def test_runner_rounds_rows_so_that_onednn_compiles_few_kernels(
     driver.run()
     assert met >= {40, 120}
     assert not [rows for rows in met if rows > 32 and rows % 8]
-    monkeypatch.setattr(driver.runner, "round_up", lambda tokens, multiple: tokens)
+    monkeypatch.setattr(driver.runner.forward, "round_up", lambda tokens, multiple: tokens)
     for length, before in answers.items():
         again = driver.submit(list(range(length)), 5)
         driver.run()

@@ -181,7 +181,7 @@ class Driver:
         if self.runner.graphs:
             self._capture_on_demand(self.runner.graphs)
         runner: Any = LateRunner(self.runner) if late else self.runner
-        self.core = make_core(self.config, runner, self.loaded.facts, self, depth=depth)
+        self.core = make_core(self.config, self.loaded._replace(runner=runner), self, depth=depth)
         self.inspectors = part_of(self.core, Inspectors)
         self.adapters = part_of(self.core, Adapters)
         self.loaded = self.loaded._replace(facts=self.core.facts)

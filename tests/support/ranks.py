@@ -111,7 +111,7 @@ def ranked(model: Path, place: Path, size: int = 2, **config: Any) -> Iterator[D
     followers = ThreadFollowers(EngineConfig(model=str(model), **(fields | config)), place)
     try:
         driver = Driver(model, tensor_parallel_size=size, connect=followers.connect, **config)
-        driver.runner.followers = followers
+        driver.runner.lead(followers)
         yield driver
     finally:
         followers.close()

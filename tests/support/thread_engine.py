@@ -37,7 +37,7 @@ class ThreadChild:
     def _run(self, config: EngineConfig, loaded: LoadedEngine) -> None:
         endpoint = EngineEndpoint(self._address)
         try:
-            self.core = make_core(config, loaded.runner, loaded.facts, endpoint)
+            self.core = make_core(config, loaded, endpoint)
             endpoint.send(self.core.facts)
             self.core.run()
         except Exception as error:

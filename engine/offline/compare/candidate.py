@@ -39,7 +39,7 @@ class Candidate:
         if loaded.facts.kind != "decoder":
             raise ConfigError(f"{config.model} is no decoder; only decoders can be compared.")
         self.runner = loaded.runner
-        self._core = make_core(config, loaded.runner, loaded.facts, self)
+        self._core = make_core(config, loaded, self)
         self._inbox: list[ToEngine] = []
         self._outputs: dict[int, list[TokenOutput]] = {}
 

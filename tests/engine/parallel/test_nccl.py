@@ -124,7 +124,7 @@ def test_all_ranks_call_the_same_collectives_in_the_same_order(tmp_path: Path) -
     with fake_cuda():
         with collected() as due:
             driver = Driver(model, depth=1, connect=connect_in(tmp_path), **config)
-            driver.runner.followers = followers
+            driver.runner.lead(followers)
             while driver.runner.capture_when_idle():
                 pass
             captured = len(due)

@@ -69,7 +69,7 @@ def drafted_driver(folders: dict[str, Path], draft: str, **fields: Any) -> Drive
 
 
 def draft_model(driver: Driver) -> DraftModel:
-    drafter = driver.runner.drafter
+    drafter = driver.loaded.drafter
     assert isinstance(drafter, DraftModel)
     return drafter
 

@@ -180,7 +180,7 @@ def test_draft_model_on_fake_cuda_is_replayed(tmp_path: Path) -> None:
     with fake_cuda() as launches:
         driver = engine(QUICK[0], tmp_path, speculative_model=str(tmp_path))
         generate(driver)
-        draft = driver.runner.drafter
+        draft = driver.loaded.drafter
         assert isinstance(draft, DraftModel)
         graphs = draft._runner.graphs
         assert graphs is not None
