@@ -26,6 +26,7 @@ MAX_OPERATIONS = 24
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hi"}}\n'
 CONTENTS = (LINE, LINE + LINE.replace(b'"a"', b'"b"'), b"no line\n", LINE * 2, LINE.ljust(20_000))
 OPERATIONS = ("upload", "create", "cancel", "delete", "fail", "full", "pause", "restart")
+FREQUENCIES = (3, 3, 1, 1, 3, 1, 1, 1)
 FREE = -1  # writes before one fails: no write fails
 SETTLED_S = 8.0
 POLL_S = 0.004
@@ -50,6 +51,10 @@ def seeds() -> list[bytes]:
 
 
 def mutate(random: Random, data: bytes) -> bytes:
+    """Change some operations, or choose all of them, most often those that write."""
+    if random.random() < 0.4:
+        chosen = random.choices(OPERATIONS, FREQUENCIES, k=random.randrange(4, MAX_OPERATIONS))
+        return bytes(operation(name, random.randrange(12)) for name in chosen)
     words = [bytes([operation("fail", count), random.randrange(4)]) for count in range(12)]
     changed = mutate_bytes(random, data, words)
     start = random.randrange(max(1, len(changed) - MAX_OPERATIONS))
