@@ -56,10 +56,10 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
 def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     """Describe where the model is. Raises the ConfigError that `serve` raises before loading."""
     from server.cli.pull import is_offline_mode
-    from server.http.auth import read_keys
+    from server.http.key_file import check_access
     from server.text.chat_template import ChatTemplate
 
-    read_keys(config)
+    check_access(config)
     folder = _local_folder(engine_config.model)
     draft = engine_config.speculative_model
     draft_folder = _local_folder(draft) if draft else None

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from engine.checkpoint.folder import model_folder
+from engine.client.imports import quick_imports
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.cli import exit_codes
@@ -23,6 +24,7 @@ from server.cli.config import ServerConfig
 from server.cli.console import logger_for
 from server.cli.foreign_flags import first_advice
 from server.cli.settings import CONFIG_VARIABLE, Setting, load, settings
+from server.http.key_file import check_access
 from server.http.listener import ListenError, listen
 
 ConfigFile = Annotated[
@@ -134,6 +136,8 @@ def serve(**values: Any) -> None:
     for warning in warnings:
         logger_for(server_config, "warning")(f"penstock: warning: {warning}")
     try:
+        if not only_plan:
+            check_access(server_config)
         server_config, engine_config = resolved(server_config, engine_config, only_plan)
         if only_plan:
             become("engine.memory.command", msgspec.json.encode(engine_config).decode())
@@ -147,8 +151,9 @@ def serve(**values: Any) -> None:
     from engine.client.subprocess import EngineProcess
 
     with EngineProcess(engine_config) as child:  # it imports torch while we import the server
-        from engine.client.client import ProcessClient
-        from server.lifetime import run
+        with quick_imports():
+            from engine.client.client import ProcessClient
+            from server.lifetime import run
 
         client = ProcessClient(engine_config, child)
         status = run(server_config, engine_config, client, listener)
