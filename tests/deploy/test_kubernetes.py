@@ -21,8 +21,10 @@ from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import plan_memory
 from server.api import ops
+from server.cli.config import ServerConfig
 from server.cli.main import app as command
 from server.cli.settings import load
+from server.http.auth import FORM_BYTES
 from server.telemetry.tracing import Tracing
 from tests.deploy.render import (
     CHART,
@@ -346,6 +348,31 @@ def test_ingress_and_gateway_paths_exclude_metrics_and_probes(
         seen += len(paths)
         assert not [r for r in ROUTES for path in paths if f"{r}/".startswith(path.rstrip("/"))]
     assert seen > 3
+
+
+@pytest.mark.parametrize("name", ["component/ingress", "helm/full"])
+def test_ingress_of_stored_things_admits_whole_files_and_sends_a_key_to_one_pod(
+    name: str, renderings: dict[str, list[Object]]
+) -> None:
+    prefix = "nginx.ingress.kubernetes.io/"
+    ingresses = {}
+    for thing in renderings[name]:
+        if thing["kind"] == "Ingress":
+            [rule] = thing["spec"]["rules"]
+            notes = thing["metadata"]["annotations"]
+            for path in rule["http"]["paths"]:
+                ingresses[path["path"]] = notes
+    assert ingresses.keys() == {"/v1", "/v1/files", "/v1/batches", "/v1/responses"}
+    config = ServerConfig()
+    for path, notes in ingresses.items():
+        size = int(notes[f"{prefix}proxy-body-size"].removesuffix("m")) << 20
+        is_stored = path != "/v1"
+        assert (f"{prefix}upstream-hash-by" in notes) == is_stored
+        assert (notes[f"{prefix}proxy-next-upstream"] == "off") == is_stored
+        if is_stored:
+            assert size >= config.max_upload_bytes + FORM_BYTES
+        else:
+            assert size == config.max_body_bytes
 
 
 def test_chart_with_pull_secret_annotation_and_env_renders_them() -> None:
