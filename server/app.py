@@ -163,6 +163,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
+    _measure_disk(state)
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
@@ -180,6 +181,12 @@ def _batches(config: ServerConfig, client: EngineClient, keys: ApiKeys) -> Batch
     if storage is None:
         return None
     return BatchRunner(storage, client, config.max_body_bytes, keys.seconds_until_room)
+
+
+def _measure_disk(state: AppState) -> None:
+    read = state.batches.storage.disk.share if state.batches else lambda: 0.0
+    text = "Share of the disk of --batch-dir in use, 0 to 1; 0 without this flag."
+    state.metrics.gauge("batch_disk_usage_perc", text, read)
 
 
 def _disabled(config: ServerConfig) -> tuple[str, ...]:
