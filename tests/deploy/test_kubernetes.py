@@ -48,12 +48,16 @@ ROUTES = {route.path for route in ops.router.routes}  # type: ignore[attr-define
 SELECTOR = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "penstock"}
 
 
-def on_the_base(component: Path, folder: Path) -> list[Object]:
-    """Render the base with one component, and with the component that this one needs."""
+def on_the_base(component: Path, folder: Path, more: Object | None = None) -> list[Object]:
+    """Render the base with one component, and with the component that this one needs.
+
+    `more` are further fields of the kustomization.
+    """
     shutil.copytree(K8S, folder / "k8s")
     beside = ["monitoring"] if component.name == "api-key" else []
     names = [*beside, component.name]
     document = {"resources": ["../base"], "components": [f"../components/{n}" for n in names]}
+    document |= more or {}
     (folder / "k8s" / "tried").mkdir()
     (folder / "k8s" / "tried" / "kustomization.yaml").write_text(json.dumps(document))
     return kustomize(folder / "k8s" / "tried")
@@ -175,6 +179,20 @@ def test_helm_monitoring_runbooks_are_at_the_address_of_the_setting() -> None:
     things = helm({"monitoring": {"enabled": True, "runbooks": page}})
     rules = by_name(things)["PrometheusRule", "penstock"]["spec"]["groups"][0]["rules"]
     urls = [rule["annotations"]["runbook_url"] for rule in rules]
+    assert urls == [f"{page}#{rule['alert'].lower()}" for rule in rules]
+
+
+def test_kustomize_runbooks_are_at_the_address_of_the_documented_replacement(
+    tmp_path: Path,
+) -> None:
+    component = K8S / "components" / "monitoring"
+    head = (component / "kustomization.yaml").read_text()
+    comment = re.findall(r"^#   (.*)$", head[head.index("#   configMapGenerator") :], re.MULTILINE)
+    lines = "\n".join(line for line in comment if not line.startswith("kubectl"))
+    things = on_the_base(component, tmp_path, yaml.safe_load(lines))
+    rules = by_name(things)["PrometheusRule", "penstock"]["spec"]["groups"][0]["rules"]
+    urls = [rule["annotations"]["runbook_url"] for rule in rules]
+    page = "https://wiki.example.com/penstock"
     assert urls == [f"{page}#{rule['alert'].lower()}" for rule in rules]
 
 
