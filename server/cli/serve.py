@@ -22,7 +22,7 @@ from server.cli import exit_codes
 from server.cli.command import become, fail
 from server.cli.config import ServerConfig
 from server.cli.console import logger_for
-from server.cli.foreign_flags import first_advice
+from server.cli.foreign_flags import all_advice
 from server.cli.settings import CONFIG_VARIABLE, Setting, load, settings
 from server.http.key_file import check_access
 from server.http.listener import ListenError, listen
@@ -44,7 +44,7 @@ class Serve(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {flag for param in self.get_params(ctx) for flag in param.opts}
         known |= {flag for param in self.get_params(ctx) for flag in param.secondary_opts}
-        if text := first_advice(args, known):
+        if text := all_advice(args, known):
             ctx.fail(text)
         return super().parse_args(ctx, spread(args))
 
