@@ -111,7 +111,7 @@ def masked(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _hide_secrets() -> None:
+def hide_secrets() -> None:
     """Mask the secrets on this process's command line, which every user of the machine can read."""
     shown = masked(sys.orig_argv)
     if shown != sys.orig_argv:
@@ -122,11 +122,11 @@ def _hide_secrets() -> None:
 
 def serve(**values: Any) -> None:
     """Serve MODEL over an OpenAI-compatible API."""
-    _hide_secrets()
+    hide_secrets()
     file = values.pop("config")
     only_plan = values.pop("plan")
     try:
-        server_config, engine_config, warnings = load(_with_model(values), os.environ, file)
+        server_config, engine_config, warnings = load(with_model(values), os.environ, file)
     except ConfigError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None
     from server.telemetry.logging import configure
@@ -160,7 +160,7 @@ def serve(**values: Any) -> None:
     raise typer.Exit(status)
 
 
-def _with_model(values: dict[str, Any]) -> dict[str, Any]:
+def with_model(values: dict[str, Any]) -> dict[str, Any]:
     """Take the argument MODEL as the value of --model. Raises typer.Exit if both are given."""
     argument = values.pop("folder")
     if argument is None:

@@ -33,7 +33,7 @@ class AccessRecord:
         write("request", method=method, path=path, status=status, ms=ms, **known)
 
 
-# What proxies send, the most telling first. Via names only the proxy.
+# Headers of proxies, the most telling first. Via names only the proxy.
 NAMING = ("x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip", "via")
 
 
