@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.client.channel import EngineEndpoint, remove_sockets
+from engine.client.imports import quick_imports
 from engine.client.subprocess import python_module
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -100,10 +101,11 @@ def _load(
 ) -> EngineCore:
     """Load the model, and tell the server that it is ready."""
     # Imported here so that a broken torch is reported like other failures.
-    from engine.core import EngineCore
-    from engine.inspect.inspectors import Inspectors
-    from engine.runner.load import load_engine
-    from engine.runner.ranks import refuse_ranks
+    with quick_imports():
+        from engine.core import EngineCore
+        from engine.inspect.inspectors import Inspectors
+        from engine.runner.load import load_engine
+        from engine.runner.ranks import refuse_ranks
 
     connect = refuse_ranks
     if followers is not None:

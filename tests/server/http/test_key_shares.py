@@ -15,7 +15,7 @@ from starlette.requests import Request
 from engine.errors import ConfigError
 from server.cli.config import ServerConfig
 from server.generation.cache_salt import cache_salt_of
-from server.http.auth import read_limited_keys
+from server.http.key_file import read_limited_keys
 from server.observe.live_engine import LiveEngine, TooManyViewersError
 from server.observe.recorder import Recorder
 from tests.support.fake_encoder import FakeEncoder
