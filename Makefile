@@ -15,11 +15,13 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help serve setup check test test-assets test-slow test-ui test-clients fuzz bench bench-peers demo-eval demo-score \
+.PHONY: help install serve setup check test test-assets test-slow test-ui test-clients fuzz bench bench-peers demo-eval demo-score \
 	demo-train gpu-check gpu-ablations gpu-wheels sbom lock clean
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+install: .venv/serving ## install what serving needs, and start nothing
 
 serve: .venv/serving ## serve MODEL (demo) on PORT (8000), after installing what serving needs
 	$(BIN)/penstock serve $(MODEL) --port $(PORT)

@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(error: Exception) -> str:
+    """Return the message of another library's error, whose lines and indents become spaces."""
+    return " ".join(str(error).split())
+
+
 class EngineError(Exception):
     """Base class of the errors that the engine raises on purpose."""
 

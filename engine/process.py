@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.client.channel import EngineEndpoint, remove_sockets
+from engine.client.imports import quick_imports
 from engine.client.subprocess import python_module
 from engine.config import EngineConfig
 from engine.device.parent import die_with_parent
@@ -99,9 +100,10 @@ def _load(
 ) -> EngineCore:
     """Load the model, and tell the server that it is ready."""
     # Imported here so that a broken torch is reported like other failures.
-    from engine.assembly import make_core
-    from engine.runner.load import load_engine
-    from engine.runner.ranks import refuse_ranks
+    with quick_imports():
+        from engine.assembly import make_core
+        from engine.runner.load import load_engine
+        from engine.runner.ranks import refuse_ranks
 
     connect = refuse_ranks
     if followers is not None:

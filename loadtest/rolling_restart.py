@@ -33,7 +33,7 @@ PATIENCE_S = 180  # time limit for a drain, or for locust, on a busy machine
 FLAGS = ("--threads", "1", "--drain-timeout", "60")
 FRAME = """
 daemon off;
-worker_processes 1;
+master_process off; # a worker of root would become another user, who may not write here
 pid nginx.pid;
 error_log error.log;
 events {{ worker_connections 1024; }}

@@ -60,7 +60,7 @@ from server.glassbox.watch.live_engine import LiveEngine
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
-from server.http.listener import is_loopback
+from server.http.key_file import check_ui
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.replay.record_file import RecordFile
 from server.settings import changed_settings
@@ -135,7 +135,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
-    _check_ui(config, keys)
+    check_ui(config, has_keys=bool(keys))
     recorder = Recorder(client.step_listeners, client.measure_waits)
     state = AppState(
         config=config,
@@ -167,6 +167,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
+    _measure_disk(state)
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
@@ -178,21 +179,18 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     return app
 
 
-def _check_ui(config: ServerConfig, keys: ApiKeys) -> None:
-    """Raise ConfigError if the network could open the pages without a key."""
-    if config.ui and not keys and not is_loopback(config.host):
-        raise ConfigError(
-            f"--ui needs an API key if the server listens on {config.host}, because the pages show "
-            "what the server computes. Set --api-key-file, or listen on 127.0.0.1."
-        )
-
-
 def _batches(config: ServerConfig, client: EngineClient, keys: ApiKeys) -> BatchRunner | None:
     """Return the runner of the batches in --batch-dir. Raises ConfigError."""
     storage = open_storage(config)
     if storage is None:
         return None
     return BatchRunner(storage, client, config.max_body_bytes, keys.seconds_until_room)
+
+
+def _measure_disk(state: AppState) -> None:
+    read = state.batches.storage.disk.share if state.batches else lambda: 0.0
+    text = "Share of the disk of --batch-dir in use, 0 to 1; 0 without this flag."
+    state.metrics.gauge("batch_disk_usage_perc", text, read)
 
 
 def _disabled(config: ServerConfig) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 from server.config import ServerConfig
 from server.exit_codes import MEANINGS
 
@@ -253,7 +253,13 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         document = yaml.load(file.read_text(encoding="utf-8"), Loader)  # noqa: S506 - a SafeLoader
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"Cannot read the YAML file {file}: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        if isinstance(error, yaml.MarkedYAMLError) and mark is not None:
+            context = f" {error.context}" if error.context else ""
+            where = f"line {mark.line + 1}, column {mark.column + 1}"
+            text = f"{file}, {where}, is not valid YAML: {error.problem}{context}."
+            raise ConfigError(text) from error
+        raise ConfigError(f"Cannot read the YAML file {file}: {one_line(error)}") from error
     if not isinstance(document, dict | None):
         raise ConfigError(f"{file} must contain `key: value` lines, not {type(document).__name__}.")
     return document or {}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.device.ranks import Ranks, Share
+from engine.layers.position_tables import PositionTables
 from engine.layers.weights.pack import pack, pack_codes
 from engine.layers.weights.weight import Weight
 from engine.ops.codes import Quantization
@@ -75,7 +76,7 @@ class ScaledTokenEmbedding(TokenEmbedding):
         self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
 
 
-class Sinusoids(nn.Module):
+class Sinusoids(PositionTables):
     """Sinusoidal position embedding, wavelengths from 2 pi up (arXiv 1706.03762, section 3.5).
 
     All sines come before all cosines, as in Marian.
@@ -84,13 +85,18 @@ class Sinusoids(nn.Module):
     table: torch.Tensor  # [count, dim]
 
     def __init__(self, count: int, dim: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        positions = torch.arange(count, dtype=torch.float64, device="cpu")
+        super().__init__({"table": (count, dim)}, dtype)
         pairs = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
         self.frequencies = 10000.0 ** (-pairs / dim)  # [dim / 2], the angle per position
+        if not self.is_planned:
+            self.fill()
+
+    def fill(self) -> None:
+        count, dim = self.table.shape
+        positions = torch.arange(count, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         table = torch.cat((angles.sin(), angles.cos()[:, : dim // 2]), dim=1)
-        self.register_buffer("table", table.to(dtype), persistent=False)
+        self.table = table.to(self.table.dtype)
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
         return self.table.index_select(0, positions)

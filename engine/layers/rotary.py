@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from engine.errors import ConfigError
+from engine.layers.position_tables import PositionTables
 
 # Required settings of each type, for which its formula has no default.
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -255,7 +255,7 @@ def _longrope(
     return 1.0 / (divisors * theta**exponent), attention_factor
 
 
-class RotaryEmbedding(nn.Module):
+class RotaryEmbedding(PositionTables):
     """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py).
 
     R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1.
@@ -272,38 +272,49 @@ class RotaryEmbedding(nn.Module):
         max_positions: int,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
+        shape = (max_positions, 1, 2 * len(frequencies))
+        super().__init__({"cos": shape, "sin": shape}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
-        positions = torch.arange(max_positions, dtype=torch.float32, device="cpu")
-        angles = torch.outer(positions, frequencies)
-        cos, sin = angles.cos() * factor, angles.sin() * factor
-        table = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-        self.register_buffer("cos", table[0].to(dtype).unsqueeze(1), persistent=False)
-        self.register_buffer("sin", table[1].to(dtype).unsqueeze(1), persistent=False)
+        self._factor = factor
+        if not self.is_planned:
+            self.fill()
+
+    def fill(self) -> None:
+        dtype, count = self.cos.dtype, len(self.cos)
+        positions = torch.arange(count, dtype=torch.float32, device="cpu")
+        angles = torch.outer(positions, self.frequencies)
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        self.cos = torch.cat([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = torch.cat([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, R]."""
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 
-class PairRotaryEmbedding(nn.Module):
+class PairRotaryEmbedding(PositionTables):
     """Tables for ops.rotary.apply_rotary_pairs, which rotates adjacent dimensions. Made in fp64."""
 
     cos: torch.Tensor  # [max_positions, 1, dim]
     sin: torch.Tensor  # [max_positions, 1, dim]; even dimensions are negated
 
     def __init__(self, dim: int, theta: float, max_positions: int, dtype: torch.dtype) -> None:
-        super().__init__()
         exponent = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
-        positions = torch.arange(max_positions, dtype=torch.float64, device="cpu")
+        shape = (max_positions, 1, 2 * len(exponent))
+        super().__init__({"cos": shape, "sin": shape}, dtype)
         self.frequencies = theta**-exponent  # [dim / 2], the angle per position
+        if not self.is_planned:
+            self.fill()
+
+    def fill(self) -> None:
+        dtype, count = self.cos.dtype, len(self.cos)
+        positions = torch.arange(count, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos(), angles.sin()
-        table = torch.stack([cos, cos], -1).flatten(1), torch.stack([-sin, sin], -1).flatten(1)
-        self.register_buffer("cos", table[0].to(dtype).unsqueeze(1), persistent=False)
-        self.register_buffer("sin", table[1].to(dtype).unsqueeze(1), persistent=False)
+        self.cos = torch.stack([cos, cos], -1).flatten(1).to(dtype).unsqueeze(1)
+        self.sin = torch.stack([-sin, sin], -1).flatten(1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, dim]."""

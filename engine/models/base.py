@@ -11,7 +11,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 
 Number = TypeVar("Number", int, float)
 
@@ -68,7 +68,9 @@ def on_meta_device(
         with torch.device("meta"):
             module: nn.Module = build(config, max_positions=max_positions, dtype=dtype)
     except RuntimeError as error:  # more bytes than exist, or than torch can count
-        raise ConfigError(f"config.json has sizes that cannot be laid out: {error}") from error
+        raise ConfigError(
+            f"config.json has sizes that cannot be laid out: {one_line(error)}"
+        ) from error
     return module
 
 

@@ -22,6 +22,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
 from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
+from engine.layers.position_tables import fill_tables
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
 from engine.memory.graph_shapes import GraphShape
@@ -235,6 +236,7 @@ def _load_weights(plan: ModelPlan, report: Report) -> int:
     """Fill the module's weights and choose its kernels; return the bytes of the weights."""
     plan.check_weights()
     use_kernels(plan.module, plan.kernels)
+    fill_tables(plan.module)
     # Each layer is packed as soon as it is filled, so that few plain weights exist at once.
     on_filled = partial(_pack, plan)
     if plan.config.load_format == "dummy":

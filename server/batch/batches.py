@@ -10,6 +10,7 @@ from collections.abc import Container
 from typing import Any, Literal, get_args
 
 import msgspec
+import structlog
 
 from engine.client.shares import Shares
 from server.batch.files import new_file_id
@@ -30,6 +31,8 @@ Status = Literal[
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 UNENDED = frozenset(get_args(Status)) - ENDED
 WINDOW_S = 24 * 3600
+
+log = structlog.get_logger("server.batches")
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
@@ -129,9 +132,16 @@ class BatchStore:
         """Keep a new batch, if it can be written. Raises StoreFull or OSError."""
         async with self._saving:
             await self._write(batch, uses_spare=False)
-            while len(self._batches) > self._most and (old := self._least_needed()):
-                (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
-                del self._batches[old.id]
+            try:
+                self._forget_old()
+            except OSError as error:  # the new batch is written all the same
+                log.error("an old batch cannot be deleted", cause=str(error))
+
+    def _forget_old(self) -> None:
+        """Forget ended batches beyond the limit. Raises OSError."""
+        while len(self._batches) > self._most and (old := self._least_needed()):
+            (self._folder.batches / f"{old.id}.json").unlink(missing_ok=True)
+            del self._batches[old.id]
 
     def _least_needed(self) -> BatchRecord | None:
         """Return the oldest ended batch of the tenant that has most batches, if any has ended."""

@@ -11,12 +11,15 @@ from collections.abc import Container, Mapping
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from engine.client.shares import Shares
 from server.batch.folder import BatchFolder, StoreFull, needs_room, read_records, sync_folder
 from server.batch.threads import in_thread
 
 OUTPUT = "batch_output"  # the purpose of results
+
+log = structlog.get_logger("server.batches")
 
 
 class FileTooLarge(Exception):
@@ -79,6 +82,17 @@ class FileStore:
             return None
         return file
 
+    def has(self, file_id: str) -> bool:
+        return file_id in self._files
+
+    def discard(self, file_id: str, tenant: str) -> None:
+        """Delete contents without a record, if there are any."""
+        path = self._folder.contents(file_id)
+        if not self.has(file_id) and path.exists():
+            size = path.stat().st_size
+            path.unlink()
+            self._folder.release(tenant, size)
+
     def contents(self, file: StoredFile) -> Path:
         return self._folder.contents(file.id)
 
@@ -128,9 +142,16 @@ class FileStore:
                 forget(None)
 
     def _remove(self, file: StoredFile) -> None:
-        """Delete the record first, so that no crash leaves one without contents."""
+        """Delete the record first, so that no crash leaves one without contents.
+
+        Raises OSError if the record is still there. Contents alone wait for the next start.
+        """
         (self._folder.files / f"{file.id}.json").unlink(missing_ok=True)
-        self.contents(file).unlink(missing_ok=True)
+        try:
+            self.contents(file).unlink(missing_ok=True)
+        except OSError as error:
+            log.error("contents cannot be deleted", file=file.id, cause=str(error))
+            return
         self._folder.release(file.tenant, file.bytes)
 
     async def delete_expired(self, needed: Container[str]) -> None:
@@ -182,8 +203,12 @@ class Upload:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            self._path.rename(self._folder.contents(self._id))
-            sync_folder(self._folder.files)
+            contents = self._path.rename(self._folder.contents(self._id))
+            try:
+                sync_folder(self._folder.files)
+            except OSError:
+                contents.unlink()
+                raise
         now = time.time()
         expires_at = None if lifetime is None else now + lifetime
         size, self.size = self.size, 0  # the bytes now belong to the file
@@ -193,7 +218,8 @@ class Upload:
         """Delete contents that are not in place."""
         with contextlib.suppress(OSError):  # bytes in its buffer do not fit on a full disk
             self._file.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next start deletes it
+            self._path.unlink(missing_ok=True)
         self._number.give_back(self._tenant)
         self._folder.release(self._tenant, self.size)
         self.size = 0

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import structlog
 
 from engine.client.shares import Shares
 from engine.errors import ConfigError
@@ -30,6 +31,8 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SPARE_BYTES = 256 << 10  # some records, each in two copies
+
+log = structlog.get_logger("server.batches")
 
 
 class StoreFull(Exception):
@@ -110,7 +113,8 @@ class BatchFolder:
             descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT, 0o600)
             os.posix_fallocate(descriptor, 0, SPARE_BYTES)
         except OSError:
-            self._spare.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._spare.unlink(missing_ok=True)
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -141,18 +145,27 @@ class BatchFolder:
 
 
 def _write_record(folder: Path, name: str, record: msgspec.Struct) -> None:
-    temporary = folder / f"{name}.tmp"
+    """Write a record and put it in place. Raises OSError; the record has not changed then."""
+    temporary, place = folder / f"{name}.tmp", folder / f"{name}.json"
+    is_new = not place.exists()
     try:
         with temporary.open("wb") as file:
             file.write(msgspec.json.encode(record))
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(folder / f"{name}.json")
-        sync_folder(folder)
+        temporary.rename(place)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+    try:
+        sync_folder(folder)
+    except OSError as error:
+        if is_new:
+            place.unlink()
+            raise
+        # The next start reads the new record, so an error would deny what has happened.
+        log.error("a record may not survive a power cut", record=name, cause=str(error))
 
 
 def sync_folder(folder: Path) -> None:

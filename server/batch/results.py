@@ -47,22 +47,28 @@ def result_line(
 
 
 class Results:
-    """The results of one batch, open for appending. `reserve` counts bytes before a write.
+    """The results of one batch, open for appending.
 
+    `reserve` counts bytes before a write; `release` gives back those that are not in the files.
     Opening reads the results of an earlier run. Raises ResultsError if a file has other content or
     another process writes to it.
     """
 
     def __init__(
-        self, output: Path, errors: Path, reserve: Callable[[int], None] = lambda size: None
+        self,
+        output: Path,
+        errors: Path,
+        reserve: Callable[[int], None] = lambda size: None,
+        release: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.done: set[str] = set()
         self._reserve = reserve
+        self._release = release
         self._synced_at = time.monotonic()
         self._files: list[ResultFile] = []
         try:
             for path in (output, errors):
-                self._files.append(ResultFile(path, self.done))
+                self._files.append(ResultFile(path, self.done, release))
         except BaseException:
             self.close()
             raise
@@ -78,7 +84,11 @@ class Results:
     async def add(self, custom_id: str, line: bytes, *, failed: bool) -> None:
         """Append the result of a line. Raises OSError, or what `reserve` raises."""
         self._reserve(len(line))
-        self._files[failed].append(line)
+        try:
+            self._files[failed].append(line)
+        except OSError:
+            self._release(len(line))
+            raise
         self.done.add(custom_id)
         if time.monotonic() - self._synced_at > SYNC_S:
             self._synced_at = time.monotonic()
@@ -95,14 +105,20 @@ class Results:
 
 
 class ResultFile:
-    """One file of results. Opening it adds the custom_ids of its lines to `done`."""
+    """One file of results. Opening it adds the custom_ids of its lines to `done`.
 
-    def __init__(self, path: Path, done: set[str]) -> None:
+    `release` gets the bytes of a last line that was written in part.
+    """
+
+    def __init__(self, path: Path, done: set[str], release: Callable[[int], None]) -> None:
         self.lines = 0
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self._lock(path)
-            self._read(path, done)
+            complete = self._read(path, done)
+            size = os.fstat(self._descriptor).st_size
+            os.ftruncate(self._descriptor, complete)
+            release(size - complete)
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -113,8 +129,8 @@ class ResultFile:
         except OSError:
             raise ResultsError(f"Another process writes to {path}.") from None
 
-    def _read(self, path: Path, done: set[str]) -> None:
-        """Read the results so far, and cut off what follows the last complete one."""
+    def _read(self, path: Path, done: set[str]) -> int:
+        """Read the results so far, and return the bytes of the complete ones."""
         complete = 0
         with path.open("rb") as file:
             for raw in file:
@@ -128,7 +144,7 @@ class ResultFile:
                 done.add(custom_id)
                 complete += len(raw)
                 self.lines += 1
-        os.ftruncate(self._descriptor, complete)
+        return complete
 
     def append(self, line: bytes) -> None:
         """Write one line. If the disk is full, none of it remains, and OSError is raised."""

@@ -96,7 +96,11 @@ class BatchRunner:
         """Run one batch in the background."""
         task = asyncio.create_task(self._run(batch.id))
         self._tasks[batch.id] = task
-        task.add_done_callback(lambda _: self._tasks.pop(batch.id))
+        task.add_done_callback(lambda _: self._forget(batch.id))
+
+    def _forget(self, batch_id: str) -> None:
+        del self._tasks[batch_id]
+        self._results.pop(batch_id, None)
 
     async def stop(self) -> None:
         """Stop sending lines. Lines that are open get no result."""
@@ -134,9 +138,10 @@ class BatchRunner:
             slots = LineSlots(turns, tenant, lambda: self._seconds_until_room(tenant))
             await self._turns.acquire(tenant)
             try:
-                await self._validate(batch_id)
-                if not self._batches[batch_id].is_ended:
-                    await self._execute(batch_id, slots)
+                with needs_room():
+                    await self._validate(batch_id)
+                    if not self._batches[batch_id].is_ended:
+                        await self._execute(batch_id, slots)
             finally:
                 self._turns.release(tenant)
         except (EngineError, ServerAway) as error:
@@ -171,15 +176,28 @@ class BatchRunner:
         await self._batches.update(batch_id, only_from=("validating",), **changes)
 
     async def _fail(self, batch_id: str, code: str, message: str) -> None:
-        """End a batch. If this cannot be written, the batch goes on waiting for that."""
-        problems = [LineProblem(code, message)]
+        """End a batch, and keep the results that are files by now.
+
+        If this cannot be written, the batch goes on waiting for that.
+        """
+        batch = self.current(self._batches[batch_id])
+        files = self.storage.files
+        changes: dict[str, Any] = {
+            "problems": [LineProblem(code, message)],
+            "completed": batch.completed,
+            "failed": batch.failed,
+            "output_file_id": batch.output_id if files.has(batch.output_id) else None,
+            "error_file_id": batch.error_id if files.has(batch.error_id) else None,
+        }
         while True:
             try:
-                await self._batches.update(batch_id, status="failed", problems=problems)
-                return
+                await self._batches.update(batch_id, status="failed", **changes)
+                break
             except (StoreFull, OSError) as error:
                 log.error("the end of a batch cannot be written", batch=batch_id, cause=str(error))
             await asyncio.sleep(RETRY_S)
+        for file_id in (batch.output_id, batch.error_id):
+            files.discard(file_id, batch.tenant)
 
     async def _execute(self, batch_id: str, slots: LineSlots) -> None:
         """Send the lines that have no result yet, and end the batch. Raises ServerAway."""
@@ -188,7 +206,12 @@ class BatchRunner:
         output, errors = folder.contents(batch.output_id), folder.contents(batch.error_id)
         try:
             results = await in_thread(
-                lambda: Results(output, errors, partial(folder.reserve, batch.tenant)),
+                lambda: Results(
+                    output,
+                    errors,
+                    partial(folder.reserve, batch.tenant),
+                    partial(folder.release, batch.tenant),
+                ),
                 cancelled_with=Results.close,
             )
         except ResultsError as error:
@@ -203,7 +226,6 @@ class BatchRunner:
                 await self._batches.update(batch_id, starts=0)
             raise
         finally:
-            del self._results[batch_id]
             results.close()
 
     async def _outcome(self, batch_id: str, results: Results, slots: LineSlots) -> Status:
@@ -282,8 +304,7 @@ class BatchRunner:
             lines = read_lines(path, results.done, self._max_line_bytes)
             with contextlib.suppress(StoreFull), needs_room():
                 await refuse_lines(lines, results, f"batch_{outcome}", UNSENT[outcome])
-        with needs_room():
-            await in_thread(results.sync)
+        await in_thread(results.sync)
         await self._batches.update(
             batch_id,
             status=outcome,

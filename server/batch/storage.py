@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.batch.batches import BatchStore
+from server.batch.disk import DiskUse
 from server.batch.files import FileStore
 from server.batch.folder import BatchFolder
 from server.config import ServerConfig
@@ -18,6 +19,7 @@ class BatchStorage:
     folder: BatchFolder
     files: FileStore
     batches: BatchStore
+    disk: DiskUse
 
     async def delete_expired(self) -> None:
         """Delete the expired files that no unfinished batch needs."""
@@ -36,4 +38,4 @@ def open_storage(config: ServerConfig) -> BatchStorage | None:
     except BaseException:
         folder.close()
         raise
-    return BatchStorage(folder, files, batches)
+    return BatchStorage(folder, files, batches, DiskUse(folder.files))

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TextIO
 
+from engine.client.imports import quick_imports
 from server import exit_codes
 from server.cli.console import say
 
@@ -200,7 +201,7 @@ def become(module: str, *arguments: object) -> NoReturn:
 def main() -> int:
     """Run `main` of the module named by the first argument; return its exit status."""
     del sys.argv[0]
-    with stopped_at_once():
+    with stopped_at_once(), quick_imports():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         module = importlib.import_module(sys.argv[0])
     try:

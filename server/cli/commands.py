@@ -15,7 +15,6 @@ from engine.errors import ConfigError
 from server import exit_codes
 from server.cli.command import become, fail
 from server.cli.console import say
-from server.cli.serve import ConfigFile
 from server.settings import flags_page
 
 ServerUrl = Annotated[
@@ -319,16 +318,6 @@ def quantize(
     except ConfigError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None
     become("engine.offline.quantize.command", found.model, out, quantization)
-
-
-def doctor(config: ConfigFile = None) -> None:
-    """Check the machine, versions, settings and model. Exits with status 1 if a check fails.
-    Settings come from the environment and from a file."""
-    from server.cli.doctor import examine, render
-
-    findings = examine(config, os.environ)
-    typer.echo(render(findings))
-    raise typer.Exit(int(any(finding.level == "fail" for finding in findings)))
 
 
 def flags() -> None:

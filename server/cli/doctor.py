@@ -9,7 +9,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from server.config import ServerConfig
 from server.http.listener import ListenError, listen
 from server.settings import load
 
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 Level = Literal["ok", "warn", "fail"]
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
 
@@ -37,11 +39,16 @@ class Finding:
     fix: str = ""
 
 
-def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
-    """Return all findings, in the order in which they are printed."""
+def examine(
+    config: Path | None, environ: Mapping[str, str], given: Mapping[str, Any] = EMPTY
+) -> list[Finding]:
+    """Return all findings, in the order in which they are printed.
+
+    `given` are the settings of the command line.
+    """
     findings = [*_versions(), *_machine(), _gpu()]
     try:
-        server_config, engine_config, warnings = load({}, environ, config)
+        server_config, engine_config, warnings = load(given, environ, config)
         usable = _usable(server_config, engine_config)
     except ConfigError as error:
         return [*findings, Finding("settings", "fail", str(error), "correct the named setting")]
@@ -56,10 +63,10 @@ def examine(config: Path | None, environ: Mapping[str, str]) -> list[Finding]:
 def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     """Describe where the model is. Raises the ConfigError that `serve` raises before loading."""
     from server.cli.pull import is_offline_mode
-    from server.http.auth import read_keys
+    from server.http.key_file import check_access
     from server.text.chat_template import ChatTemplate
 
-    read_keys(config)
+    check_access(config)
     folder = _local_folder(engine_config.model)
     draft = engine_config.speculative_model
     draft_folder = _local_folder(draft) if draft else None

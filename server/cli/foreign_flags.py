@@ -62,6 +62,7 @@ SAME: dict[str, dict[str, str]] = {
         "--disable-log-requests": "--no-access-log",
         "--disable-uvicorn-access-log": "--no-access-log",
         "--uvicorn-log-level": "--log-level",
+        "--enable-log-requests": "--access-log",
         "--speculative-config": "--speculation",
         "--enable-lora": "--lora-modules",
         "--otlp-traces-endpoint": "--tracing",
@@ -85,6 +86,10 @@ SAME: dict[str, dict[str, str]] = {
         "--speculative-algorithm": "--speculation",
         "--speculative-draft-model-path": "--speculative-model",
         "--admin-api-key": "--admin-key-file",
+        "--random-seed": "--seed",
+        "--log-requests": "--access-log",
+        "--watchdog-timeout": "--stall-timeout",
+        "--max-total-tokens": "--kv-cache-memory-bytes",
     },
     OLLAMA: {"--num-ctx": "--max-model-len", "--num-parallel": "--max-num-seqs"},
 }
@@ -128,6 +133,16 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--repeat-penalty": "send repetition_penalty with each request",
         "--mmproj": "images are not served",
         "--rope-scaling": "the checkpoint's own RoPE scaling is used",
+        "--no-warmup": _WITHOUT,
+        "--context-shift": "an answer ends at the end of the context",
+        "--no-context-shift": "an answer always ends at the end of the context",
+        "--cache-reuse": "prompts share equal beginnings; see --enable-prefix-caching",
+        "--slot-save-path": "the KV cache is not saved; equal prompts share it while it lasts",
+        "--reasoning-budget": "use --reasoning, or reasoning_effort of a request",
+        "--threads-http": _WITHOUT,
+        "--numa": "start the server with numactl",
+        "--ssl-key-file": "a proxy does TLS; see docs/security.md",
+        "--ssl-cert-file": "a proxy does TLS; see docs/security.md",
     },
     VLLM: {
         "--trust-remote-code": "code of a checkpoint is never executed",
@@ -154,6 +169,28 @@ INSTEAD: dict[str, dict[str, str]] = {
         "-dp": "start one server for each GPU",
         "--data-parallel-size": "start one server for each GPU",
         "--limit-mm-per-prompt": "images are not served",
+        "--disable-log-stats": "metrics are at /metrics, and are not logged",
+        "--generation-config": "generation_config.json of the checkpoint is used",
+        "--hf-overrides": "change config.json in a copy of the checkpoint",
+        "--tokenizer-mode": "the tokenizer is the checkpoint's",
+        "--guided-decoding-backend": "structured output needs no choice",
+        "--structured-outputs-config": "structured output needs no choice",
+        "--distributed-executor-backend": "the ranks are processes of one machine",
+        "--enable-expert-parallel": "use --tensor-parallel-size",
+        "--max-seq-len-to-capture": "steps of all lengths are captured; see --enforce-eager",
+        "--tool-parser-plugin": "the server imports no code of others; see --tool-call-parser",
+    },
+    SGLANG: {
+        "--dp": "start one server for each GPU",
+        "--dp-size": "start one server for each GPU",
+        "--ep-size": "use --tensor-parallel-size",
+        "--enable-metrics": "/metrics is always served",
+        "--is-embedding": "the checkpoint says whether it makes vectors",
+        "--tokenizer-path": "the tokenizer is the checkpoint's",
+        "--grammar-backend": "structured output needs no choice",
+        "--sampling-backend": _WITHOUT,
+        "--schedule-policy": "the queue is in order of priority, then of arrival",
+        "--stream-interval": "each token is sent at once",
     },
     OLLAMA: {
         "--keepalive": "the model stays loaded until the server ends",
@@ -180,12 +217,15 @@ def advice(flag: str, known: Collection[str]) -> str:
     return ""
 
 
-def first_advice(arguments: Sequence[str], known: Collection[str]) -> str:
-    """Return the advice for the first unknown flag that has one; "" if there is none."""
+def all_advice(arguments: Sequence[str], known: Collection[str]) -> str:
+    """Return the advice for each unknown flag that has one, a line each; "" if there is none."""
+    found: list[str] = []
     for argument in arguments:
         if argument == "--":
             break
         flag = argument.partition("=")[0]
-        if flag.startswith("-") and flag not in known and (text := advice(flag, known)):
-            return text
-    return ""
+        if flag.startswith("-") and flag not in known:
+            text = advice(flag, known)
+            if text and text not in found:
+                found.append(text)
+    return "\n".join(found)

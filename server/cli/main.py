@@ -15,6 +15,7 @@ from loadtest.cli import app as bench
 from server.cli import commands
 from server.cli.command import standard_streams
 from server.cli.compare import compare
+from server.cli.doctor_command import Doctor, doctor
 from server.cli.explain import explain
 from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
@@ -51,7 +52,7 @@ app.command(name="list")(commands.list_models)
 app.command()(commands.pull)
 app.command()(commands.ps)
 app.command()(commands.stop)
-app.command()(commands.doctor)
+app.command(cls=Doctor)(doctor)
 app.command()(commands.flags)
 app.command()(commands.api)
 app.command()(commands.merge)

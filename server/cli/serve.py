@@ -15,13 +15,15 @@ import typer
 from typer.core import TyperCommand
 
 from engine.checkpoint.folder import model_folder
+from engine.client.imports import quick_imports
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server import exit_codes
 from server.cli.command import become, fail
 from server.cli.console import logger_for
-from server.cli.foreign_flags import first_advice
+from server.cli.foreign_flags import all_advice
 from server.config import ServerConfig
+from server.http.key_file import check_access
 from server.http.listener import ListenError, listen
 from server.settings import CONFIG_VARIABLE, Setting, load, settings
 
@@ -42,7 +44,7 @@ class Serve(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {flag for param in self.get_params(ctx) for flag in param.opts}
         known |= {flag for param in self.get_params(ctx) for flag in param.secondary_opts}
-        if text := first_advice(args, known):
+        if text := all_advice(args, known):
             ctx.fail(text)
         return super().parse_args(ctx, spread(args))
 
@@ -109,7 +111,7 @@ def masked(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _hide_secrets() -> None:
+def hide_secrets() -> None:
     """Mask the secrets on this process's command line, which every user of the machine can read."""
     shown = masked(sys.orig_argv)
     if shown != sys.orig_argv:
@@ -120,11 +122,11 @@ def _hide_secrets() -> None:
 
 def serve(**values: Any) -> None:
     """Serve MODEL over an OpenAI-compatible API."""
-    _hide_secrets()
+    hide_secrets()
     file = values.pop("config")
     only_plan = values.pop("plan")
     try:
-        server_config, engine_config, warnings = load(_with_model(values), os.environ, file)
+        server_config, engine_config, warnings = load(with_model(values), os.environ, file)
     except ConfigError as error:
         raise fail(error, exit_codes.BAD_CONFIG) from None
     from server.telemetry.logging import configure
@@ -134,6 +136,8 @@ def serve(**values: Any) -> None:
     for warning in warnings:
         logger_for(server_config, "warning")(f"penstock: warning: {warning}")
     try:
+        if not only_plan:
+            check_access(server_config)
         server_config, engine_config = resolved(server_config, engine_config, only_plan)
         if only_plan:
             become("engine.offline.plan", msgspec.json.encode(engine_config).decode())
@@ -147,15 +151,16 @@ def serve(**values: Any) -> None:
     from engine.client.subprocess import EngineProcess
 
     with EngineProcess(engine_config) as child:  # it imports torch while we import the server
-        from engine.client.client import ProcessClient
-        from server.cli.lifetime import run
+        with quick_imports():
+            from engine.client.client import ProcessClient
+            from server.cli.lifetime import run
 
         client = ProcessClient(engine_config, child)
         status = run(server_config, engine_config, client, listener)
     raise typer.Exit(status)
 
 
-def _with_model(values: dict[str, Any]) -> dict[str, Any]:
+def with_model(values: dict[str, Any]) -> dict[str, Any]:
     """Take the argument MODEL as the value of --model. Raises typer.Exit if both are given."""
     argument = values.pop("folder")
     if argument is None:

@@ -33,7 +33,11 @@ class AccessRecord:
         write("request", method=method, path=path, status=status, ms=ms, **known)
 
 
+# Headers of proxies, the most telling first. Via names only the proxy.
+NAMING = ("x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip", "true-client-ip", "via")
+
+
 def forwarded_for(headers: Headers) -> str | None:
-    """Return the client that a proxy names: X-Forwarded-For, or Forwarded (RFC 7239)."""
-    named = headers.get("x-forwarded-for") or headers.get("forwarded")
+    """Return the client that a proxy names, or the proxy; see `server.http.auth.is_forwarded`."""
+    named = next((headers[name] for name in NAMING if headers.get(name)), None)
     return named[:LONGEST] if named else None

@@ -1,41 +1,22 @@
-"""API keys: read them, and check the key of a request."""
+"""API keys: who has them, and check the key of a request."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import ConfigError
 from server.batch.runner import INSIDE
 from server.config import ServerConfig
 from server.http.errors import ApiError
+from server.http.key_file import NO_LIMITS, read_limited_keys
 from server.http.listener import address_of, is_loopback
-from server.http.rate_limits import KeyLimits, RateLimiter, parse_limits
+from server.http.rate_limits import RateLimiter
 
-NO_LIMITS = KeyLimits()
 LABEL_DIGITS = 8  # of a key's SHA-256 digest, if the key has no label
-LABEL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """A key, and what its owner may use."""
-
-    text: str
-    limits: KeyLimits = NO_LIMITS
-    is_admin: bool = False
-    may_prioritize: bool = False  # admins always may
-    label: str = ""  # for the log; "": the first digits of the digest
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.text.encode()).digest()
 
 
 class ApiKeys:
@@ -118,88 +99,6 @@ class ApiKeys:
     def limiter(self, name: str) -> RateLimiter | None:
         """Return the limiter of the owner that `find` has named; None if there are no limits."""
         return self._limiters.get(name)
-
-
-def read_keys(config: ServerConfig) -> list[str]:
-    """Return all keys as text. Raises ConfigError if a key or the file is invalid."""
-    return [key.text for key in read_limited_keys(config)]
-
-
-def read_limited_keys(config: ServerConfig) -> list[ApiKey]:
-    """Return all keys. Raises ConfigError if a key, a limit or the file is invalid."""
-    keys = {f"--api-key, key {place}": ApiKey(key) for place, key in enumerate(config.api_key, 1)}
-    if config.api_key_file is not None:
-        keys |= _keys_in(Path(config.api_key_file))
-    if config.admin_key_file is not None:
-        for where, key in _keys_in(Path(config.admin_key_file)).items():
-            keys[where] = replace(key, is_admin=True)
-    for where, key in keys.items():
-        if not key.text or not key.text.isprintable() or " " in key.text:
-            raise _invalid_key(where)
-    return list(keys.values())
-
-
-def _invalid_key(where: str) -> ConfigError:
-    return ConfigError(
-        f"{where}: an API key must not be empty or contain white space; "
-        "a comment in a key file needs a line of its own."
-    )
-
-
-def _keys_in(file: Path) -> dict[str, ApiKey]:
-    """Return the keys of a file by their places. A line is a key, and its limits behind it."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read the API keys in {file}: {error}") from error
-    keys: dict[str, ApiKey] = {}
-    for number, line in enumerate(lines, 1):
-        line = line.strip()
-        if line and not line.startswith("#"):
-            where = f"{file}, line {number}"
-            key = _key_in(line, where)
-            earlier = [place for place, other in keys.items() if other.text == key.text]
-            if earlier:
-                raise ConfigError(f"{where} repeats the key of {earlier[0]}; give each key once.")
-            keys[where] = key
-    if not keys:
-        raise ConfigError(f"{file} contains no API key; write one key per line.")
-    return keys
-
-
-def _key_in(line: str, where: str) -> ApiKey:
-    text, *words = re.split("[ \t]+", line)
-    if not all("=" in word for word in words):
-        raise _invalid_key(where)
-    label = ""
-    may_prioritize = False
-    limits = []
-    for word in words:
-        name, _, value = word.partition("=")
-        if name == "label":
-            label = _label(value, where)
-        elif name == "priority":
-            may_prioritize = _permission(name, value, where)
-        else:
-            limits.append(word)
-    try:
-        key_limits = parse_limits(limits)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}.") from error
-    return ApiKey(text, key_limits, label=label, may_prioritize=may_prioritize)
-
-
-def _label(value: str, where: str) -> str:
-    if not LABEL.fullmatch(value):
-        message = "label must be 1 to 64 letters, digits, or characters of `._@-`"
-        raise ConfigError(f"{where}: {message}.")
-    return value
-
-
-def _permission(name: str, value: str, where: str) -> bool:
-    if value not in ("true", "false"):
-        raise ConfigError(f"{where}: {name} must be true or false.")
-    return value == "true"
 
 
 # The built-in pages send it. A page of another origin cannot do so without a preflight, which is

@@ -7,12 +7,11 @@ API: https://platform.openai.com/docs/guides/rate-limits
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable
 
 from server.http.errors import ApiError, invalid
+from server.http.key_file import KeyLimits
 
 # With their meaning. Only keys with such a limit have them.
 RATE_LIMIT_HEADERS = {
@@ -23,32 +22,8 @@ RATE_LIMIT_HEADERS = {
     "x-ratelimit-remaining-tokens": "tokens that the key may use now",
     "x-ratelimit-reset-tokens": "time until all tokens are available again",
 }
-NUMBER = re.compile("[1-9][0-9]{0,8}")
 BUSY_S = 0.2  # between two looks for the end of a request
 Clock = Callable[[], float]  # seconds
-
-
-@dataclass(frozen=True)
-class KeyLimits:
-    """The limits of one key. None: no limit."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and answers
-    concurrent_requests: int | None = None
-
-
-def parse_limits(words: Sequence[str]) -> KeyLimits:
-    """Return the limits that `words` set, each as NAME=NUMBER. Raises ValueError for others."""
-    names = [field.name for field in fields(KeyLimits)]
-    found: dict[str, int] = {}
-    for word in words:
-        name, _, number = word.partition("=")
-        if name not in names:
-            raise ValueError(f"{name[:32]!r} is not a limit; limits are {', '.join(names)}")
-        if not NUMBER.fullmatch(number):
-            raise ValueError(f"{name} must be a number from 1 to 999999999")
-        found[name] = int(number)
-    return KeyLimits(**found)
 
 
 class TokenBucket:

@@ -107,6 +107,11 @@ class Metrics:
         names = (*self._labels, *labels)
         return Counter(f"penstock:{name}", text, names, registry=self.registry)
 
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a gauge whose value is read at each scrape."""
+        family = Gauge(f"penstock:{name}", text, [*self._labels], registry=self.registry)
+        family.labels(**self._labels).set_function(read)
+
     def _make_histograms(self) -> None:
         make = self._histogram
         self.time_to_first_token = make(

@@ -12,7 +12,7 @@ from typing import Any
 
 from server.text import exact_json
 from server.text.schema_annotations import drop_annotations
-from server.text.schema_bounds import bound_members
+from server.text.schema_bounds import bound_members, required_list
 from server.text.schema_nodes import Node, nodes_of
 from server.text.schema_numbers import check_numbers
 
@@ -93,8 +93,8 @@ def _is_open(node: dict[str, Any]) -> bool:
     properties = node.get("properties")
     if not isinstance(properties, dict) or "additionalProperties" in node:
         return False
-    required = node.get("required", [])
+    required = required_list(node)
     least = node.get("minProperties", 0)
-    if not isinstance(required, list) or not isinstance(least, int):
+    if required is None or not isinstance(least, int):
         return False  # the library refuses it
     return all(name in properties for name in required) and least <= len(properties)

@@ -47,12 +47,22 @@ def bound_members(nodes: Sequence[Node]) -> None:
         _bound_object(node.schema)
 
 
+def required_list(schema: dict[str, Any]) -> list[str] | None:
+    """Return the names in `required`, or None for other values, which the library refuses."""
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        return None
+    return required
+
+
 def _bound_object(schema: dict[str, Any]) -> None:
     """Limit the members of the object that one schema describes, if it leaves them open."""
     given = schema.get("properties", {})
     is_limited = schema.get("additionalProperties") is False or "maxProperties" in schema
-    required, least = schema.get("required", []), schema.get("minProperties", 0)
+    required, least = required_list(schema), schema.get("minProperties", 0)
     if is_limited or not _describes(schema, "object") or not isinstance(given, dict):
+        return
+    if required is None:
         return
     optional = [name for name in given if name not in required]
     if len(optional) > MOST_OPTIONAL or not isinstance(least, int):

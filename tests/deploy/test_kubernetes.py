@@ -22,6 +22,8 @@ from engine.memory.model_plan import ModelPlan
 from engine.memory.report import plan_memory
 from server.api import ops
 from server.cli.main import app as command
+from server.config import ServerConfig
+from server.http.auth import FORM_BYTES
 from server.settings import load
 from server.telemetry.tracing import Tracing
 from tests.deploy.render import (
@@ -46,12 +48,16 @@ ROUTES = {route.path for route in ops.router.routes}  # type: ignore[attr-define
 SELECTOR = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": "penstock"}
 
 
-def on_the_base(component: Path, folder: Path) -> list[Object]:
-    """Render the base with one component, and with the component that this one needs."""
+def on_the_base(component: Path, folder: Path, more: Object | None = None) -> list[Object]:
+    """Render the base with one component, and with the component that this one needs.
+
+    `more` are further fields of the kustomization.
+    """
     shutil.copytree(K8S, folder / "k8s")
     beside = ["monitoring"] if component.name == "api-key" else []
     names = [*beside, component.name]
     document = {"resources": ["../base"], "components": [f"../components/{n}" for n in names]}
+    document |= more or {}
     (folder / "k8s" / "tried").mkdir()
     (folder / "k8s" / "tried" / "kustomization.yaml").write_text(json.dumps(document))
     return kustomize(folder / "k8s" / "tried")
@@ -173,6 +179,20 @@ def test_helm_monitoring_runbooks_are_at_the_address_of_the_setting() -> None:
     things = helm({"monitoring": {"enabled": True, "runbooks": page}})
     rules = by_name(things)["PrometheusRule", "penstock"]["spec"]["groups"][0]["rules"]
     urls = [rule["annotations"]["runbook_url"] for rule in rules]
+    assert urls == [f"{page}#{rule['alert'].lower()}" for rule in rules]
+
+
+def test_kustomize_runbooks_are_at_the_address_of_the_documented_replacement(
+    tmp_path: Path,
+) -> None:
+    component = K8S / "components" / "monitoring"
+    head = (component / "kustomization.yaml").read_text()
+    comment = re.findall(r"^#   (.*)$", head[head.index("#   configMapGenerator") :], re.MULTILINE)
+    lines = "\n".join(line for line in comment if not line.startswith("kubectl"))
+    things = on_the_base(component, tmp_path, yaml.safe_load(lines))
+    rules = by_name(things)["PrometheusRule", "penstock"]["spec"]["groups"][0]["rules"]
+    urls = [rule["annotations"]["runbook_url"] for rule in rules]
+    page = "https://wiki.example.com/penstock"
     assert urls == [f"{page}#{rule['alert'].lower()}" for rule in rules]
 
 
@@ -346,6 +366,31 @@ def test_ingress_and_gateway_paths_exclude_metrics_and_probes(
         seen += len(paths)
         assert not [r for r in ROUTES for path in paths if f"{r}/".startswith(path.rstrip("/"))]
     assert seen > 3
+
+
+@pytest.mark.parametrize("name", ["component/ingress", "helm/full"])
+def test_ingress_of_stored_things_admits_whole_files_and_sends_a_key_to_one_pod(
+    name: str, renderings: dict[str, list[Object]]
+) -> None:
+    prefix = "nginx.ingress.kubernetes.io/"
+    ingresses = {}
+    for thing in renderings[name]:
+        if thing["kind"] == "Ingress":
+            [rule] = thing["spec"]["rules"]
+            notes = thing["metadata"]["annotations"]
+            for path in rule["http"]["paths"]:
+                ingresses[path["path"]] = notes
+    assert ingresses.keys() == {"/v1", "/v1/files", "/v1/batches", "/v1/responses"}
+    config = ServerConfig()
+    for path, notes in ingresses.items():
+        size = int(notes[f"{prefix}proxy-body-size"].removesuffix("m")) << 20
+        is_stored = path != "/v1"
+        assert (f"{prefix}upstream-hash-by" in notes) == is_stored
+        assert (notes[f"{prefix}proxy-next-upstream"] == "off") == is_stored
+        if is_stored:
+            assert size >= config.max_upload_bytes + FORM_BYTES
+        else:
+            assert size == config.max_body_bytes
 
 
 def test_chart_with_pull_secret_annotation_and_env_renders_them() -> None:

@@ -15,9 +15,13 @@ MAX_SECONDS = 20  # of one input, on a busy machine
 
 @dataclass(frozen=True)
 class Target:
-    """A way into Penstock. `opened` gives the check, which raises if something is wrong."""
+    """A way into Penstock. `opened` gives the check, which raises if something is wrong.
+
+    A short test tries `least` inputs, also on a busy machine.
+    """
 
     name: str
     seeds: Callable[[], list[bytes]]
     mutate: Mutate
     opened: Callable[[Path], AbstractAsyncContextManager[Check]]
+    least: int = 25

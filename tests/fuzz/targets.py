@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import re
 import shutil
 import time
@@ -35,7 +34,7 @@ from server.batch.results import Results, ResultsError, result_line
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_errors import TokenizerError
-from tests.fuzz import adapters, grammars
+from tests.fuzz import adapters, batches, grammars
 from tests.fuzz.mutate import (
     MAX_VALUES,
     has_more_values,
@@ -43,11 +42,10 @@ from tests.fuzz.mutate import (
     mutate_json,
     mutate_json_bytes,
 )
+from tests.fuzz.server import served
 from tests.fuzz.target import MAX_SECONDS, Check, Target
-from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
 from tests.support.reference_data import found
-from tests.support.rig import Served, has_exception, serving
 
 # ---- HTTP ----------------------------------------------------------------------------------------
 
@@ -119,35 +117,6 @@ def body_seeds() -> list[bytes]:
 def mutate_body(random: Random, data: bytes) -> bytes:
     path, _, body = data.partition(b"\n")
     return path + b"\n" + mutate_json_bytes(random, body)
-
-
-class Tracebacks(logging.Handler):
-    """The log records with an exception: no request may cause one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if has_exception(record):
-            self.found.append(record.getMessage())
-
-
-@contextlib.asynccontextmanager
-async def served(folder: Path, **fields: Any) -> AsyncIterator[tuple[Served, Tracebacks]]:
-    """A server around an engine that answers every request with "Hello", and what it logs."""
-    from tests.server.conftest import EOS, byte_tokenizer, write_model
-
-    answer = [*byte_tokenizer().encode("Hello").ids, EOS]
-    model = write_model(folder / "tiny")
-    root = logging.getLogger()
-    level, tracebacks = root.level, Tracebacks()
-    root.addHandler(tracebacks)
-    engine = FakeEngine(lambda request: answer)
-    async with serving(engine, model, log_level="error", **fields) as running:
-        yield running, tracebacks
-    root.removeHandler(tracebacks)
-    root.setLevel(level)  # other tests read records of lower levels
 
 
 def check_stream(text: str) -> None:
@@ -539,6 +508,7 @@ TARGETS = [
     Target("http", lambda: HTTP_SEEDS, partial(mutate_bytes, words=HTTP_WORDS), http_opened),
     Target("form", lambda: [FORM], partial(mutate_bytes, words=FORM_WORDS), form_opened),
     Target("batch", lambda: [LINE, RESULT], mutate_json_bytes, batch_opened),
+    batches.TARGET,
     Target("channel", channel_seeds, mutate_bytes, channel_opened),
     Target("safetensors", header_seeds, mutate_header, header_opened),
     Target("gguf", gguf_seeds, mutate_bytes, gguf_opened),

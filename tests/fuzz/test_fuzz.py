@@ -15,7 +15,6 @@ from tests.fuzz.targets import TARGETS
 
 SECONDS = 0.5
 THOROUGH_S = 20.0
-LEAST = 25  # inputs, also on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -23,7 +22,7 @@ LEAST = 25  # inputs, also on a busy machine
 )
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 async def test_inputs_of_target_are_handled(target: Target, seconds: float) -> None:
-    await fuzz(target, seconds, seed=1, store=False, least=LEAST)
+    await fuzz(target, seconds, seed=1, store=False, least=target.least)
 
 
 def test_mutations_depend_on_the_seed_only() -> None:

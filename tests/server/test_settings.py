@@ -138,7 +138,12 @@ def test_load_with_invalid_secret_does_not_print_it(tmp_path: Path) -> None:
         ("port: 8000\nhost: a\n'port': 8001", ["port appears twice, in lines 1 and 3"]),
         ("{port: 8000, port: 8001}", ["port appears twice, in lines 1 and 1"]),
         ("- port", ["must contain", "list"]),
-        ("port: [", ["Cannot read the YAML file"]),
+        (
+            "model: [a\nport: 3\n",
+            ["line 2, column 5, is not valid YAML: expected ',' or ']', but got ':' while parsing"],
+        ),
+        ("a: b: c", ["line 1, column 5, is not valid YAML: mapping values are not allowed here."]),
+        ("a: \x00", ['special characters are not allowed in "<unicode string>", position 3']),
         pytest.param("a: " + "[" * 9999, ["Cannot read the YAML file"], id="deep"),
     ],
 )

@@ -15,7 +15,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from engine.checkpoint.folder import full_path, read_json
 from engine.checkpoint.loader import FLOATS
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 
 MAX_NAMED = 20  # folders that an error message lists
 # The first of these in a base folder is used. Upstream's chat prefers the fine-tuned model, too.
@@ -70,7 +70,9 @@ class Checkpoint:
                 )
             state = torch.load(self.weights, map_location="cpu", weights_only=True, mmap=True)
         except (RuntimeError, OSError, ValueError, EOFError, UnpicklingError) as error:
-            raise ConfigError(f"{self.weights} is not a readable torch file: {error}") from error
+            raise ConfigError(
+                f"{self.weights} is not a readable torch file: {one_line(error)}"
+            ) from error
         if not isinstance(state, dict):
             raise ConfigError(f"{self.weights} holds a {type(state).__name__}; expected a dict.")
         for name, tensor in state.items():

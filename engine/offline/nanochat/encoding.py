@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_line
 
 CLASS = ("tiktoken.core", "Encoding")
 VALUES = {
@@ -57,7 +57,9 @@ def read_encoding(file: Path) -> Encoding:
             "Nothing in the file was executed."
         ) from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} is not a readable pickle of an Encoding: {error}") from error
+        raise ConfigError(
+            f"{file} is not a readable pickle of an Encoding: {one_line(error)}"
+        ) from error
 
 
 def _state(data: bytes) -> Any:

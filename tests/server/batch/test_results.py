@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import orjson
@@ -100,3 +102,29 @@ async def test_full_disk_leaves_no_part_of_a_line(
     assert (tmp_path / "out").read_bytes() == b""
     assert not results.done
     results.close()
+
+
+async def test_bytes_that_are_not_written_are_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    output = tmp_path / "out"
+    results = Results(output, tmp_path / "err", held.append, lambda size: held.append(-size))
+    await results.add("a", line("a"), failed=False)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", refuse)
+    with pytest.raises(OSError, match="No space"):
+        await results.add("b", line("b"), failed=False)
+    monkeypatch.undo()
+    assert sum(held) == output.stat().st_size == len(line("a"))
+    results.close()
+
+
+def test_bytes_of_a_line_written_in_part_are_given_back(tmp_path: Path) -> None:
+    (tmp_path / "out").write_bytes(line("a") + line("b")[:12])
+    released: list[int] = []
+    Results(tmp_path / "out", tmp_path / "err", release=released.append).close()
+    assert sum(released) == 12

@@ -21,6 +21,7 @@ from engine.device.limits import cpu_count, free_memory, machine_memory
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import plan_memory
 from server.cli.doctor import Finding, examine
+from tests.support.command_line import penstock
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -203,3 +204,28 @@ def test_doctor_command_prints_findings_without_importing_torch() -> None:
     broken = doctor(PENSTOCK_THREADS="0")
     assert broken.returncode == 1
     assert "fix: correct the named setting" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--max-model-len", "16777216"], "--max-model-len 16777216 is more than the"),
+        (["--kv-cache-memory-bytes", "900GiB"], "Lower it, or leave the flag out"),
+        (["--dtype", "int3"], "--dtype: 'int3' is not one of auto"),
+        (["--api-key-file", "/no/such/keys"], "Cannot read the API keys in /no/such/keys"),
+    ],
+)
+def test_doctor_with_a_flag_of_serve_fails_as_serve_would(flags: list[str], words: str) -> None:
+    answer = penstock("doctor", "demo", "--port", "0", *flags)
+    assert answer.returncode == 1
+    assert words in answer.stdout
+
+
+def test_doctor_with_flags_that_fit_finds_no_fault_and_shows_their_port() -> None:
+    answer = penstock("doctor", "demo", "--port", "0", "--dtype", "float32", PENSTOCK_PORT="1")
+    assert answer.returncode == 0, answer.stdout
+    assert "port 0 is free" in answer.stdout
+
+
+def test_doctor_with_a_model_that_is_missing_fails() -> None:
+    assert "No model folder at /no/such/model" in penstock("doctor", "/no/such/model").stdout

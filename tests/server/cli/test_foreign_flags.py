@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.cli.foreign_flags import INSTEAD, SAME, first_advice
+from server.cli.foreign_flags import INSTEAD, SAME, all_advice
 from server.settings import settings
 from tests.support.command_line import penstock
 
@@ -42,14 +42,22 @@ def test_flags_of_other_servers_lead_to_flags_that_exist():
         (["--host", "0.0.0.0"], ""),
     ],
 )
-def test_first_advice_names_our_flag(arguments, text):
-    found = first_advice(arguments, FLAGS)
+def test_all_advice_names_our_flag(arguments, text):
+    found = all_advice(arguments, FLAGS)
     assert text in found
     assert bool(found) == bool(text)
 
 
+def test_all_advice_has_a_line_for_each_foreign_flag_and_each_only_once():
+    given = ["-c", "4096", "--host", "::1", "-ngl=99", "--enable-auto-tool-choice", "-c", "1"]
+    lines = all_advice([*given, "--max_model_len", "--", "--jinja"], FLAGS).splitlines()
+    named = ["-c", "-ngl", "--enable-auto-tool-choice", "--max_model_len"]
+    assert [line.partition(" ")[0] for line in lines] == named
+
+
 @pytest.mark.parametrize("command", ["serve", "run-batch"])
 def test_command_with_a_foreign_flag_exits_with_2(command):
-    answer = penstock(command, "demo", "-c", "4096")
+    answer = penstock(command, "demo", "-c", "4096", "--tp", "2")
     assert answer.returncode == 2
     assert "Penstock's is --max-model-len." in answer.stderr
+    assert "Penstock's is --tensor-parallel-size." in answer.stderr

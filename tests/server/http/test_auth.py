@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
-from server.http.auth import read_keys
+from server.http.key_file import read_limited_keys
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 
@@ -141,27 +141,31 @@ async def test_single_key_adds_no_cache_salt(model, says):
         assert served.engine.requests[0].salt == ""
 
 
+def keys_of(config):
+    return [key.text for key in read_limited_keys(config)]
+
+
 def test_read_keys_reads_file_and_rejects_invalid_keys(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# ours\n\n one \ntwo\n")
-    assert read_keys(ServerConfig(api_key=("zero",), api_key_file=str(file))) == [
+    assert keys_of(ServerConfig(api_key=("zero",), api_key_file=str(file))) == [
         "zero",
         "one",
         "two",
     ]
     file.write_bytes("\ufeffschlüssel\r\n".encode())
-    assert read_keys(ServerConfig(api_key_file=str(file))) == ["schlüssel"]
+    assert keys_of(ServerConfig(api_key_file=str(file))) == ["schlüssel"]
     file.write_text("# ours\n\nsk-a  # Alice\n")
     with pytest.raises(ConfigError, match=r"keys, line 3: an API key must not"):
-        read_keys(ServerConfig(api_key_file=str(file)))
+        keys_of(ServerConfig(api_key_file=str(file)))
     for key in ("b c", ""):
         with pytest.raises(ConfigError, match=r"--api-key, key 2: an API key must not"):
-            read_keys(ServerConfig(api_key=("a", key)))
+            keys_of(ServerConfig(api_key=("a", key)))
     file.write_text("# none\n")
     with pytest.raises(ConfigError, match="no API key"):
-        read_keys(ServerConfig(api_key_file=str(file)))
+        keys_of(ServerConfig(api_key_file=str(file)))
     with pytest.raises(ConfigError, match="missing"):
-        read_keys(ServerConfig(api_key_file=str(tmp_path / "missing")))
+        keys_of(ServerConfig(api_key_file=str(tmp_path / "missing")))
 
 
 PROXIED = [
@@ -203,10 +207,10 @@ async def test_proxied_client_with_an_admin_key_is_an_admin(model, says, tmp_pat
 def test_key_file_with_invalid_label_raises(tmp_path, label):
     (tmp_path / "keys").write_text(f"sk-a label={label}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="line 1: label must be"):
-        read_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))
+        keys_of(ServerConfig(api_key_file=str(tmp_path / "keys")))
 
 
 def test_key_file_with_a_repeated_key_raises(tmp_path):
     (tmp_path / "keys").write_text("sk-a label=one\nsk-b\nsk-a requests_per_minute=1\n")
     with pytest.raises(ConfigError, match=r"line 3 repeats the key of .*line 1"):
-        read_keys(ServerConfig(api_key_file=str(tmp_path / "keys")))
+        keys_of(ServerConfig(api_key_file=str(tmp_path / "keys")))

@@ -17,7 +17,7 @@ from server.config import ServerConfig
 from server.generation.cache_salt import cache_salt_of
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.watch.live_engine import LiveEngine, TooManyViewersError
-from server.http.auth import read_limited_keys
+from server.http.key_file import read_limited_keys
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving

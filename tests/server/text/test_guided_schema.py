@@ -58,3 +58,13 @@ def test_closed_objects_have_only_their_own_members(schema: Any, expected: Any) 
 )
 def test_schema_that_could_forbid_every_answer_is_not_changed(schema: Any) -> None:
     assert guided(schema, {}) == schema | OPTIONS
+
+
+@pytest.mark.parametrize("required", [[["name"]], [{}], [None], ["name", []], None, 1, {"name": 1}])
+@pytest.mark.parametrize("is_bounded", [False, True])
+def test_required_without_a_list_of_names_is_left_to_the_library(
+    required: Any, is_bounded: bool
+) -> None:
+    made = guided({**OPEN, "required": required}, {}, is_bounded=is_bounded)
+    assert (made["required"], made["properties"]) == (required, NAME)
+    assert "maxProperties" not in made
