@@ -11,7 +11,8 @@ from engine.inspect.inspectors import Inspectors, with_limits
 from engine.runner.capture import IdleCapture
 from engine.runner.load import LoadedEngine
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.speculation import Drafter, ngram_drafter
+from engine.scheduling.speculation import Drafter
+from engine.speculative.ngram import ngram_drafter
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
 COPIED_PART = 16

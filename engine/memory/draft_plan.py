@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from engine.checkpoint.folder import model_folder, read_json
 from engine.errors import ConfigError
 from engine.models.registry import model_class
-from engine.speculative.drafts import MOST_ROWS
+from engine.scheduling.drafts import MOST_ROWS
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan

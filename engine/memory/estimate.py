@@ -14,7 +14,7 @@ from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
 from engine.ops.codes import Quantization
-from engine.speculative.drafts import MOST_ROWS
+from engine.scheduling.drafts import MOST_ROWS
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan

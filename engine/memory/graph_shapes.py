@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from engine.speculative.drafts import MOST_ROWS
+from engine.scheduling.drafts import MOST_ROWS
 
 DECODE_SIZES = (*range(1, 9), *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
 AT_START = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

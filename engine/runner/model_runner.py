@@ -19,7 +19,6 @@ from engine.attention.backend import AttentionBackend
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.device.limits import resident_memory
-from engine.device.openmp_wait import OpenMPWait
 from engine.device.transfer import to_device
 from engine.memory.graph_shapes import GraphShape
 from engine.models.adapters import LoadedAdapter, ModelAdapters
@@ -53,6 +52,18 @@ log = logging.getLogger(__name__)
 MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
 
 
+class Contention(Protocol):
+    """Whether other processes want the cores of this one: `engine/device/openmp_wait.py`."""
+
+    @property
+    def contended(self) -> bool: ...
+
+    def poll(self, now: float) -> None:
+        """Look again, at CLOCK_MONOTONIC seconds `now`."""
+
+    def gauges(self) -> dict[str, float]: ...
+
+
 class Followers(Protocol):
     """The other ranks, which compute the same steps: `engine/parallel/followers.py`."""
 
@@ -81,7 +92,7 @@ class ModelRunner:
         backend: AttentionBackend,
         kv: KVCache,
         rows: SequenceRows,
-        openmp_wait: OpenMPWait,
+        contention: Contention,
         matchers: SequenceGrammars,
         forward: ModelForward,
         *,
@@ -102,7 +113,7 @@ class ModelRunner:
         self.matchers = matchers
         self.adapters = adapters
         self.followers: Followers | None = None  # None: this rank is alone, or follows another
-        self._openmp_wait = openmp_wait
+        self._contention = contention
         self._can_capture = True
         self._resident, self._resident_at = 0, -MEMORY_INTERVAL
         # Each returns what computes the hidden states of a step in place of the model, or None.
@@ -118,7 +129,7 @@ class ModelRunner:
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
         launched_at = time.monotonic()
-        self._openmp_wait.poll(launched_at)
+        self._contention.poll(launched_at)
         sampling = [s for s in step.slices if s.samples]
         masks = self.matchers.start(sampling)
         if self.followers is not None:
@@ -175,7 +186,7 @@ class ModelRunner:
     def _forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [T, hidden] of a batch, and of padding behind it."""
         # Threads of a program spin while they wait, which takes cores that others need.
-        if self.programs is not None and not self._openmp_wait.contended:
+        if self.programs is not None and not self._contention.contended:
             return self.programs(batch)
         return self.forward(batch)
 
@@ -330,4 +341,4 @@ class ModelRunner:
         now = time.monotonic()
         if now - self._resident_at > MEMORY_INTERVAL:
             self._resident, self._resident_at = resident_memory(), now
-        return {"engine_resident_memory_bytes": self._resident, **self._openmp_wait.gauges()}
+        return {"engine_resident_memory_bytes": self._resident, **self._contention.gauges()}

@@ -12,8 +12,8 @@ from engine.protocol.generate import (
     SamplingParams,
     TokenLogprobs,
 )
+from engine.scheduling.drafts import Drafts
 from engine.scheduling.step import BlockCopy, ScheduledSlice
-from engine.speculative.drafts import Drafts
 
 
 class Sequence:

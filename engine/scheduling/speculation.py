@@ -8,17 +8,15 @@ their KV is overwritten. Drafts decide how fast an answer is, never what it says
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.drafts import MOST_ROWS
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewDraft, ScheduledSlice
 from engine.scheduling.step_builder import StepBuilder
-from engine.speculative.drafts import MOST_ROWS
-from engine.speculative.ngram import NgramPool
 
 # Returns tokens that may follow a sequence, at most the number given. Those in flight count too.
 Drafter = Callable[[Sequence, int], Seq[int]]
@@ -35,19 +33,6 @@ class Grammars(Protocol):
 
     def num_allowed(self, request_id: int, draft: Seq[int]) -> int:
         """Return how many leading tokens of a draft the grammar allows."""
-
-
-def ngram_drafter() -> Drafter:
-    """Return a drafter that copies what has followed the last tokens before, in any request."""
-    pool, key = NgramPool(), os.urandom(16)
-
-    def draft(sequence: Sequence, most: int) -> Seq[int]:
-        root = hash((key, sequence.salt))
-        pool.add(sequence.tokens, sequence.drafts.num_added, root)
-        sequence.drafts.num_added = len(sequence.tokens)
-        return pool.continuation(sequence.tokens, most, root)
-
-    return draft
 
 
 class Speculation:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.speculative.drafts import MOST_ROWS
+from engine.scheduling.drafts import MOST_ROWS
 from tests.engine.test_seeds import SETTINGS, request
 from tests.support.drafts import draft_from, run_with_aborts
 from tests.support.driver import EXTREMES, MODES, Driver, each, tiny_llama

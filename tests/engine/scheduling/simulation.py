@@ -22,8 +22,8 @@ from engine.protocol.outputs import TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence as Record
-from engine.scheduling.speculation import ngram_drafter
 from engine.scheduling.step import EncoderInput, NewDraft, SampledToken, ScheduledSlice, Step
+from engine.speculative.ngram import ngram_drafter
 
 VOCAB = 11
 Outputs = list[tuple[int, FinishReason | None]]
