@@ -11,7 +11,7 @@ repeated message is detected.
 | `embed.py` | requests for vectors |
 | `outputs.py` | the results of a step |
 | `ready.py` | the engine's start and end |
-| `watch.py`, `lens.py`, `structure.py` | the inspectors |
+| `watch.py`, `journal.py`, `lens.py`, `structure.py` | the inspectors |
 | `adapters.py` | LoRA adapters |
 | `compare.py` | the command that compares models |
 

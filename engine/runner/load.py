@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
-from engine.attention.kv_cache import KVCache
 from engine.checkpoint.folder import model_name
-from engine.checkpoint.loader import load_weights
-from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
 from engine.device.facts import available_memory, emulates_bf16
 from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
-from engine.grammar.compiler import GrammarCompiler
-from engine.grammar.matchers import Matchers
-from engine.layers.embedding import LMHead
-from engine.layers.linear import Linear
-from engine.layers.position_tables import fill_tables
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
-from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import Capture, StepProfile, profile_steps, release_memory
 from engine.memory.report import (
@@ -34,14 +23,13 @@ from engine.memory.report import (
     memory_entries,
     plan_memory,
     planned_bytes,
-    weights_bytes,
 )
 from engine.models.adapters import ModelAdapters
-from engine.ops.kernels import use_kernels
 from engine.protocol.ready import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
-from engine.runner.forward import Forward, ModelForward
+from engine.runner.fill_weights import fill_weights
 from engine.runner.kernel_progress import CompiledKernels
+from engine.runner.make_runner import make_matchers, make_runner, recorder_of
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep
 from engine.runner.ranks import (
@@ -52,7 +40,6 @@ from engine.runner.ranks import (
     sum_of_ranks,
 )
 from engine.runner.recorder import CudaRecorder, Recorder
-from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
 from engine.runner.warm_up import warm_up
 from engine.scheduling.speculation import Drafter
@@ -93,30 +80,23 @@ def load_engine(
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     compiled = CompiledKernels(plan, report)
     adapters = _make_adapters(plan, recorder)  # before the weights are packed
-    loaded_bytes = _load_weights(plan, report)
+    loaded_bytes = fill_weights(plan, report)
     if adapters is not None:
         report(Progress("loading adapters", 0.0))
         adapters.load_sources()
     # Before the KV cache is sized: on a GPU that one gets the memory that is left.
     draft = _load_draft(plan, report, recorder, openmp_wait)
-    profile: StepProfile | None = None
-    if plan.device.type == "cuda":
-        report(Progress("measuring the largest step", 0.0))
-        profile = measure_steps(plan, openmp_wait, adapters)
+    profile = _profile(plan, report, openmp_wait, adapters)
     report(Progress("allocating the KV cache", 0.0))
-    matchers = _matchers(plan)
-    reserved = _bytes_beside_kv_cache(plan, profile)
-    free = plan.of_rank(available_memory(plan.device))
-    num_blocks, max_model_len = plan.plan_blocks(free, reserved)
-    num_blocks, max_model_len = least_of_ranks(plan, num_blocks, max_model_len)
-    runner = _make_runner(
+    num_blocks, max_model_len = _blocks(plan, profile)
+    runner = make_runner(
         plan,
         num_blocks,
         max_model_len,
         openmp_wait,
-        matchers,
+        make_matchers(plan),
         adapters,
-        recorder=_recorder(plan, recorder),
+        recorder=recorder_of(plan, recorder),
         shapes=plan.mixed_graph_shapes,
     )
     report(Progress("warming up", 0.0))
@@ -124,10 +104,6 @@ def load_engine(
     release_unused()
     _capture(runner, report)
     memory = memory_table(plan, runner, max_model_len, profile, draft)
-    drafter: Drafter | None = None
-    if draft is not None:
-        chunk = plan.max_num_batched_tokens
-        drafter = DraftModel(draft, chunk, shares_prefixes=config.enable_prefix_caching)
     facts = _facts(
         plan,
         runner,
@@ -138,7 +114,14 @@ def load_engine(
         embedding_size=embedding_size,
         memory=memory,
     )
-    return LoadedEngine(plan, runner, facts, drafter)
+    return LoadedEngine(plan, runner, facts, _drafter(plan, draft))
+
+
+def _drafter(plan: ModelPlan, draft: ModelRunner | None) -> Drafter | None:
+    if draft is None:
+        return None
+    shares = plan.config.enable_prefix_caching
+    return DraftModel(draft, plan.max_num_batched_tokens, shares_prefixes=shares)
 
 
 def _facts(
@@ -218,12 +201,12 @@ def _load_draft(
     def report_draft(progress: Progress) -> None:
         report(Progress(f"draft model: {progress.stage}", progress.fraction))
 
-    _load_weights(draft, report_draft)
-    matchers = _matchers(draft)
+    fill_weights(draft, report_draft)
+    matchers = make_matchers(draft)
     matchers.close()  # drafts follow no grammar
     blocks = num_draft_blocks(draft)
-    recorder = _recorder(draft, recorder)
-    runner = _make_runner(
+    recorder = recorder_of(draft, recorder)
+    runner = make_runner(
         draft, blocks, draft.max_model_len, openmp_wait, matchers, recorder=recorder
     )
     report_draft(Progress("warming up", 0.0))
@@ -232,112 +215,21 @@ def _load_draft(
     return runner
 
 
-def _load_weights(plan: ModelPlan, report: Report) -> int:
-    """Fill the module's weights and choose its kernels; return the bytes of the weights."""
-    plan.check_weights()
-    use_kernels(plan.module, plan.kernels)
-    fill_tables(plan.module)
-    # Each layer is packed as soon as it is filled, so that few plain weights exist at once.
-    on_filled = partial(_pack, plan)
-    if plan.config.load_format == "dummy":
-        random_weights(plan.module, dtype=plan.dtype, device=plan.device, on_filled=on_filled)
-    else:
-        load_weights(
-            plan.module,
-            plan.model.weight_map(),
-            plan.folder,
-            dtype=plan.dtype,
-            device=plan.device,
-            progress=lambda fraction: report(Progress("loading weights", fraction)),
-            on_filled=on_filled,
-        )
-    for layer in plan.module.modules():
-        if isinstance(layer, LMHead) and layer.tied_to is not None:
-            _pack(plan, layer)
-    release_unused()
-    if plan.quantization:
-        return weights_bytes(plan.module)
-    return plan.rank_parameters * plan.dtype.itemsize
-
-
-def _pack(plan: ModelPlan, layer: nn.Module) -> None:
-    """Pack the weight of a layer that has one, if this plan packs weights."""
-    if plan.packs and isinstance(layer, Linear | LMHead):
-        layer.prepack(plan.rounds_to)
-
-
-def _make_runner(
-    plan: ModelPlan,
-    num_blocks: int,
-    max_model_len: int,
-    openmp_wait: OpenMPWait,
-    matchers: Matchers,
-    adapters: ModelAdapters | None = None,
-    *,
-    recorder: Recorder | None = None,
-    shapes: Sequence[GraphShape] = (),
-) -> ModelRunner:
-    """Return a runner over a new KV cache and new rows.
-
-    With a `recorder` steps are captured; `shapes` are those with prompt chunks.
-    """
-    config = plan.config
-    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
-    rows = SequenceRows(
-        config.max_num_seqs,
-        max_model_len,
-        config.block_size,
-        len(plan.kv_groups),
-        plan.device,
-        plan.kernels,
-    )
-    is_alone = plan.ranks.count == 1
-    forward = ModelForward(
-        plan.model, adapters, rounds_tokens=plan.prepacks, may_compute_again=is_alone
-    )
-    programs: Forward | None = None
-    # A recorded pass would leave out what ranks send each other.
-    if plan.backend.name == "numba" and is_alone:
-        from engine.attention.numba import NumbaBackend
-        from engine.runner.decode_programs import DecodePrograms
-
-        assert isinstance(plan.backend, NumbaBackend)
-        programs = DecodePrograms(forward, plan.backend, rows.block_tables.shape[2])
-    graphs: StepGraphs | None = None
-    if recorder is not None:
-        graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)
-    return ModelRunner(
-        plan.model,
-        plan.kind,
-        plan.backend,
-        kv,
-        rows,
-        openmp_wait,
-        matchers,
-        forward,
-        programs=programs,
-        graphs=graphs,
-        adapters=adapters,
-    )
-
-
-def _matchers(plan: ModelPlan) -> Matchers:
-    vocab_size = plan.model.config.vocab_size
-    return Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size)
-
-
-def _recorder(plan: ModelPlan, given: Recorder | None) -> Recorder | None:
-    """Return what captures steps: `given`, or a new one if the plan captures; None if none is."""
-    if plan.kind == "encoder" or plan.config.enforce_eager:
-        return None
-    return CudaRecorder() if given is None and plan.captures_graphs else given
-
-
 def _capture(runner: ModelRunner, report: Report) -> None:
     """Capture the first steps, if steps are replayed."""
     if runner.graphs is not None:
         report(Progress("capturing decode steps", 0.0))
         runner.graphs.capture_at_start()
+
+
+def _profile(
+    plan: ModelPlan, report: Report, openmp_wait: OpenMPWait, adapters: ModelAdapters | None
+) -> StepProfile | None:
+    """Measure the largest step of a GPU; None on a CPU, whose memory is only taken when used."""
+    if plan.device.type != "cuda":
+        return None
+    report(Progress("measuring the largest step", 0.0))
+    return measure_steps(plan, openmp_wait, adapters)
 
 
 def measure_steps(
@@ -352,7 +244,7 @@ def measure_steps(
 def _profile_over_one_block(
     plan: ModelPlan, openmp_wait: OpenMPWait, adapters: ModelAdapters | None
 ) -> StepProfile:
-    runner = _make_runner(plan, 1, plan.max_model_len, openmp_wait, _matchers(plan), adapters)
+    runner = make_runner(plan, 1, plan.max_model_len, openmp_wait, make_matchers(plan), adapters)
     warm_up(runner)
 
     def compute(step: Step) -> PendingStep:
@@ -369,6 +261,15 @@ def _profile_over_one_block(
         return StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters).capture
 
     return profile_steps(plan, compute, make_graphs)
+
+
+def _blocks(plan: ModelPlan, profile: StepProfile | None) -> tuple[int, int]:
+    """Return the number of KV blocks that fit into all ranks, and the longest sequence."""
+    reserved = _bytes_beside_kv_cache(plan, profile)
+    free = plan.of_rank(available_memory(plan.device))
+    num_blocks, max_model_len = plan.plan_blocks(free, reserved)
+    num_blocks, max_model_len = least_of_ranks(plan, num_blocks, max_model_len)
+    return num_blocks, max_model_len
 
 
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from engine.protocol.watch import BlockEvent
+from engine.protocol.journal import BlockEvent
 
 
 class BlockHasher:

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+from engine.protocol.journal import BlockEvent
 from engine.protocol.ready import KVGroup
-from engine.protocol.watch import BlockEvent
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import BlockCopy, NewBlocks

@@ -22,9 +22,9 @@ from collections.abc import Sequence as Seq
 
 from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import CacheLookup, FinishReason, GenerateRequest, TokenLogprobs
+from engine.protocol.journal import BlockEvent, BlockEventKind
 from engine.protocol.outputs import EngineStats, PrefillChunk, TokenOutput
 from engine.protocol.ready import KVGroup
-from engine.protocol.watch import BlockEvent, BlockEventKind
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.block_tables import BlockTables

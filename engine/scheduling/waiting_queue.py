@@ -6,8 +6,8 @@ import bisect
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
+from engine.protocol.journal import WaitReason
 from engine.protocol.outputs import Admission
-from engine.protocol.watch import WaitReason
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.tenant_turns import TenantTurns

@@ -49,7 +49,7 @@ def mutual_pairs(graph: Arrows) -> list[tuple[str, str]]:
 
 
 def knots(graph: Arrows) -> list[list[str]]:
-    """Return the groups of rooms each of which needs all others of its group."""
+    """Return the groups of rooms in which each room needs all others."""
     reached = {room: _reached(graph, room) for room in graph}
     groups = {
         tuple(sorted(other for other in reached[room] if room in reached[other]))

@@ -23,10 +23,11 @@ from engine.errors import (
 )
 from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import GenerateRequest, TokenLogprobs
+from engine.protocol.journal import BlockEvent
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from engine.protocol.ready import KVGroup, MemoryEntry, Progress, Ready
-from engine.protocol.watch import BlockEvent, Blocks, QueueState, RequestState, StepTrace
+from engine.protocol.watch import Blocks, QueueState, RequestState, StepTrace
 from engine.protocol.wire import ToEngine
 
 Sent = TypeVar("Sent", GenerateRequest, EmbedRequest, LensRequest)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.protocol.journal import BlockEvent
 from engine.protocol.outputs import StepOutputs
-from engine.protocol.watch import BlockEvent, Blocks, RequestState, StepTrace
+from engine.protocol.watch import Blocks, RequestState, StepTrace
 
 ABORTED = "aborted"  # the end of a request without a last token
 

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.protocol.journal import BlockEvent
 from engine.protocol.outputs import EngineStats
 from engine.protocol.ready import Ready
-from engine.protocol.watch import BlockEvent, QueueState
+from engine.protocol.watch import QueueState
 from server.glassbox.requests.report import Reader
 from server.glassbox.watch.block_map import BlockMap, RequestRow, row_of
 from server.glassbox.watch.live_engine import LiveEngine, Snapshot

@@ -13,9 +13,10 @@ import pytest
 
 from engine.inspect.watch import EngineWatch
 from engine.protocol.generate import Abort
+from engine.protocol.journal import BlockEvent
 from engine.protocol.lens import LensRequest
 from engine.protocol.outputs import StepOutputs
-from engine.protocol.watch import BlockEvent, Blocks, StepTrace, Watch
+from engine.protocol.watch import Blocks, StepTrace, Watch
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_builder import StepBuilder
 from server.glassbox.watch.block_map import BlockMap

@@ -10,8 +10,9 @@ from unittest import mock
 import pytest
 
 from engine.errors import EngineDeadError
+from engine.protocol.journal import BlockEvent
 from engine.protocol.outputs import EngineStats, PrefillChunk, StepOutputs, TokenOutput
-from engine.protocol.watch import BlockEvent, Blocks, QueueState, RequestState, StepTrace
+from engine.protocol.watch import Blocks, QueueState, RequestState, StepTrace
 from server.glassbox.requests.report import Reader
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.watch import frames

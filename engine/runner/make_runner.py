@@ -1,0 +1,85 @@
+"""Make the runner of a plan: its KV cache, rows, graphs and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.attention.kv_cache import KVCache
+from engine.device.openmp_wait import OpenMPWait
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.matchers import Matchers
+from engine.memory.graph_shapes import GraphShape
+from engine.memory.model_plan import ModelPlan
+from engine.models.adapters import ModelAdapters
+from engine.runner.forward import Forward, ModelForward
+from engine.runner.model_runner import ModelRunner
+from engine.runner.recorder import CudaRecorder, Recorder
+from engine.runner.sequence_rows import SequenceRows
+from engine.runner.step_graphs import StepGraphs
+
+
+def make_runner(
+    plan: ModelPlan,
+    num_blocks: int,
+    max_model_len: int,
+    openmp_wait: OpenMPWait,
+    matchers: Matchers,
+    adapters: ModelAdapters | None = None,
+    *,
+    recorder: Recorder | None = None,
+    shapes: Sequence[GraphShape] = (),
+) -> ModelRunner:
+    """Return a runner over a new KV cache and new rows.
+
+    With a `recorder` steps are captured; `shapes` are those with prompt chunks.
+    """
+    config = plan.config
+    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
+    rows = SequenceRows(
+        config.max_num_seqs,
+        max_model_len,
+        config.block_size,
+        len(plan.kv_groups),
+        plan.device,
+        plan.kernels,
+    )
+    is_alone = plan.ranks.count == 1
+    forward = ModelForward(
+        plan.model, adapters, rounds_tokens=plan.prepacks, may_compute_again=is_alone
+    )
+    programs: Forward | None = None
+    # A recorded pass would leave out what ranks send each other.
+    if plan.backend.name == "numba" and is_alone:
+        from engine.attention.numba import NumbaBackend
+        from engine.runner.decode_programs import DecodePrograms
+
+        assert isinstance(plan.backend, NumbaBackend)
+        programs = DecodePrograms(forward, plan.backend, rows.block_tables.shape[2])
+    graphs: StepGraphs | None = None
+    if recorder is not None:
+        graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)
+    return ModelRunner(
+        plan.model,
+        plan.kind,
+        plan.backend,
+        kv,
+        rows,
+        openmp_wait,
+        matchers,
+        forward,
+        programs=programs,
+        graphs=graphs,
+        adapters=adapters,
+    )
+
+
+def make_matchers(plan: ModelPlan) -> Matchers:
+    vocab_size = plan.model.config.vocab_size
+    return Matchers(GrammarCompiler(plan.folder, vocab_size), vocab_size)
+
+
+def recorder_of(plan: ModelPlan, given: Recorder | None) -> Recorder | None:
+    """Return what captures steps: `given`, or a new one if the plan captures; None if none is."""
+    if plan.kind == "encoder" or plan.config.enforce_eager:
+        return None
+    return CudaRecorder() if given is None and plan.captures_graphs else given
