@@ -21,6 +21,7 @@ function headersWith(extra = {}) {
 
 /** Send a request and return the Response. Throws ApiError unless its status is 2xx. */
 export async function request(path, { method = "GET", body, headers, signal } = {}) {
+  const sentKey = key.value;
   const options = { method, headers: headersWith(headers), signal, cache: "no-store" };
   if (body !== undefined) {
     options.body = JSON.stringify(body);
@@ -34,7 +35,8 @@ export async function request(path, { method = "GET", body, headers, signal } = 
     throw new ApiError(0, "The server cannot be reached.");
   }
   if (response.ok) return response;
-  if (response.status === 401) askForKey.value = true;
+  // A late answer may belong to a key that has been replaced.
+  if (response.status === 401 && sentKey === key.value) askForKey.value = true;
   throw await errorOf(response);
 }
 

@@ -35,6 +35,7 @@ export function useStyle(path) {
     const link = document.createElement("link");
     link.rel = "stylesheet";
     link.href = href;
+    link.onerror = () => link.remove(); // the next page that needs it asks again
     document.head.append(link);
   }, [path]);
 }

@@ -2,6 +2,7 @@
 import { Component, html, useEffect, useRef, useState } from "./html.js";
 import { drawers, pages } from "./pages.js";
 import { weightFormat } from "./formats.js";
+import { NotLoaded, useModule } from "./modules.js";
 import { hrefOf, navigate, route } from "./router.js";
 import { Sheet } from "./sheet.js";
 import { askForKey, hello, key, problem, theme } from "./store.js";
@@ -10,7 +11,13 @@ const THEMES = ["auto", "dark", "light"];
 const KEYS = [
   ...pages.map((page) => [`g ${page.key}`, page.title]),
   ["?", "this list"],
-  ["Esc", "close what is open"],
+  ["Esc", "close what is open; in a chat, stop the answer"],
+  ["Enter", "send a message; in the Inspector, fork at the chosen token"],
+  ["Shift Enter", "start a line in a message"],
+  ["Ctrl Enter", "save an edited message"],
+  ["← → ↑ ↓", "move in a chart, a map or a list of tokens"],
+  ["Home End", "the first and the last of them"],
+  ["Space", "pause the Engine page, or continue"],
 ];
 
 export function Shell({ refresh }) {
@@ -80,25 +87,11 @@ function Status() {
     <span class="muted">${facts.model.architecture} · ${weightFormat(facts)} · ${facts.ready.device}</span>
     <span class="status-space" />
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
-    <span>running <b>${stats.running}</b></span>
-    <span>waiting <b>${stats.waiting}</b></span>
-    ${stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV<span class="wide"> cache</span>${" "}
+    ${!problem.value && html`<span>running <b>${stats.running}</b></span>
+      <span>waiting <b>${stats.waiting}</b></span>`}
+    ${!problem.value && stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV<span class="wide"> cache</span>${" "}
       <b>${percent(stats.blocks_held)}</b><span class="wide"> in use, ${percent(stats.blocks_cached)} kept</span></span>`}
   </header>`;
-}
-
-/** Load a module once; return `{component, error}`. */
-function useModule(id, load) {
-  const [found, setFound] = useState({ id: null });
-  useEffect(() => {
-    let isCurrent = true;
-    load?.().then(
-      (module) => isCurrent && setFound({ id, component: module.default }),
-      (error) => isCurrent && setFound({ id, error }),
-    );
-    return () => { isCurrent = false; };
-  }, [id]);
-  return found.id === id ? found : {};
 }
 
 function Page() {
@@ -108,7 +101,7 @@ function Page() {
     document.title = `${page?.title ?? "Unknown page"} · Penstock`;
   }, [page]);
   if (!page) return html`<p class="empty">There is no page “${route.value.page}”.</p>`;
-  if (error) return html`<p class="empty warn">This page could not be loaded: ${error.message}</p>`;
+  if (error) return html`<${NotLoaded} key=${page.id} what="This page" error=${error} atReturn />`;
   if (!component) return html`<p class="empty muted">Loading…</p>`;
   return html`<${Boundary} key=${page.id}><${component} params=${route.value.params} /></${Boundary}>`;
 }
@@ -141,7 +134,7 @@ function Drawer() {
   };
   if (!load) return null;
   const content = error
-    ? html`<p class="empty warn">This could not be loaded: ${error.message}</p>`
+    ? html`<${NotLoaded} what="This" error=${error} />`
     : component && html`<${component} params=${params} close=${close} />`;
   return html`<${Sheet} class="drawer" role="dialog" aria-label=${params.drawer} isOpen close=${close}>
     <${Boundary} key=${params.drawer + (params.answer ?? "")}>${content}</${Boundary}>
@@ -179,8 +172,10 @@ function KeyDialog({ refresh }) {
   return html`<${Modal} label="API key" close=${close}>
     <h2>API key</h2>
     <p>This server asks for a key. It is kept until you close this tab.</p>
+    ${key.value && html`<p class="warn" role="alert">The server refused this key. Check it for
+      missing characters.</p>`}
     <form method="dialog" onSubmit=${save}>
-      <input type="password" autocomplete="off" ref=${field} aria-label="API key" />
+      <input type="password" autocomplete="off" autofocus ref=${field} aria-label="API key" />
       <button class="primary">Use this key</button>
     </form>
   </${Modal}>`;

@@ -237,9 +237,27 @@ def test_parameter_outside_its_range_is_refused_in_place(chat: Any) -> None:
     fill_options(chat, seed="", temperature=3)
     playwright.expect(chat.get_by_role("status").filter(has_text="From 0 to 2")).to_be_visible()
     bodies = sent_by(chat)
-    fill_options(chat, max_tokens=4)
+    message = chat.get_by_role("textbox", name="Message")
+    message.fill("Hello!")
+    chat.keyboard.press("Enter")
+    playwright.expect(chat.get_by_role("alert")).to_contain_text("temperature")
+    playwright.expect(message).to_have_value("Hello!")
+    assert not bodies
+    fill_options(chat, temperature="", max_tokens=4)
     ask(chat, "Hello!")
     assert "temperature" not in bodies[0]
+
+
+@pytest.mark.parametrize("label", ["JSON schema", "List of tools", "Template options"])
+def test_message_stays_in_its_box_while_a_setting_is_not_json(chat: Any, label: str) -> None:
+    chat.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    chat.get_by_label(label, exact=True).fill("{")
+    message = chat.get_by_role("textbox", name="Message")
+    message.fill("Hello!")
+    chat.keyboard.press("Enter")
+    playwright.expect(chat.get_by_role("alert")).to_contain_text("must be JSON")
+    playwright.expect(message).to_have_value("Hello!")
+    playwright.expect(chat.locator(".message")).to_have_count(0)
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

@@ -92,6 +92,28 @@ def test_first_prompt_with_a_tool_sends_it(chat: Any) -> None:
     assert tool["function"]["name"] == "get_weather"
 
 
+def test_tool_of_a_first_prompt_ends_with_its_chat(chat: Any, demo: Server) -> None:
+    tools = chat.get_by_label("List of tools")
+    chat.get_by_role("button", name="with a tool").click()
+    playwright.expect(tools).to_have_value(re.compile("get_weather"))
+    playwright.expect(chat.locator(".figures")).to_contain_text("tok/s")
+    fill_options(chat, max_tokens=4)
+    chat.get_by_role("button", name="New chat").click()
+    playwright.expect(tools).to_have_value("")
+    playwright.expect(chat.locator("[name=max_tokens]")).to_have_value("4")
+    chat.goto(f"{demo.base_url}/ui/")
+    chat.reload()
+    playwright.expect(chat.locator("[name=max_tokens]")).to_have_value("4")
+    playwright.expect(tools).to_have_value("")
+
+
+def test_colour_of_tokens_outlives_a_reload(chat: Any) -> None:
+    colour = chat.get_by_label("Colour tokens by")
+    colour.select_option("bits")
+    chat.reload()
+    playwright.expect(colour).to_have_value("bits")
+
+
 def test_settings_outlive_a_reload_until_they_are_reset(chat: Any, demo: Server) -> None:
     chat.get_by_label("System prompt").fill("You are a river.")
     chat.locator("[name=temperature]").fill("0.3")

@@ -195,7 +195,7 @@ def test_fork_sends_the_kept_tokens_and_is_explained(
     parts = [{"prompt": prompt, "tokens": tokens, "params": params}]
     check_replay(chat, oracle, parts)
 
-    for version, index in ((2, 4), (3, 9)):  # the second fork is one of a branch
+    for version, index in ((2, 4), (3, 5)):  # the second fork is at the first token of the branch
         token, usage = fork_at(chat, index)
         kept = [*tokens[:index], token]
         rest = params | {"max_tokens": LONGEST - len(kept)}

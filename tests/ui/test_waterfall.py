@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,20 @@ import playwright.sync_api as playwright
 import pytest
 
 from tests.support.process import eventually
-from tests.support.serve import Server
+from tests.support.serve import Server, serving
 from tests.ui.checks.crowd import crowded_request
 from tests.ui.checks.watcher import watching
 from tests.ui.checks.waterfall import PARTS, check_waterfall, ms
 
 pytestmark = pytest.mark.ui
 UI = {"x-penstock-ui": "1"}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Server]:
+    """The demo without drafts, which would compute several tokens of a request in one step."""
+    with serving("demo", "--speculation", "off") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

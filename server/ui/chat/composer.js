@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useNarrow, useRef, useState } from "../html.js";
 import { isCovered } from "../sheet.js";
 import { attachment } from "./attachments.js";
-import { current, live, notice, say } from "./state.js";
+import { canAsk, current, live, notice, say } from "./state.js";
 import { shown } from "./tree.js";
 
 const MOST_HEIGHT = 240;
@@ -66,7 +66,7 @@ export function Composer() {
   const canSend = text.trim() || files.length > 0;
   const send = (event) => {
     event.preventDefault();
-    if (!canSend || active) return;
+    if (!canSend || active || !canAsk()) return;
     setText("");
     setFiles([]);
     say(text.trim(), files);

@@ -1,13 +1,15 @@
 // Tokens inside rendered markdown: hover one for its candidates, or colour all by surprise.
 
-import { html, signal, useEffect, useRef, useState } from "../html.js";
+import { effect, html, signal, useEffect, useRef, useState } from "../html.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
 import { percent, visible } from "../text.js";
 import { piecesOf } from "./state.js";
 
-/** How answers are coloured: "none" or "bits". */
-export const colouring = signal("none");
+/** How answers are coloured: "none" or "bits". Kept over a reload. */
+export const colouring = signal(localStorage.getItem("penstock.colouring") === "bits" ? "bits" : "none");
+
+effect(() => localStorage.setItem("penstock.colouring", colouring.value));
 
 const REST_MS = 150; // the mouse rests this long before candidates are asked for
 const SHOWN = 5;

@@ -9,7 +9,7 @@ import { Tokens } from "./hover.js";
 import { Json, isJson } from "./json.js";
 import { Markdown } from "./markdown.js";
 import {
-  answerTool, current, drop, edit, live, regenerate, retry, show, tick,
+  answerTool, canAsk, current, drop, edit, live, regenerate, retry, show, tick,
 } from "./state.js";
 import { children } from "./tree.js";
 
@@ -21,8 +21,10 @@ export function Message({ node: stored }) {
   if (isGrowing) tick.value; // draw again in each frame in which it grew
   const node = isGrowing ? { ...stored } : stored; // parts with the same props are not drawn again
   const save = (text) => {
+    const isNew = text !== null && text !== node.content;
+    if (isNew && node.role === "user" && !canAsk()) return; // the text stays in its box
     setEdited(false);
-    if (text !== null && text !== node.content) edit(node, text);
+    if (isNew) edit(node, text);
   };
   return html`<article class="message" data-role=${node.role} data-id=${node.id}
     aria-label=${NAMES[node.role]} aria-busy=${isGrowing ? "true" : undefined}>
@@ -84,7 +86,7 @@ function ToolCall({ node, call }) {
   const isGrowing = Boolean(live.value[node.id]);
   const send = (event) => {
     event.preventDefault();
-    answerTool(node, call, field.current.value);
+    if (canAsk()) answerTool(node, call, field.current.value);
   };
   return html`<section class="tool-call" aria-label=${`Call of ${call.name}`}>
     <h3>Calls <code>${call.name}</code></h3>

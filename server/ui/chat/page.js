@@ -1,6 +1,7 @@
 // Chat: the list of chats, the messages of one, the box to write in, and the parameters.
 
-import { html, useEffect, useState, useStyle } from "../html.js";
+import { html, useEffect, useNarrow, useState, useStyle } from "../html.js";
+import { NotLoaded, useModule } from "../modules.js";
 import { navigate } from "../router.js";
 import { hello } from "../store.js";
 import { Composer } from "./composer.js";
@@ -12,6 +13,7 @@ import { Thread } from "./thread.js";
 
 export default function Chat({ params }) {
   useStyle("chat/chat.css");
+  const colour = useNarrow() ? "Colour: " : ""; // the label before the menu has no room
   const [side, setSide] = useState(""); // on narrow windows: "list", "settings" or ""
   useEffect(() => {
     load().then(() => {
@@ -39,7 +41,8 @@ export default function Chat({ params }) {
         <label><span>Colour tokens by</span>
           <select aria-label="Colour tokens by" value=${colouring.value}
             onChange=${(event) => { colouring.value = event.target.value; }}>
-            <option value="none">nothing</option><option value="bits">surprise</option>
+            <option value="none">${colour}nothing</option>
+            <option value="bits">${colour}surprise</option>
           </select></label>
         <button class="chat-side" type="button" aria-expanded=${side === "settings"}
           onClick=${() => toggle("settings")}>Settings</button>
@@ -61,10 +64,8 @@ function Notice() {
 
 /** Models without chats: translation, or the similarity of texts. */
 function Other({ kind }) {
-  const [view, setView] = useState(null);
-  useEffect(() => {
-    const name = kind === "encoder" ? "pairs" : "translate";
-    import(`./${name}.js`).then((module) => setView({ component: module.default }));
-  }, [kind]);
-  return view && html`<${view.component} />`;
+  const name = kind === "encoder" ? "pairs" : "translate";
+  const { component, error } = useModule(name, () => import(`./${name}.js`));
+  if (error) return html`<${NotLoaded} what="This page" error=${error} atReturn />`;
+  return component && html`<${component} />`;
 }

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../html.js";
 import { hello } from "../store.js";
 import { ownSampling } from "../sampling.js";
 import { Sheet } from "../sheet.js";
-import { chatParameters, current, notice, resetOptions, setOptions } from "./state.js";
+import { chatParameters, current, notice, refused, resetOptions, setOptions } from "./state.js";
 
 /** The parameters that are always shown; the other numbers and switches are behind "More". */
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
@@ -28,7 +28,8 @@ export function Settings({ isOpen, close }) {
   const fields = (names) => names.filter((name) => Object.hasOwn(known, name)).map((name) => html`
     <${Parameter} key=${current.value.id + name} name=${name} about=${known[name]}
       value=${params[name]} set=${(value) => set(name, value)} />`);
-  const isChanged = Object.values(options).some((value) => value && Object.keys(value).length);
+  const parts = [...Object.values(options), refused.value];
+  const isChanged = parts.some((value) => value && Object.keys(value).length);
   return html`<${Sheet} as="aside" class="chat-settings" aria-label="Settings" isOpen=${isOpen}
     close=${close}>
     <${Area} name="system" label="System prompt" rows="3" hint="You are …" />
@@ -80,20 +81,22 @@ const title = (name) => name.replaceAll("_", " ").replace(/^./, (letter) => lett
 
 /** One parameter. An empty field means the default, which is not sent. */
 function Parameter({ name, about, value, set }) {
-  const [draft, setDraft] = useState(null); // what is being typed, or was refused: {text, problem}
+  const [draft, setDraft] = useState(null); // the text that is being typed
+  const { [name]: rejected, ...others } = refused.value;
   const own = ownSampling()[name];
   const standard = own ?? hello.value?.defaults[name] ?? about.default;
   const change = (event) => {
     const text = event.target.value;
     try {
       set(readField(text, about));
-      setDraft({ text, problem: "" });
+      refused.value = others;
     } catch (error) {
-      setDraft({ text, problem: error.message });
+      refused.value = { ...others, [name]: { text, problem: error.message } };
     }
+    setDraft(text);
   };
-  const leave = () => { if (!draft?.problem) setDraft(null); };
-  const problem = draft?.problem ?? "";
+  const leave = () => setDraft(null);
+  const problem = rejected?.problem ?? "";
   const common = {
     name, title: about.description, "aria-invalid": problem ? "true" : undefined,
     onInput: change, onBlur: leave,
@@ -107,7 +110,7 @@ function Parameter({ name, about, value, set }) {
   } else {
     const shownDefault = WITHOUT[name] ?? standard ?? "none";
     field = html`<input ...${common} type="text" autocomplete="off" inputmode=${modeOf(about)}
-      placeholder=${String(shownDefault)} value=${draft?.text ?? shownValue(value)} />`;
+      placeholder=${String(shownDefault)} value=${rejected?.text ?? draft ?? shownValue(value)} />`;
   }
   return html`<label class="chat-field chat-parameter" data-changed=${value !== undefined}>
     <span>${title(name)}</span>${field}

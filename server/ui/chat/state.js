@@ -15,6 +15,7 @@ export const current = signal(newChat()); // a new object after each change
 export const live = signal({}); // by message id: {answer, stop} while it is being written
 export const tick = signal(0); // grows with each frame in which an answer grew
 export const notice = signal(""); // a problem to show
+export const refused = signal({}); // by parameter: {text, problem} of a value that was not taken
 
 const MOST_SEED = 2 ** 31;
 
@@ -49,13 +50,17 @@ async function changed(chat) {
 
 export function open(id) {
   const found = chats.value.find((chat) => chat.id === id);
-  if (found && id !== current.value.id) current.value = { ...found };
+  if (found && id !== current.value.id) {
+    refused.value = {};
+    current.value = { ...found };
+  }
   return Boolean(found);
 }
 
 /** Begin a chat with the options of the last one. */
 export function begin() {
-  current.value = newChat({ ...current.value.options });
+  refused.value = {};
+  current.value = newChat(lasting(current.value));
 }
 
 export async function forget(id) {
@@ -79,13 +84,29 @@ export async function importText(text) {
 export function setOptions(options) {
   const chat = current.value;
   chat.options = { ...chat.options, ...options };
-  keepOptions(chat.options);
+  keepOptions(lasting(chat));
   changed(chat);
+}
+
+/** Give this chat the tools of a first prompt, unless it has some. Other chats do not get them. */
+export function lendTools(tools) {
+  const chat = current.value;
+  if (chat.options.tools?.trim()) return;
+  chat.lentTools = tools;
+  chat.options = { ...chat.options, tools };
+  changed(chat);
+}
+
+/** The options of a chat that the next chat begins with. */
+function lasting({ options, lentTools }) {
+  const { tools, ...rest } = options;
+  return tools === undefined || tools === lentTools ? rest : { ...rest, tools };
 }
 
 /** Forget all options: of this chat, and those that are kept for this model. */
 export function resetOptions() {
   const chat = current.value;
+  refused.value = {};
   chat.options = {};
   keepOptions({});
   changed(chat);
@@ -99,8 +120,20 @@ export function restoreOptions() {
   changed(chat);
 }
 
+/** Whether a request can be made of the settings; a notice says why not. */
+export function canAsk() {
+  try {
+    requestOf(current.value);
+    return true;
+  } catch (error) {
+    notice.value = error.message;
+    return false;
+  }
+}
+
 /** Say something behind the messages that are shown, and have it answered. */
 export function say(text, files = []) {
+  if (!canAsk()) return undefined;
   const chat = current.value;
   const parent = shown(chat).at(-1)?.id ?? ROOT;
   const attached = files.length ? { files } : {};
@@ -127,11 +160,13 @@ export function answerTool(node, call, text) {
 }
 
 export function regenerate(node) {
+  if (!canAsk()) return undefined;
   return answerBehind(current.value, node.parent);
 }
 
 /** Ask again for an answer that failed. One without text is replaced. */
 export function retry(node) {
+  if (!canAsk()) return undefined; // the failed answer stays
   const chat = current.value;
   if (!node.content && !node.reasoning && !node.toolCalls?.length) remove(chat, node);
   return answerBehind(chat, node.parent);
@@ -151,6 +186,9 @@ export function drop(node) {
 
 /** What the requests of a chat have beside the messages. Throws an Error that names a bad field. */
 export function requestOf(chat) {
+  for (const [name, { problem }] of Object.entries(refused.value)) {
+    throw new Error(`${name} is not valid: ${problem}`);
+  }
   const { params = {}, tools = "", schema = "", templateOptions = "" } = chat.options;
   const body = { model: hello.value?.model.id, ...withSampling(params) };
   body.seed ??= Math.floor(Math.random() * MOST_SEED); // known, so that the answer can be explained

@@ -61,7 +61,7 @@ function Opener({ read }) {
   const save = () => saveJson(JSON.stringify(loaded.value.document), loaded.value.name);
   return html`<div class="cmp-open">
     <p class="muted">Two models, and how far their predictions are apart at each token: write a file
-      with <code>penstock compare MODEL MODEL --prompts FILE -o out.json</code> and open it here. It
+      with <code>penstock compare MODEL MODEL --prompts FILE <span class="cmp-option">-o out.json</span></code> and open it here. It
       stays in this browser.</p>
     <button type="button" onClick=${() => field.current.click()}>Open a file</button>
     ${loaded.value && html`<span class="muted">${loaded.value.name}</span>

@@ -119,7 +119,8 @@ function Memory({ entries }) {
         <td class="number">${measured === null ? "–" : bytes(measured)}</td>
         <td class="md-wide"><span class="md-bar" aria-hidden="true">
           <span style=${{ width: `${(100 * (measured ?? planned)) / most}%` }} /></span></td></tr>`)}
-      <tr><th scope="row">in all</th><td class="number">${bytes(sum("planned"))}</td><td /><td /></tr>
+      <tr><th scope="row">in all</th><td class="number">${bytes(sum("planned"))}</td>
+        <td class="number">${bytes(sum("measured"))}</td><td /></tr>
       </tbody></table></div>
   </section>`;
 }
