@@ -10,7 +10,11 @@ const THEMES = ["auto", "dark", "light"];
 const KEYS = [
   ...pages.map((page) => [`g ${page.key}`, page.title]),
   ["?", "this list"],
-  ["Esc", "close what is open"],
+  ["Enter, Shift+Enter", "send, start a line"],
+  ["Ctrl+Enter", "send an edited message"],
+  ["Space", "pause the Engine page, or let it go on"],
+  ["arrows, Home, End", "move in a map, a timeline or a list of tokens"],
+  ["Esc", "stop an answer, close what is open"],
 ];
 
 export function Shell({ refresh }) {
