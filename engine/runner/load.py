@@ -12,6 +12,7 @@ from torch import nn
 
 from engine.attention.kv_cache import KVCache
 from engine.checkpoint.folder import model_name
+from engine.checkpoint.identity import weights_identity
 from engine.checkpoint.loader import load_weights
 from engine.checkpoint.random import random_weights
 from engine.config import EngineConfig
@@ -176,6 +177,7 @@ def _facts(
         max_lens_tokens=_max_lens_tokens(plan, max_model_len),
         ablatable_heads=() if plan.ranks.count > 1 else ablatable_heads(plan.model),
         quantization=plan.quantization,
+        weights=weights_identity(config, plan.folder),
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
         max_loras=0 if plan.adapters is None else plan.adapters.num_slots,

@@ -14,7 +14,7 @@ from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.prompt_progress import ProgressReader
-from server.generation.recording import Recording
+from server.generation.recording import recording_of
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
 from server.generation.trace import trace_of
@@ -23,7 +23,7 @@ from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
 from server.observe.choice_record import ChoiceRecord, num_preemptions
 from server.observe.recorder import OpenRequest
-from server.state import VERSION, AppState
+from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
 
 
@@ -42,9 +42,7 @@ class Generation(Submission[TokenOutput]):
         self._recorder = state.recorder
         self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
         self._recorded: OpenRequest | None = None  # None: not recorded
-        self._recording: Recording | None = None  # None without --record
-        if state.record is not None and prepared.ablation is None:  # else it cannot be repeated
-            self._recording = Recording(state.record, prepared, VERSION)
+        self._recording = recording_of(state, prepared)
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]

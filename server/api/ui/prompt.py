@@ -14,7 +14,7 @@ from starlette.responses import Response
 from server.api.openai.schemas.tokenize import TokenizeBody
 from server.api.openai.tokenize import cached_tokens, prompt_text
 from server.api.receive import read_unqueued, thread_turn
-from server.api.ui.access import state_for_ui
+from server.api.ui.access import refuse_unknown, state_for_ui
 from server.generation.cache_salt import cache_salt_of
 from server.generation.chat_prompt import Chat, unread_arguments
 from server.generation.off_loop import off_loop
@@ -36,10 +36,11 @@ async def prompt(request: Request) -> Response:
 
     `pieces` are slices of `text` that make it up, one for each token. A token that has only a part
     of a character has the piece "" and its `bytes`. `prefill` is what a prompt token costs by the
-    recorded steps, or null.
+    recorded steps, or null. Unknown fields inside a message are reported, as a chat does.
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, TokenizeBody)
+    refuse_unknown([name for name in body.ignored if "." not in name])
     size = len(await request.body())
     async with thread_turn(state, size):
         chat, text, add = await prompt_text(state, body, size)
