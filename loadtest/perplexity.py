@@ -46,7 +46,10 @@ async def windows_of(client: httpx2.AsyncClient, text: str, tokens: int) -> list
     answer = await client.post("/tokenize", json=body)
     ids: list[int] = answer.raise_for_status().json()["tokens"][:tokens]
     if len(ids) < tokens:
-        raise SystemExit(f"The text has only {len(ids)} tokens; give --tokens or more text.")
+        raise SystemExit(
+            f"The text has {len(ids)} tokens, and {tokens} are needed; give more text, or --tokens "
+            f"{len(ids)}."
+        )
     return [ids[first : first + WINDOW] for first in range(0, tokens, WINDOW)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-import zlib
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.batch.runner import BatchRunner
 from server.config import ServerConfig
+from server.fingerprint import fingerprint_of, fingerprint_settings
 from server.glassbox.lens.captures import LensDesk
 from server.glassbox.model.checkpoint import CheckpointFacts
 from server.glassbox.model.structure import StructureReader
@@ -110,14 +110,12 @@ class AppState:
         return self.fingerprint_of(None)
 
     def fingerprint_of(self, adapter: ServedAdapter | None) -> str:
-        """OpenAI's `system_fingerprint`: equal for equal versions, models and number formats."""
-        info = self.loaded()
-        parts: tuple[object, ...] = (
-            *(VERSION, info.architecture, info.dtype, info.device, info.parameters),
-        )
-        if adapter is not None:
-            parts += (adapter.name, adapter.path)
-        return f"fp_{zlib.crc32(repr(parts).encode()):08x}"
+        """OpenAI's `system_fingerprint` of answers of the model, or of one of its adapters."""
+        return fingerprint_of(self.fingerprint_settings(adapter))
+
+    def fingerprint_settings(self, adapter: ServedAdapter | None) -> dict[str, str]:
+        """Return the settings that the fingerprint is made from."""
+        return fingerprint_settings(VERSION, self.loaded(), adapter)
 
     @property
     def start_token(self) -> int | None:

@@ -114,6 +114,7 @@ class Ready(Message, frozen=True):
     ablatable_heads: tuple[int, ...] = ()
     quantization: str | None = None  # int8, int4 or fp8, if linear weights are kept so
     kv_cache_dtype: str | None = None  # int8 or fp8, if keys and values are kept so
+    weights: str = ""  # their identity: engine/checkpoint/identity.py
     speculative_model: str | None = None  # the name of the model that drafts tokens
     max_loras: int = 0  # adapters in memory at once; 0: the model takes none
     compiled_kernels: int = 0  # of this CPU, which an earlier start had not left

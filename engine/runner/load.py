@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.checkpoint.folder import model_name
+from engine.checkpoint.identity import weights_identity
 from engine.config import EngineConfig
 from engine.device.facts import available_memory, emulates_bf16
 from engine.device.limits import release_unused
@@ -167,6 +168,7 @@ def _facts(
         memory=memory,
         other_ranks=memory_of_others(plan, memory),
         quantization=plan.quantization,
+        weights=weights_identity(config, plan.folder),
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
         max_loras=0 if plan.adapters is None else plan.adapters.num_slots,

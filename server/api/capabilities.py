@@ -31,6 +31,10 @@ async def capabilities(request: Request) -> Response:
         "version": VERSION,
         "model": model_facts(state, state.names[0]),
         "names": state.names,
+        "system_fingerprint": {
+            "value": state.fingerprint,
+            "settings": state.fingerprint_settings(None),
+        },
         "batch_invariant": state.loaded().batch_variance is None,
         "limits": _limits(state),
         "structured_output": _structured_output(state),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +73,13 @@ def _environment_errors() -> Iterator[None]:
         ) from None
 
 
-def async_client(url: str, key: str, connections: int) -> httpx2.AsyncClient:
-    """Return a client of the server at `url` for many requests at a time. Raises ClientError."""
+def async_client(
+    url: str, key: str, connections: int, headers: Mapping[str, str] | None = None
+) -> httpx2.AsyncClient:
+    """Return a client of the server at `url` for many requests at a time. Raises ClientError.
+
+    `headers` are sent with every request.
+    """
     address = server_address(url, key)
     limits = httpx2.Limits(max_connections=connections)
     with _environment_errors():
@@ -83,7 +88,7 @@ def async_client(url: str, key: str, connections: int) -> httpx2.AsyncClient:
             transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=address.uses_tls)
         return httpx2.AsyncClient(
             base_url=address.url,
-            headers=address.headers,
+            headers={**address.headers, **(headers or {})},
             timeout=TIMEOUT,
             limits=limits,
             transport=transport,

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from engine.config import EngineConfig
 from engine.errors import ConfigError, printable
 from server import exit_codes
 from server.cli.command import fail
@@ -24,7 +23,9 @@ def compare(
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0: the likeliest token.")] = 0,
     seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the noise.")] = 0,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option()] = "auto",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], typer.Option(help="Of models without one.")
+    ] = "auto",
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option()] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="JSON file for the page Compare.")
@@ -35,12 +36,16 @@ def compare(
     The first model is compared with each of the others, such as a merge with its parents. The
     distance at a token is the Kullback-Leibler divergence of the other model's prediction from that
     of the model that wrote it, in bits. No server is needed.
+
+    MODEL:FORM compares a model with a form of itself: demo demo:float32 demo:int4. Forms are the
+    values of --dtype and --quantization of `penstock serve`.
     """
     from server.cli.model_source import resolve_model
     from server.config import ServerConfig
     from server.replay.compare import Settings
     from server.replay.compare import compare as run
     from server.replay.compare_prompts import read_prompts
+    from server.replay.forms import config_of
 
     try:
         if len(models) < 2:
@@ -48,7 +53,7 @@ def compare(
         if output is not None and not output.parent.is_dir():
             raise ConfigError(f"{output}: there is no folder {output.parent}.")
         texts = read_prompts(prompts)
-        configs = [resolve_model(ServerConfig(), EngineConfig(model=one))[1] for one in models]
+        configs = [resolve_model(ServerConfig(), config_of(one))[1] for one in models]
         settings = Settings(max_tokens, temperature, seed, dtype, device)
         document = run(configs, texts, settings, say)
         document["models"] = models

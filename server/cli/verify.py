@@ -81,12 +81,14 @@ def _verified(
     from server.batch.sender import ServerAway
     from server.cli.api_client import ClientError, async_client
     from server.replay.client import Refused, ReplayClient
+    from server.replay.recorded import REPLAY_HEADER
     from server.replay.verify import CannotVerify, Verification
 
     reports: list[Report] = []
 
     async def work() -> None:
-        async with async_client(url, key, plan.concurrency) as http:
+        headers = {REPLAY_HEADER: "1"}
+        async with async_client(url, key, plan.concurrency, headers) as http:
             api = ReplayClient(http)
             with _progress(len(answers), plan.rounds, quiet=quiet) as seen:
                 reports.append(await Verification(api, answers, plan, seen).run())

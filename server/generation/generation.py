@@ -23,8 +23,8 @@ from server.glassbox.requests.step_log import OpenRequest
 from server.http.access_log import AccessRecord
 from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
-from server.replay.recording import Recording
-from server.state import VERSION, AppState
+from server.replay.recording import recording_of
+from server.state import AppState
 from server.telemetry.metrics import AbortReason, Stamps
 
 
@@ -43,9 +43,7 @@ class Generation(Submission[TokenOutput]):
         self._recorder = state.recorder
         self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
         self._recorded: OpenRequest | None = None  # None: not recorded
-        self._recording: Recording | None = None  # None without --record
-        if state.record is not None and prepared.ablation is None:  # else it cannot be repeated
-            self._recording = Recording(state.record, prepared, VERSION)
+        self._recording = recording_of(state, prepared)
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]

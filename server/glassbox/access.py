@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 
 from server.http.auth import UI_HEADER
-from server.http.errors import ApiError
+from server.http.errors import ApiError, unsupported
 from server.state import AppState, state_of
 
 
@@ -29,6 +31,17 @@ def state_for_ui(request: Request) -> AppState:
         )
         raise ApiError(403, "api_key_required", message)
     return state
+
+
+def refuse_unknown(names: Sequence[str]) -> None:
+    """Raise a 400 ApiError that names the unknown fields of a body, if there are some.
+
+    Other routes only report them, because programs send fields of other servers. The clients of
+    /ui/api know its fields, so an unknown one is a mistake.
+    """
+    if names:
+        fields = "field" if len(names) == 1 else "fields"
+        raise unsupported(names[0], f"Unknown {fields}: {', '.join(names)}.")
 
 
 def is_admin(request: Request) -> bool:

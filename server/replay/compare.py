@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0
-    dtype: str = "auto"
+    dtype: str = "auto"  # of models that name none
     device: str = "auto"
 
 
@@ -90,7 +90,7 @@ def _config(
     return msgspec.structs.replace(
         config,
         model=str(folder),
-        dtype=settings.dtype,
+        dtype=settings.dtype if config.dtype == "auto" else config.dtype,
         device=settings.device,
         max_model_len=longest,
         max_num_seqs=TOGETHER,

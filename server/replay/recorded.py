@@ -14,6 +14,8 @@ import msgspec
 from engine.protocol.generate import SamplingParams
 
 BANNED = float("-inf")
+# A request with this header repeats a recorded answer, and is not recorded itself.
+REPLAY_HEADER = "x-penstock-replay"
 
 
 class RecordError(Exception):
@@ -42,6 +44,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     created: int  # Unix seconds of the end
     model: str
     fingerprint: str  # `system_fingerprint` of the answer
+    settings: dict[str, str] = {}  # that the fingerprint is made from
     version: str  # of Penstock
     prompt_ids: list[int]
     encoder_prompt_ids: list[int] = []

@@ -10,7 +10,24 @@ from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.prepare import PreparedRequest
 from server.replay.record_file import RecordFile
-from server.replay.recorded import RecordedAnswer, RecordedGrammar, params_fields
+from server.replay.recorded import (
+    REPLAY_HEADER,
+    RecordedAnswer,
+    RecordedGrammar,
+    params_fields,
+)
+from server.state import VERSION, AppState
+
+
+def recording_of(state: AppState, prepared: PreparedRequest) -> Recording | None:
+    """Return what keeps the tokens of a request for --record; None if it is not recorded.
+
+    Requests with parts of the model switched off cannot be repeated. Replays are no new answers.
+    """
+    is_replay = REPLAY_HEADER in prepared.headers
+    if state.record is None or is_replay or prepared.ablation is not None:
+        return None
+    return Recording(state.record, prepared, state)
 
 
 class Recording:
@@ -19,10 +36,11 @@ class Recording:
     Only a request that ends well is written: an aborted or failed one has no whole answer.
     """
 
-    def __init__(self, file: RecordFile, prepared: PreparedRequest, version: str) -> None:
+    def __init__(self, file: RecordFile, prepared: PreparedRequest, state: AppState) -> None:
         self._file = file
         self._prepared = prepared
-        self._version = version
+        adapter = state.adapters.find(prepared.options.model)
+        self._settings = state.fingerprint_settings(adapter)
         self._requests: Sequence[GenerateRequest] = ()
         self._tokens: dict[int, list[int]] = {}
         self._ended_by_engine: set[int] = set()
@@ -53,7 +71,8 @@ class Recording:
             created=int(time.time()),
             model=prepared.model,
             fingerprint=prepared.fingerprint,
-            version=self._version,
+            settings=self._settings,
+            version=VERSION,
             prompt_ids=request.prompt,
             encoder_prompt_ids=request.encoder_prompt,
             params=params_fields(request.params),

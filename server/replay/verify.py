@@ -107,11 +107,11 @@ class Verification:
             raise CannotVerify(f"{model.name} makes embeddings and no tokens.")
         facts = await self._api.get("/capabilities")
         self.report.batch_invariant = bool(facts.get("batch_invariant"))
-        fingerprint = await self._fingerprint()
+        served = _served_fingerprint(facts)
         replays = []
         for line, recorded in self._answers.items():
             try:
-                _check_fingerprint(recorded, fingerprint, str(facts.get("version")))
+                _check_fingerprint(recorded, served)
                 replays.append(_Replay(line, recorded, replay_body(recorded, model.vocab_size)))
             except CannotReplay as reason:
                 self.report.refusals[line] = f"{reason}."
@@ -119,11 +119,6 @@ class Verification:
             first = next(iter(self.report.refusals.values()))
             raise CannotVerify(f"{model.name} cannot repeat any recorded answer: {first}")
         return replays
-
-    async def _fingerprint(self) -> str:
-        """Return the fingerprint of the server's answers."""
-        answer = await self._api.post("/v1/completions", {"prompt": [0], "max_tokens": 1})
-        return str(answer["system_fingerprint"])
 
     async def _round(self, replays: Sequence[_Replay], number: int) -> None:
         """Send all replays in this order, as many at a time as planned."""
@@ -193,10 +188,44 @@ def _token_at(tokens: Sequence[int], index: int) -> int | None:
     return tokens[index] if index < len(tokens) else None
 
 
-def _check_fingerprint(recorded: RecordedAnswer, fingerprint: str, version: str) -> None:
-    """Raise CannotReplay if another model, dtype, device or version made the answer."""
-    if recorded.fingerprint != fingerprint:
-        raise CannotReplay(
-            f"it was recorded with the fingerprint {recorded.fingerprint} ({recorded.model}, "
-            f"version {recorded.version}), and the server has {fingerprint} (version {version})"
-        )
+@dataclass(frozen=True)
+class _ServedFingerprint:
+    """The `system_fingerprint` of a server's answers, and what it is made from."""
+
+    value: str
+    settings: Mapping[str, str]
+
+
+def _served_fingerprint(capabilities: Json) -> _ServedFingerprint:
+    """Return the fingerprint in the answer of /capabilities. Raises Refused."""
+    try:
+        found = capabilities["system_fingerprint"]
+        return _ServedFingerprint(found["value"], dict(found["settings"]))
+    except (LookupError, TypeError, ValueError):
+        raise Refused("/capabilities names no fingerprint; is the server older?") from None
+
+
+def _check_fingerprint(recorded: RecordedAnswer, served: _ServedFingerprint) -> None:
+    """Raise CannotReplay if another model, version or number format made the answer."""
+    if recorded.fingerprint == served.value:
+        return
+    differences = different_settings(recorded.settings, served.settings)
+    if not recorded.settings:
+        differences = [f"the record names no settings; {recorded.model}, {recorded.version}"]
+    raise CannotReplay(
+        f"it was recorded with the fingerprint {recorded.fingerprint}, and the server has "
+        f"{served.value} ({'; '.join(differences)})"
+    )
+
+
+def different_settings(recorded: Mapping[str, str], served: Mapping[str, str]) -> list[str]:
+    """Return one text for each setting that differs, such as `dtype: float32, now bfloat16`.
+
+    A setting that only one of both has is "none" on the other.
+    """
+    names = [*served, *(name for name in recorded if name not in served)]
+    return [
+        f"{name}: {recorded.get(name, 'none')}, now {served.get(name, 'none')}"
+        for name in names
+        if recorded.get(name) != served.get(name)
+    ]

@@ -192,3 +192,20 @@ def test_process_of_the_models_ends_with_the_command(
         assert process.wait(30) != 0
         child.wait(10)
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_forms_of_one_model_are_compared(folder: Path) -> None:
+    prompts = folder / "one"
+    prompts.write_text(PROMPTS[0])
+    output = folder / "forms.json"
+    forms = ("demo", "demo:bfloat16", "demo:int4")  # the first and the last in float32
+    run(*forms, "--prompts", prompts, "--max-tokens", 6, "--dtype", "float32", "-o", output)
+    document = json.loads(output.read_text())
+    assert document["models"] == list(forms)
+    [entry] = document["prompts"]
+    largest = {
+        one["model"]: max(token["kl"] for token in one["tokens"])
+        for one in entry["distances"]
+        if one["writer"] == 0
+    }
+    assert 0 < largest[1] < largest[2]

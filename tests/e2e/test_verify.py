@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint.folder import model_folder
+from engine.checkpoint.identity import weights_identity
+from engine.config import EngineConfig
 from tests.support import web
 from tests.support.process import ROOT, eventually
 from tests.support.recorded_requests import draw, send_all
@@ -82,6 +85,24 @@ def test_requests_of_all_kinds_are_equal_in_any_company(
         "batch_invariant": True,
     }, errors
     assert status == 0
+
+
+def test_fingerprint_is_made_from_the_weights(server: Server) -> None:
+    found = web.get(f"{server.base_url}/capabilities", timeout=30).json()["system_fingerprint"]
+    weights = weights_identity(EngineConfig(), model_folder("demo"))
+    assert found["settings"]["weights"] == weights
+
+
+def test_verification_on_the_recording_server_adds_nothing_to_its_file(
+    server: Server, record: Path, tmp_path: Path
+) -> None:
+    recorded(server, record, range(3000, 3004), tmp_path / "unused.jsonl")
+    before = record.read_bytes()
+    status, found, errors = verify(record, server, "--rounds", 1)
+    assert (status, found[-1]["refused"]) == (0, 0), errors
+    after = recorded(server, record, range(3004, 3005), tmp_path / "one.jsonl")  # written in order
+    lines = len(after.read_text().splitlines())
+    assert len(record.read_bytes().splitlines()) == len(before.splitlines()) + lines
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from tests.support.serve import Server, serving
-from tests.support.watched import UI, Tables, reading
+from tests.support.watched import OUT, UI, Tables, reading
 
 SEED = random.randrange(10**6)  # printed by a failing test
 SMALL = ("--num-gpu-blocks-override", 24, "--max-num-seqs", 8, "--max-model-len", 768)
@@ -77,6 +77,31 @@ async def test_rebuilt_tables_equal_every_snapshot_of_the_engine(small: Server) 
     assert small.metric("num_preemptions_total") == stats["preemptions"]
     assert small.metric("prefix_cache_hits_total") == stats["prefix_hits"]
     assert small.metric("kv_cache_usage_perc") == stats["held"] == 0
+
+
+async def test_rebuilt_counts_of_accepted_drafts_equal_every_snapshot(small: Server) -> None:
+    body = {"prompt": [7, 8, 9] * 20, "max_tokens": 500, "temperature": 0, "ignore_eos": True}
+    async with small.http() as http, reading(http) as reader:
+        before = small.metric("spec_decode_num_accepted_tokens_total")
+        snapshots = []
+
+        async def look() -> None:
+            while True:
+                snapshots.append((await http.get("/ui/api/blocks", headers=UI)).json())
+
+        task = asyncio.create_task(look())
+        for _ in range(5):
+            answer = (await http.post("/v1/completions", json=body, timeout=120)).json()
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert small.metric("spec_decode_num_accepted_tokens_total") - before > 100
+        compared = [each for each in snapshots if each["seq"] in reader.at and each["requests"]]
+        for snapshot in compared:
+            assert reader.at[snapshot["seq"]].out == Tables(snapshot).out
+        assert len(compared) > 2
+        rows = [row for frame in reader.frames for row in frame["requests"]]
+    assert rows[-1][OUT] == answer["usage"]["completion_tokens"] == 500
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from loadtest.errors import BenchError
+from loadtest.perplexity import windows_of
 from loadtest.program import check_model, read_lines, run_program
 
 
@@ -54,3 +56,14 @@ def test_perplexity_of_a_missing_text_prints_no_traceback() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "perplexity: none/test.jsonl cannot be read: No such file or directory.\n"
+
+
+async def test_perplexity_of_a_short_text_says_how_many_tokens_are_needed() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json={"tokens": [1, 2, 3]})
+
+    transport = httpx2.MockTransport(answer)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert await windows_of(client, "a text", 3) == [[1, 2, 3]]
+        with pytest.raises(SystemExit, match=r"has 3 tokens, and 50000 are needed.*--tokens 3"):
+            await windows_of(client, "a text", 50_000)

@@ -50,6 +50,7 @@ INFO = Ready(
     weight_bytes=4,
     kv_cache_bytes=4,
     load_seconds=0.0,
+    weights="01",
     attention_backend="fake",
     threads=1,
     kv_groups=(KVGroup(1),),

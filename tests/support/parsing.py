@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,45 @@ class Answer(NamedTuple):
     outcomes: list[str]
 
 
+class Stream:
+    """A parser, and the sum of its deltas."""
+
+    def __init__(self, syntax: Syntax, tools: Mapping[str, Tool], start: State) -> None:
+        self.parser = AnswerParser(syntax, tools, start=start)
+        self._shared = {id(part): part for part in (syntax, tools)}  # kept by a copy
+        self._content = self._reasoning = ""
+        self._calls: list[tuple[str, str]] = []
+
+    def push(self, piece: str) -> None:
+        self.parser.push(piece)
+        self._take()
+
+    def end(self, *, is_cut: bool = False) -> Answer:
+        self.parser.flush(is_cut=is_cut)
+        self._take()
+        return Answer(self._content, self._reasoning, self._calls, list(self.parser.outcomes))
+
+    def copy(self) -> Stream:
+        """Return a stream that goes on from here without changing this one."""
+        return copy.deepcopy(self, dict(self._shared))
+
+    def _take(self) -> None:
+        calls = self._calls
+        for delta in self.parser.take():
+            match delta:
+                case ContentDelta(text):
+                    self._content += text
+                case ReasoningDelta(text):
+                    self._reasoning += text
+                case ToolCallDelta(at, call_id, name, arguments):
+                    assert (call_id is None) == (name is None)
+                    if name is not None:
+                        assert at == len(calls)
+                        calls.append((name, ""))
+                    assert at == len(calls) - 1
+                    calls[at] = (calls[at][0], calls[at][1] + arguments)
+
+
 def parse(
     syntax: Syntax,
     pieces: Sequence[str],
@@ -41,28 +81,10 @@ def parse(
     is_cut: bool = False,
 ) -> Answer:
     """Parse pieces of a marked text as a stream, taking the deltas after each."""
-    parser = AnswerParser(syntax, tools, start=start)
-    content = reasoning = ""
-    calls: list[tuple[str, str]] = []
-    for index in range(len(pieces) + 1):
-        if index < len(pieces):
-            parser.push(pieces[index])
-        else:
-            parser.flush(is_cut=is_cut)
-        for delta in parser.take():
-            match delta:
-                case ContentDelta(text):
-                    content += text
-                case ReasoningDelta(text):
-                    reasoning += text
-                case ToolCallDelta(at, call_id, name, arguments):
-                    assert (call_id is None) == (name is None)
-                    if name is not None:
-                        assert at == len(calls)
-                        calls.append((name, ""))
-                    assert at == len(calls) - 1
-                    calls[at] = (calls[at][0], calls[at][1] + arguments)
-    return Answer(content, reasoning, calls, list(parser.outcomes))
+    stream = Stream(syntax, tools, start)
+    for piece in pieces:
+        stream.push(piece)
+    return stream.end(is_cut=is_cut)
 
 
 def check_cuts(
@@ -80,15 +102,23 @@ def check_cuts(
     marked = syntax.marks.encode(text)
     whole = parse(syntax, [marked], tools, start=start)
     assert parse(syntax, list(marked), tools, start=start) == whole
-    for at in range(1, len(marked), every):
-        assert parse(syntax, [marked[:at], marked[at:]], tools, start=start) == whole, at
-        cut = parse(syntax, [marked[:at]], tools, start=start, is_cut=True)
-        assert cut == parse(syntax, list(marked[:at]), tools, start=start, is_cut=True)
-        assert whole.content.startswith(cut.content), (at, cut)
-        assert whole.reasoning.startswith(cut.reasoning), (at, cut)
-        assert len(cut.calls) <= len(whole.calls)
-        for (name, arguments), (whole_name, whole_arguments) in zip(
-            cut.calls, whole.calls, strict=False
-        ):
-            assert name == whole_name
-            assert whole_arguments.startswith(arguments), (at, cut)
+    characters = Stream(syntax, tools, start)
+    for at, character in enumerate(marked):
+        if at and at % every == 1 % every:
+            assert parse(syntax, [marked[:at], marked[at:]], tools, start=start) == whole, at
+            cut = parse(syntax, [marked[:at]], tools, start=start, is_cut=True)
+            assert characters.copy().end(is_cut=True) == cut, at
+            check_beginning(cut, whole, at)
+        characters.push(character)
+
+
+def check_beginning(cut: Answer, whole: Answer, at: int) -> None:
+    """Check that the answer cut at a character is a beginning of the whole one."""
+    assert whole.content.startswith(cut.content), (at, cut)
+    assert whole.reasoning.startswith(cut.reasoning), (at, cut)
+    assert len(cut.calls) <= len(whole.calls)
+    for (name, arguments), (whole_name, whole_arguments) in zip(
+        cut.calls, whole.calls, strict=False
+    ):
+        assert name == whole_name
+        assert whole_arguments.startswith(arguments), (at, cut)

@@ -10,17 +10,22 @@ from typing import Any
 
 import httpx2
 
+from server.glassbox.watch.frames import FIELDS
+
 UI = {"x-penstock-ui": "1"}
 Json = dict[str, Any]
+OUT = FIELDS.index("out")
 
 
 class Tables:
-    """Block tables and findable blocks, from a snapshot and the events behind it."""
+    """Block tables, findable blocks and counts of tokens, from a snapshot and what came behind."""
 
     def __init__(self, snapshot: Json) -> None:
         self.number: int = snapshot["seq"]
         self.tables: dict[int, dict[int, list[int]]] = {}  # request -> group -> blocks
         self.findable = set(snapshot["findable"])
+        self.out = {request["id"]: request["out"] for request in snapshot["requests"]}
+        self.decoding: set[int] = set()
         for request in snapshot["requests"]:
             filled = {g: list(t) for g, t in enumerate(request["tables"]) if t}
             if filled:
@@ -28,6 +33,12 @@ class Tables:
 
     def apply(self, frame: Json) -> None:
         self.number = frame["seq"]
+        for _, _, _, _, joined, left, *_ in frame["steps"]:
+            self.decoding = (self.decoding - set(left)) | set(joined)
+            for key in self.decoding & self.out.keys():
+                self.out[key] += 1
+        for row in frame["requests"]:
+            self.out[row[0]] = row[OUT]
         for kind, first, *rest in frame["kv"]:
             if kind == "find":
                 self.findable |= set(first)
@@ -44,6 +55,8 @@ class Tables:
             else:
                 assert kind in ("preempt", "end")
                 self.tables.pop(first, None)
+                if kind == "end":
+                    self.out.pop(first, None)
 
     @property
     def num_held(self) -> int:
@@ -52,8 +65,8 @@ class Tables:
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Tables)
-        mine = (self.number, self.tables, self.findable)
-        return mine == (other.number, other.tables, other.findable)
+        mine = (self.number, self.tables, self.findable, self.out)
+        return mine == (other.number, other.tables, other.findable, other.out)
 
 
 class Reader:
@@ -85,6 +98,7 @@ class Reader:
         kept.tables = json.loads(
             json.dumps(self.tables.tables), object_pairs_hook=lambda p: {int(k): v for k, v in p}
         )
+        kept.out = dict(self.tables.out)
         self.at[kept.number] = kept
 
 

@@ -13,7 +13,7 @@ from engine.protocol.generate import Ablation
 from server.api.openai.completions import complete
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.receive import admit_and_read
-from server.glassbox.access import state_for_ui
+from server.glassbox.access import refuse_unknown, state_for_ui
 from server.http.body import Part
 from server.http.errors import ApiError, invalid
 from server.http.openapi import body_schema
@@ -54,6 +54,7 @@ async def ablate(request: Request) -> Response:
     """
     state = state_for_ui(request)
     body = await admit_and_read(request, AblateBody, "generate")
+    refuse_unknown(body.ignored)
     return await complete(state, request, body, _ablation(state, body.off))
 
 

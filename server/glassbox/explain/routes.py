@@ -18,9 +18,9 @@ from server.api.receive import admit_and_read
 from server.generation.cache_salt import cache_salt_of
 from server.generation.limits import check_priority, check_token_ids, context_exceeded
 from server.generation.sampling import check_option_tokens, sampling_params
-from server.glassbox.access import state_for_ui
+from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.explain.explanation import ExplainedAnswer, Explanation
-from server.http.body import Body, check_supported, ignored_header
+from server.http.body import Body, check_supported
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import ApiError
@@ -82,13 +82,13 @@ async def explain(request: Request) -> Response:
     """
     state = state_for_ui(request)
     body = await admit_and_read(request, ExplainBody, "generate")
+    refuse_unknown([*body.ignored, *[f"params.{name}" for name in body.params.ignored]])
     wanted = _request(state, request, body)
     found = await cancel_on_disconnect(request.receive, _explained(state, request, wanted))
     assert wanted.explain is not None
     knows_dice = body.params.seed not in (None, RANDOM_SEED)
     report = _Report(state.tokenizer, wanted.explain, knows_dice=knows_dice)
-    headers = ignored_header([*body.ignored, *[f"params.{n}" for n in body.params.ignored]])
-    return await asyncio.to_thread(lambda: json_response(request, report.document(found), headers))
+    return await asyncio.to_thread(lambda: json_response(request, report.document(found)))
 
 
 async def _explained(state: AppState, request: Request, wanted: GenerateRequest) -> ExplainedAnswer:

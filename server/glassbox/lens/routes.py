@@ -28,11 +28,11 @@ from server.api.receive import read_unqueued, thread_turn
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
-from server.glassbox.access import state_for_ui
+from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.lens.attention_maps import floats, head_map, head_row, shades, stacked
 from server.glassbox.lens.captures import LensBusyError, LensFailedError, LensTooLargeError
 from server.glassbox.lens.report import lens_report
-from server.http.body import MAX_PARTS, Body, Part, Text, ignored_header
+from server.http.body import MAX_PARTS, Body, Part, Text
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
@@ -111,6 +111,7 @@ async def lens(request: Request) -> Response:
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, LensBody)
+    refuse_unknown(body.ignored)
     _refuse_adapter(state, body)
     tokens, source = await _texts(state, body)
     want = set(PARTS if body.want is None else body.want)
@@ -138,8 +139,7 @@ async def lens(request: Request) -> Response:
 
     def answer() -> Response:
         document = lens_report(state.tokenizer, wanted, result, want)
-        headers = ignored_header(body.ignored)
-        return json_response(request, {"capture": capture, **document}, headers)
+        return json_response(request, {"capture": capture, **document})
 
     return await asyncio.to_thread(answer)
 
@@ -192,6 +192,7 @@ async def attention(request: Request) -> Response:
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, AttentionBody)
+    refuse_unknown(body.ignored)
     _refuse_adapter(state, body)
     tokens, source = await _texts(state, body)
     wanted = LensRequest(
@@ -219,8 +220,7 @@ async def attention(request: Request) -> Response:
         raise invalid("layers", "These layers have different numbers of heads; name others.")
     file = io.BytesIO()
     await asyncio.to_thread(lambda: np.save(file, stacked(kept)))
-    headers = ignored_header(body.ignored)
-    return Response(file.getvalue(), headers=headers, media_type="application/octet-stream")
+    return Response(file.getvalue(), media_type="application/octet-stream")
 
 
 @router.post("/ui/api/lens/embeddings", openapi_extra=body_schema(EmbeddingsBody))
@@ -228,13 +228,14 @@ async def embeddings(request: Request) -> Response:
     """Return the cosine similarities between the token embeddings of up to 32 tokens."""
     state = state_for_ui(request)
     body = await read_unqueued(request, EmbeddingsBody)
+    refuse_unknown(body.ignored)
     check_token_ids(state, body.ids, "ids")
     wanted = LensRequest(id=state.client.next_id(), tokens=body.ids, embeddings=True)
     result = await _look(request, state, wanted)
     cosines = floats(result.cosines).reshape(len(body.ids), -1).tolist()
     texts = [state.tokenizer.token_text(token) for token in body.ids]
     answer = {"cosine": cosines, "texts": texts}
-    return json_response(request, answer, ignored_header(body.ignored))
+    return json_response(request, answer)
 
 
 async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:

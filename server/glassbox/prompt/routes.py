@@ -19,7 +19,7 @@ from server.generation.chat_prompt import Chat, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.prompt_lint import RenderedChat, lint
 from server.generation.prompts import encode_prompt
-from server.glassbox.access import state_for_ui
+from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.requests.step_model import fit
 from server.http.body import ignored_header
@@ -36,10 +36,11 @@ async def prompt(request: Request) -> Response:
 
     `pieces` are slices of `text` that make it up, one for each token. A token that has only a part
     of a character has the piece "" and its `bytes`. `prefill` is what a prompt token costs by the
-    recorded steps, or null.
+    recorded steps, or null. Unknown fields inside a message are reported, as a chat does.
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, TokenizeBody)
+    refuse_unknown([name for name in body.ignored if "." not in name])
     size = len(await request.body())
     async with thread_turn(state, size):
         chat, text, add = await prompt_text(state, body, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,15 +54,18 @@ class BlockMap:
     def apply(self, trace: StepTrace, outputs: Sequence[StepOutputs]) -> Mapping[int, RequestRow]:
         """Apply what happened in a step; `outputs` came before the trace.
 
-        Return the requests that changed by more than a decoded token.
+        Return the requests that changed by more than a decoded token. One with accepted drafts has
+        several tokens of a step.
         """
         changed = {chunk.id for chunk in trace.chunks}
         for state in trace.added:
             self.requests[state.id] = _from_state(state)
             changed.add(state.id)
         finishes: dict[int, str] = {}
+        tokens: Counter[int] = Counter()
         for output in outputs:
-            changed |= self._take_outputs(output, finishes)
+            changed |= self._take_outputs(output, tokens, finishes)
+        changed |= {key for key in {*tokens, *trace.decodes} if tokens[key] != 1}
         ended: dict[int, RequestRow] = {}
         for event in trace.events:
             match event.kind:
@@ -80,14 +84,17 @@ class BlockMap:
         live = {key: row_of(self.requests[key]) for key in changed if key in self.requests}
         return live | ended
 
-    def _take_outputs(self, outputs: StepOutputs, finishes: dict[int, str]) -> set[int]:
-        """Count the tokens of a step; return the ids of requests that it admitted."""
+    def _take_outputs(
+        self, outputs: StepOutputs, tokens: Counter[int], finishes: dict[int, str]
+    ) -> set[int]:
+        """Count the tokens of a step by request; return the ids of requests that it admitted."""
         for admission in outputs.admitted:
             if admission.id in self.requests:
                 self.requests[admission.id].cached_tokens = admission.cached_tokens
         for output in outputs.tokens:
             if output.id in self.requests and output.token >= 0:
                 self.requests[output.id].generated_tokens += 1
+                tokens[output.id] += 1
             if output.finish is not None:
                 finishes[output.id] = output.finish
         return {admission.id for admission in outputs.admitted}

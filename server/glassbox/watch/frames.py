@@ -142,7 +142,10 @@ class FrameWriter:
 
 
 def _rows(steps: Sequence[TracedStep]) -> Iterable[RequestRow]:
-    """Return the requests that changed in these steps, as they are after the last one."""
+    """Return the requests that changed in these steps, as they are after the last one.
+
+    A decode that is no change, in a later step, has one token.
+    """
     changed: dict[int, RequestRow] = {}
     for step in steps:
         for key in step.trace.decodes:

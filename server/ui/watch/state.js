@@ -38,7 +38,7 @@ export class EngineState {
     this.decoding = new Set();
   }
 
-  /** Apply a frame. Events before the last snapshot are left out, their steps are not. */
+  /** Apply a frame. A decode adds one token; a row has the sum where it adds more. Events before the last snapshot are left out, their steps are not. */
   apply(frame) {
     this.now = frame.t;
     const isNew = frame.seq > this.seq;
@@ -166,7 +166,18 @@ export class EngineState {
     if (here === JSON.stringify(there.document())) return "";
     const lost = [...there.requests.keys()].filter((id) => !this.requests.has(id));
     const extra = [...this.requests.keys()].filter((id) => !there.requests.has(id));
-    return `missing requests: ${lost.join(", ") || "none"}; unknown: ${extra.join(", ") || "none"}`;
+    const texts = [];
+    if (lost.length) texts.push(`missing requests: ${lost.join(", ")}`);
+    if (extra.length) texts.push(`unknown: ${extra.join(", ")}`);
+    for (const [id, request] of this.requests) {
+      const other = there.requests.get(id);
+      for (const name of other ? ["state", "out"] : []) {
+        if (request[name] !== other[name]) {
+          texts.push(`#${id} ${name} ${request[name]} (engine: ${other[name]})`);
+        }
+      }
+    }
+    return texts.join("; ") || "blocks";
   }
 
   /** The blocks in a form that can be compared. */

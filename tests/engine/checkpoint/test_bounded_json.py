@@ -13,24 +13,25 @@ from engine.checkpoint.folder import indexed_files, read_json, safetensors_heade
 from engine.errors import ConfigError
 
 MANY = MAX_PARTS // 2 + 1
-HOSTILE = {
-    "bytes": b'{"a": "' + b"x" * MAX_JSON_BYTES + b'"}',
-    "lists": b'{"a": [' + b"[]," * 2 * MANY + b"[]]}",
-    "objects": b'{"a": [' + b"{}," * 2 * MANY + b"{}]}",
-    "keys": b"{" + b",".join(b'"%x":0' % n for n in range(2 * MANY)) + b"}",
-    "objects of keys": b"[" + b'{"":0},' * MANY + b"{}]",
-    "nesting": b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "nested objects": b'{"a": ' * 100_000 + b"0" + b"}" * 100_000,
-    "number": b'{"a": ' + b"9" * 5000 + b"}",
-    "large number": b'{"a": ' + b"9" * 400 + b"}",
-    "lone surrogate": rb'{"a": "\ud800"}',
+# Collecting the tests makes no text of megabytes: each has a function that makes it.
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "bytes": lambda: b'{"a": "' + b"x" * MAX_JSON_BYTES + b'"}',
+    "lists": lambda: b'{"a": [' + b"[]," * 2 * MANY + b"[]]}",
+    "objects": lambda: b'{"a": [' + b"{}," * 2 * MANY + b"{}]}",
+    "keys": lambda: b"{" + b",".join(b'"%x":0' % n for n in range(2 * MANY)) + b"}",
+    "objects of keys": lambda: b"[" + b'{"":0},' * MANY + b"{}]",
+    "nesting": lambda: b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "nested objects": lambda: b'{"a": ' * 100_000 + b"0" + b"}" * 100_000,
+    "number": lambda: b'{"a": ' + b"9" * 5000 + b"}",
+    "large number": lambda: b'{"a": ' + b"9" * 400 + b"}",
+    "lone surrogate": lambda: rb'{"a": "\ud800"}',
 }
 
 
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_json_is_refused(data: bytes) -> None:
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_json_is_refused(make: Callable[[], bytes]) -> None:
     with pytest.raises(BAD_JSON):
-        loads(data)
+        loads(make())
 
 
 @pytest.mark.parametrize("kind", ["bytes", "lists", "keys", "nesting"])
@@ -39,7 +40,7 @@ def test_hostile_file_is_refused_with_its_name(
     tmp_path: Path, read: Callable[[Path], object], kind: str
 ) -> None:
     file = tmp_path / "config.json"
-    file.write_bytes(HOSTILE[kind])
+    file.write_bytes(HOSTILE[kind]())
     with pytest.raises(ConfigError, match=r"Cannot read .*config\.json"):
         read(file)
 
@@ -47,7 +48,8 @@ def test_hostile_file_is_refused_with_its_name(
 @pytest.mark.parametrize("kind", ["bytes", "lists", "keys", "nesting"])
 def test_hostile_header_is_refused_with_its_file(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "model.safetensors"
-    file.write_bytes(struct.pack("<Q", len(HOSTILE[kind])) + HOSTILE[kind])
+    header = HOSTILE[kind]()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(ConfigError, match=r"model\.safetensors is not a readable"):
         safetensors_header(file)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +29,41 @@ from tests.support.rig import eventually, serving
 
 USER = {"role": "user", "content": "Hi"}
 MANY = 400_000
-HOSTILE: list[tuple[type[Body], dict[str, Any]]] = [
-    (ChatBody, {"messages": [{}] * MANY}),
-    (ChatBody, {"messages": [{**USER, "content": [{}] * 4000}]}),
-    (ChatBody, {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * MANY}]}),
-    (ChatBody, {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * 9}] * 4000}),
-    (ChatBody, {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}),
-    (ChatBody, {"messages": [USER], "stop": [1] * MANY}),
-    (ChatBody, {"messages": [USER], "stop": ["a", *[1] * MANY]}),
-    (ChatBody, {"messages": [USER], "stop_token_ids": ["a"] * MANY}),
-    (ChatBody, {"messages": [USER], "bad_words": [1] * MANY}),
-    (ChatBody, {"messages": [USER], "logit_bias": {str(i): 1000 for i in range(MANY)}}),
-    (CompletionBody, {"prompt": [1, *[""] * MANY]}),
-    (CompletionBody, {"prompt": ["", *[1] * MANY]}),
-    (CompletionBody, {"prompt": [[1], *[""] * MANY]}),
-    (CompletionBody, {"prompt": [[1, *[""] * MANY]]}),
-    (TokenizeBody, {"messages": [{}] * MANY}),
-    (DetokenizeBody, {"tokens": [""] * MANY}),
-    (EmbeddingBody, {"input": ["a", *[1] * MANY]}),
-    (EmbeddingBody, {"input": [1, *[""] * MANY]}),
-    (EmbeddingBody, {"input": [[1], *[""] * MANY]}),
-    (ScoreBody, {"text_1": ["a", *[1] * MANY], "text_2": "a"}),
+# Collecting the tests makes no body: each has a function that makes it.
+HOSTILE: list[tuple[type[Body], Callable[[], dict[str, Any]]]] = [
+    (ChatBody, lambda: {"messages": [{}] * MANY}),
+    (ChatBody, lambda: {"messages": [{**USER, "content": [{}] * 4000}]}),
+    (ChatBody, lambda: {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * MANY}]}),
+    (
+        ChatBody,
+        lambda: {"messages": [{**USER, "content": [{"type": "text", "text": ""}] * 9}] * 4000},
+    ),
+    (ChatBody, lambda: {"messages": [{"role": "assistant", "tool_calls": [1] * MANY}]}),
+    (ChatBody, lambda: {"messages": [USER], "stop": [1] * MANY}),
+    (ChatBody, lambda: {"messages": [USER], "stop": ["a", *[1] * MANY]}),
+    (ChatBody, lambda: {"messages": [USER], "stop_token_ids": ["a"] * MANY}),
+    (ChatBody, lambda: {"messages": [USER], "bad_words": [1] * MANY}),
+    (ChatBody, lambda: {"messages": [USER], "logit_bias": {str(i): 1000 for i in range(MANY)}}),
+    (CompletionBody, lambda: {"prompt": [1, *[""] * MANY]}),
+    (CompletionBody, lambda: {"prompt": ["", *[1] * MANY]}),
+    (CompletionBody, lambda: {"prompt": [[1], *[""] * MANY]}),
+    (CompletionBody, lambda: {"prompt": [[1, *[""] * MANY]]}),
+    (TokenizeBody, lambda: {"messages": [{}] * MANY}),
+    (DetokenizeBody, lambda: {"tokens": [""] * MANY}),
+    (EmbeddingBody, lambda: {"input": ["a", *[1] * MANY]}),
+    (EmbeddingBody, lambda: {"input": [1, *[""] * MANY]}),
+    (EmbeddingBody, lambda: {"input": [[1], *[""] * MANY]}),
+    (ScoreBody, lambda: {"text_1": ["a", *[1] * MANY], "text_2": "a"}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "body"), HOSTILE)
+@pytest.mark.parametrize(("kind", "make"), HOSTILE)
 def test_validation_of_many_bad_items_stops_at_first_error(
-    kind: type[Body], body: dict[str, Any]
+    kind: type[Body], make: Callable[[], dict[str, Any]]
 ) -> None:
     """Without `fail_fast` pydantic would collect an error of a kilobyte for each item."""
     with pytest.raises(pydantic.ValidationError) as refused:
-        kind.model_validate(body)
+        kind.model_validate(make())
     assert refused.value.error_count() <= 2  # an empty object lacks two members
     assert to_api_error(refused.value).status == 400
 
@@ -141,21 +146,24 @@ async def send_part(served: Any, size: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "body"),
+    ("kind", "make"),
     [
-        (ChatBody, {"messages": [{**USER, **{f"k{i}": 1 for i in range(MANY)}}]}),
-        (CompletionBody, {"prompt": "a", **{f"k{i}": 1 for i in range(MANY)}}),
-        (ChatBody, {"messages": [USER], "chat_template_kwargs": {f"k{i}": 1 for i in range(MANY)}}),
-        (EmbeddingBody, {"input": "a", **{f"k{i}": 1 for i in range(MANY)}}),
+        (ChatBody, lambda: {"messages": [{**USER, **{f"k{i}": 1 for i in range(MANY)}}]}),
+        (CompletionBody, lambda: {"prompt": "a", **{f"k{i}": 1 for i in range(MANY)}}),
+        (
+            ChatBody,
+            lambda: {"messages": [USER], "chat_template_kwargs": {f"k{i}": 1 for i in range(MANY)}},
+        ),
+        (EmbeddingBody, lambda: {"input": "a", **{f"k{i}": 1 for i in range(MANY)}}),
     ],
 )
 def test_validation_object_with_too_many_members_is_refused(
-    kind: type[Body], body: dict[str, Any]
+    kind: type[Body], make: Callable[[], dict[str, Any]]
 ) -> None:
     with pytest.raises(
         pydantic.ValidationError, match=r"at most (1024|64) members, not 400"
     ) as refused:
-        kind.model_validate(body)
+        kind.model_validate(make())
     assert refused.value.error_count() == 1
 
 

@@ -10,10 +10,16 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.replay.recorded import RecordedAnswer, read_record
+from server.replay.recorded import REPLAY_HEADER, RecordedAnswer, read_record
 from tests.server.conftest import BOS, EOS
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.rig import Served, eventually, serving
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"input": "Hi"},
+}
 
 
 async def answers_of(record_file: Path, count: int) -> list[RecordedAnswer]:
@@ -36,6 +42,11 @@ async def test_line_has_the_engine_request_and_its_tokens(
     assert first.tokens == [*encode("Hello"), EOS]
     assert (first.finish, first.is_cut, first.choice, second.choice) == ("stop", False, 0, 1)
     assert first.fingerprint == response.json()["system_fingerprint"]
+    capabilities = (await recording.http.get("/capabilities")).json()
+    assert capabilities["system_fingerprint"] == {
+        "value": first.fingerprint,
+        "settings": first.settings,
+    }
     assert first.id == response.headers["x-request-id"]
 
 
@@ -84,6 +95,16 @@ async def test_bad_words_and_grammar_are_recorded_as_given(
 
 async def test_request_for_no_tokens_is_not_recorded(recording: Served, record_file: Path) -> None:
     await recording.complete(max_tokens=0, echo=True)
+    await recording.complete(max_tokens=3)
+    [found] = await answers_of(record_file, 1)
+    assert len(found.tokens) == 3
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+async def test_replay_is_not_recorded(recording: Served, record_file: Path, path: str) -> None:
+    body = {"model": "tiny"} | REQUESTS[path]
+    answer = await recording.http.post(path, json=body, headers={REPLAY_HEADER: "1"})
+    assert answer.status_code == 200
     await recording.complete(max_tokens=3)
     [found] = await answers_of(record_file, 1)
     assert len(found.tokens) == 3

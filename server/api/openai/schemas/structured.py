@@ -84,7 +84,10 @@ class StructuredOutputs(Part):
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [
-                having(json={"type": ["object", "string"]}),
+                *(
+                    having(**{name: {"type": ["object", "string"]}})
+                    for name in ("json", "structural_tag")
+                ),
                 *(having(**{name: {"type": "string"}}) for name in ("regex", "grammar")),
                 having(choice={"type": "array"}),
                 having(json_object={"const": True}),
@@ -102,7 +105,8 @@ class StructuredOutputs(Part):
     """A grammar in GBNF or Lark."""
     json_object: bool | None = None
     """Any JSON object."""
-    structural_tag: SkipJsonSchema[Schema | Source | None] = None
+    structural_tag: Schema | Source | None = None
+    """Texts around parts that follow a grammar, as in vLLM: a `structural_tag` or its text."""
     whitespace_pattern: Source | None = None
     """A regular expression for the space inside JSON; default: 8 characters at most."""
     disable_any_whitespace: bool | None = None

@@ -453,12 +453,18 @@ async def test_replaced_capture_takes_no_memory() -> None:
     assert sys.getrefcount(weights) == held
 
 
-async def test_unknown_fields_are_reported_and_another_model_is_refused(lensed: Served) -> None:
-    for path in ("", "/embeddings"):
-        answer = await post(lensed, {"ids": [1], "top": 3}, path)
-        assert answer.headers["x-ignored-params"] == "top"
+async def test_unknown_fields_and_another_model_are_refused(lensed: Served) -> None:
+    for path in ("", "/embeddings", "/attention"):
+        unknown = await post(lensed, {"ids": [1], "top": 3}, path)
+        assert await refusal(unknown, 400) == ("unsupported_parameter", "top")
         refused = await post(lensed, {"ids": [1], "model": "other"}, path)
         assert await refusal(refused, 404) == ("model_not_found", "model")
+
+
+async def test_unknown_field_of_the_logit_lens_is_refused(lensed: Served) -> None:
+    unknown = await post(lensed, {"ids": [1], "logit": {"positions": [0], "top": 3}})
+    assert await refusal(unknown, 400) == ("unsupported_parameter", "logit.top")
+    assert not lensed.engine.looks
 
 
 async def test_long_text_is_tokenised_off_the_event_loop(

@@ -133,3 +133,13 @@ async def test_prompt_prefill_cost_comes_from_the_recorded_steps(served: Served)
     assert cost["us_per_token"] == pytest.approx(200, rel=0.02)
     assert cost["base_ms"] == pytest.approx(5, rel=0.02)
     assert cost["steps"] == 60
+
+
+async def test_unknown_field_is_refused_and_one_in_a_message_is_reported(served: Served) -> None:
+    message = {"role": "user", "content": "Hi", "mood": "good"}
+    body = {"messages": [message], "add_generation_promt": False}
+    refused = await served.http.post(PATH, json=body, headers=UI)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "add_generation_promt"
+    reported = await served.http.post(PATH, json={"messages": [message]}, headers=UI)
+    assert reported.headers["x-ignored-params"] == "messages.mood"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
@@ -60,12 +61,15 @@ class Client:
         decodes: tuple[int, ...] = (),
         finishes: tuple[int, ...] = (),
         queue: QueueState | None = None,
+        accepted: Mapping[int, int] | None = None,  # more tokens than one, by request
     ) -> None:
         """Let the engine compute a step of 10 ms."""
         self.step += 1
         self.at += 0.01
         prefills = [PrefillChunk(*chunk) for chunk in chunks]
-        sampled = [*decodes, *(chunk[0] for chunk in chunks)]
+        more = accepted or {}
+        decoded = [key for key in decodes for _ in range(1 + more.get(key, 0))]
+        sampled = [*decoded, *(chunk[0] for chunk in chunks)]
         tokens = [TokenOutput(key, 5, "length" if key in finishes else None) for key in sampled]
         stats = EngineStats(step=self.step, step_seconds=0.01)
         for listen in self.step_listeners:
@@ -186,6 +190,28 @@ async def test_fifth_viewer_is_refused(live: LiveEngine) -> None:
             pass
     with live.viewer():
         assert live.num_viewers == 1
+
+
+async def test_frame_has_the_tokens_of_accepted_drafts(client: Client, live: LiveEngine) -> None:
+    """One step decodes request 1 and gives it three tokens; the next decode gives one, or none."""
+    with live.viewer() as viewer:
+        await live.snapshot()
+        client.trace(take(1, 10), take(2, 11), added=(1, 2), chunks=((1, 0, 40), (2, 0, 40)))
+        writer = FrameWriter(live)
+        [step] = viewer.take()
+        assert isinstance(step, list)
+        writer.frame(step, ALL)
+        client.trace(decodes=(1, 2), accepted={1: 2})
+        client.trace(decodes=(1, 2))
+        [both] = viewer.take()
+        assert isinstance(both, list)
+        [row] = writer.frame(both, ALL)["requests"]  # 2 has one token a decode
+        assert (row[0], row[frames.FIELDS.index("out")]) == (1, 5)
+        client.trace(decodes=(1, 2), accepted={2: -1})
+        [dropped] = viewer.take()
+        assert isinstance(dropped, list)
+        [row] = writer.frame(dropped, ALL)["requests"]
+        assert (row[0], row[frames.FIELDS.index("out")]) == (2, 3)
 
 
 async def test_frame_merges_steps_and_sends_decodes_as_differences(
