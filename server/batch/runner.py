@@ -33,9 +33,9 @@ from server.batch.sender import Sender, ServerAway
 from server.batch.slots import LineSlots
 from server.batch.storage import BatchStorage
 from server.batch.threads import in_thread
+from server.http.auth import INSIDE
 from server.turns import Turns
 
-INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
 MOST_RUNNING = 8  # batches at a time; their owners share the slots in turn
 FULL_CODE = "storage_full"
 RETRY_S = 5.0  # until the end of a batch is written again

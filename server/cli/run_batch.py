@@ -108,7 +108,7 @@ def _run_by_engine(
 
     with EngineProcess(engine_config) as child:  # it imports torch while we import the server
         from engine.client.client import ProcessClient
-        from server.run_batch import run_with_engine
+        from server.cli.engine_batch import run_with_engine
 
         client = ProcessClient(engine_config, child)
         return run_with_engine(job, server_config, engine_config, client, concurrency, say)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from server.http.auth import UI_HEADER
+from server.glassbox.state import Glassbox, glassbox_of
+from server.http.auth import UI_HEADER, is_admin
 from server.http.errors import ApiError
 from server.state import AppState, state_of
 
@@ -31,8 +32,7 @@ def state_for_ui(request: Request) -> AppState:
     return state
 
 
-def is_admin(request: Request) -> bool:
-    """Whether the request may see the requests of all clients: see --admin-key-file."""
-    found = request.state.is_admin
-    assert isinstance(found, bool)
-    return found
+def glassbox_for_ui(request: Request) -> Glassbox:
+    """Return what the pages keep, for a request to /ui/api. Raises as `state_for_ui` does."""
+    state_for_ui(request)
+    return glassbox_of(request)
