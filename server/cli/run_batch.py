@@ -118,8 +118,8 @@ def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int
     """Send the lines to a running server, and return the exit status."""
     import httpx2
 
-    from server.batch.sender import Sender, ServerAway
     from server.cli.api_client import ClientError, async_client
+    from server.sender import Sender, ServerAway
 
     open_lines = concurrency or CONCURRENCY
 

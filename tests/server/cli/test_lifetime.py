@@ -25,7 +25,7 @@ from tests.support.process import ROOT, Process
 from tests.support.reference_data import LLAMA, located
 from tests.support.serve import engines_of
 
-FAKE = Path(__file__).parents[1] / "support" / "fake_serve.py"
+FAKE = Path(__file__).parents[2] / "support" / "fake_serve.py"
 
 
 @pytest.fixture
