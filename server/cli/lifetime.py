@@ -47,7 +47,7 @@ def run(
     except ConfigError as error:
         logger_for(config, "error")(f"penstock: {error}")
         return exit_codes.BAD_CONFIG
-    lifetime = Lifetime(app, engine_config, listener, _max_connections())
+    lifetime = Lifetime(app, listener, _max_connections())
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # logged last, so that supervisors can read it as the last line
@@ -111,19 +111,12 @@ class Server(uvicorn.Server):
 class Lifetime:
     """One run of the server. It handles the signals and decides the order of shutdown."""
 
-    def __init__(
-        self,
-        app: FastAPI,
-        engine_config: EngineConfig,
-        listener: socket.socket,
-        max_connections: float = math.inf,
-    ) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket, max_connections: float) -> None:
         self.cause = ""  # why the server stops: a signal or the engine's death
         self.server = Server(uvicorn_config(app, max_connections=max_connections))
         self._state: AppState = app.state.penstock
         self._client = self._state.client
         self._say = logger_for(self._state.config)
-        self._engine_config = engine_config
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
@@ -142,7 +135,7 @@ class Lifetime:
         elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         url = base_url(self._state.config.host, self._port)
-        self._say(f"penstock: listening on {url}, loading {self._engine_config.model}")
+        self._say(f"penstock: listening on {url}, loading {self._state.engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
         for task in tasks:
             task.add_done_callback(self._on_end)
@@ -196,7 +189,7 @@ class Lifetime:
             # stalled all streams for 25 ms or more.
             gc.freeze()
             with contextlib.suppress(EngineDeadError):  # `_watch` reports it
-                self._say(banner(self._state, self._engine_config, ready.result(), self._port))
+                self._say(banner(self._state, ready.result(), self._port))
         finally:
             ready.cancel()
 
