@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,46 +23,33 @@ from engine.errors import ConfigError
 from server.adapters import AdapterRegistry
 from server.api import capabilities, docs, ops
 from server.api.anthropic import messages
-from server.api.cohere import embed as cohere
-from server.api.llamacpp import routes as llamacpp
+from server.api.cohere import wing as cohere
+from server.api.llamacpp import wing as llamacpp
 from server.api.openai import (
-    batches,
     chat,
     completions,
     embeddings,
-    files,
     lora,
     models,
     rerank,
     score,
     tokenize,
 )
+from server.api.receive import spare_threads
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
-from server.api.vllm import routes as vllm
-from server.batch.runner import BatchRunner
-from server.batch.storage import open_storage
+from server.api.vllm import wing as vllm
+from server.batch import wing as batch
 from server.config import ServerConfig, served_names
 from server.generation.parsing import answer_formats
-from server.glassbox import hello, pages
-from server.glassbox.explain import ablate
-from server.glassbox.explain import routes as explain
-from server.glassbox.lens import routes as lens
-from server.glassbox.model import routes as ui_model
-from server.glassbox.model.checkpoint import CheckpointFacts
-from server.glassbox.model.structure import StructureReader
-from server.glassbox.prompt import routes as prompt
-from server.glassbox.requests import routes as ui_requests
+from server.glassbox import wing as glassbox
 from server.glassbox.requests.step_log import Recorder
-from server.glassbox.watch import routes as ui_watch
-from server.glassbox.watch.live_engine import LiveEngine
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
-from server.http.key_file import check_ui
 from server.http.openapi import RESPONSES, OpenApiApp
+from server.replay import wing as replay
 from server.replay.record_file import RecordFile
-from server.settings import changed_settings
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
@@ -72,7 +58,7 @@ from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
-ROUTE_FILES = (
+SPINE = (
     chat,
     completions,
     responses,
@@ -80,27 +66,27 @@ ROUTE_FILES = (
     embeddings,
     score,
     rerank,
-    files,
-    batches,
     models,
     lora,
     tokenize,
-    cohere,
-    *vllm.ROUTE_FILES,
-    *llamacpp.ROUTE_FILES,
     capabilities,
     ops,
-    hello,
-    ui_requests,
-    lens,
-    prompt,
-    ui_model,
-    ablate,
-    explain,
-    ui_watch,
+    docs,
+)
+# In the order of their start, and the other way round of their end: the batches end before the
+# file of --record. The last one has a route for all of /ui/.
+WINGS = (
+    replay.WING,
+    batch.WING,
+    cohere.WING,
+    vllm.WING,
+    llamacpp.WING,
+    glassbox.WING,
 )
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-ROUTERS = [file.router for file in ROUTE_FILES]
+ROUTERS = [file.router for file in SPINE]
+for _wing in WINGS:
+    ROUTERS += _wing.routers
 # Paths of Ollama's own API, which clients of Ollama try first.
 _OPENAI = "this is Ollama's API. Set the client to OpenAI's API, with a base URL that ends in /v1"
 OLLAMA = {
@@ -114,7 +100,13 @@ OLLAMA = {
     "/api/version": f"{_OPENAI}. /version has the version.",
     "/api/pull": "models are downloaded by the command `penstock pull ORG/NAME`.",
 }
-PATHS = {route.path for router in ROUTERS for route in router.routes if isinstance(route, Route)}
+PATHS = {
+    route.path
+    for router in ROUTERS
+    if router.include_in_schema
+    for route in router.routes
+    if isinstance(route, Route)
+}
 
 
 def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
@@ -135,10 +127,10 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
-    check_ui(config, has_keys=bool(keys))
-    recorder = Recorder(client.step_listeners, client.measure_waits)
     state = AppState(
         config=config,
+        engine_config=engine_config,
+        folder=folder,
         client=client,
         keys=keys,
         tokenizer=tokenizer,
@@ -148,16 +140,11 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
         metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
         tracing=Tracing.from_environment(os.environ) if config.tracing else None,
-        recorder=recorder,
-        live=LiveEngine(client, recorder),
+        recorder=Recorder(client.step_listeners, client.measure_waits),
         names=names,
         adapters=adapters,
         created=int(time.time()),
-        batches=_batches(config, client, keys),
         record=RecordFile(config.record) if config.record else None,
-        structure=StructureReader(folder),
-        checkpoint=CheckpointFacts(folder),
-        changed_settings=changed_settings(engine_config, config),
     )
     app = _routed(
         disabled=_disabled(config),
@@ -167,30 +154,17 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
-    _measure_disk(state)
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
-    app.state.most_connections = math.inf  # `server.cli.lifetime.run` lowers it
+    app.state.spare_threads = spare_threads()
+    for wing in WINGS:
+        wing.install(app, state)
     app.add_middleware(Gate, config=config, keys=state.keys)
-    app.add_middleware(RequestBoundary, state=state)
+    app.add_middleware(RequestBoundary, config=config, client=client, metrics=state.metrics)
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
-        app.add_middleware(CrossOrigin, state=state)
+        app.add_middleware(CrossOrigin, origins=config.allowed_origins, metrics=state.metrics)
     return app
-
-
-def _batches(config: ServerConfig, client: EngineClient, keys: ApiKeys) -> BatchRunner | None:
-    """Return the runner of the batches in --batch-dir. Raises ConfigError."""
-    storage = open_storage(config)
-    if storage is None:
-        return None
-    return BatchRunner(storage, client, config.max_body_bytes, keys.seconds_until_room)
-
-
-def _measure_disk(state: AppState) -> None:
-    read = state.batches.storage.disk.share if state.batches else lambda: 0.0
-    text = "Share of the disk of --batch-dir in use, 0 to 1; 0 without this flag."
-    state.metrics.gauge("batch_disk_usage_perc", text, read)
 
 
 def _disabled(config: ServerConfig) -> tuple[str, ...]:
@@ -215,7 +189,7 @@ def _routed(disabled: Sequence[str] = (), **facts: Any) -> OpenApiApp:
     )
     for path in disabled:  # the first route of a path has precedence
         app.add_route(path, _refuse, methods=METHODS, include_in_schema=False)
-    for router in (*ROUTERS, docs.router, pages.router):  # the last has a route for all of /ui/
+    for router in ROUTERS:
         app.include_router(router)
     return app
 
@@ -248,7 +222,7 @@ async def _raise(request: Request, error: Exception) -> Response:
 def _methods_of(request: Request) -> set[str]:
     """Return the methods of the path of a request. Starlette's own answer has the first route's."""
     found: set[str] = set()
-    for routes in (request.app, *ROUTERS, docs.router, pages.router):
+    for routes in (request.app, *ROUTERS):
         for route in routes.routes:
             if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL:
                 found |= route.methods or set()
@@ -274,19 +248,13 @@ def _hint(path: str) -> str:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state: AppState = app.state.penstock
     await state.client.start()
-    if state.batches:
-        state.batches.start(app)
     try:
-        yield
+        async with AsyncExitStack() as running:
+            for wing in WINGS:
+                await running.enter_async_context(wing.run(app))
+            yield
     finally:
-        if state.batches:
-            await state.batches.stop()
-        state.structure.close()
         await state.client.stop()
-        if state.batches:
-            state.batches.storage.folder.close()
-        if state.record:
-            await asyncio.to_thread(state.record.close)
         if state.template:
             state.template.close()
         if state.tracing:

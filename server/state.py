@@ -1,25 +1,22 @@
-"""AppState: the objects that every route uses, created once by `create_app`."""
+"""AppState: the objects that every request uses, created once by `create_app`."""
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from starlette.requests import Request
 
 from engine.client.interface import EngineClient
+from engine.config import EngineConfig
 from engine.errors import EngineUnavailableError
 from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
-from server.batch.runner import BatchRunner
 from server.config import ServerConfig
 from server.fingerprint import fingerprint_of, fingerprint_settings
-from server.glassbox.lens.captures import LensDesk
-from server.glassbox.model.checkpoint import CheckpointFacts
-from server.glassbox.model.structure import StructureReader
 from server.glassbox.requests.step_log import Recorder
-from server.glassbox.watch.live_engine import LiveEngine
 from server.http.auth import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
@@ -32,7 +29,6 @@ from server.text.chat_template import ChatTemplate
 from server.text.parsers.detect import AnswerFormat
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
-from server.turns import Turns
 
 VERSION = importlib.metadata.version("penstock")
 
@@ -40,6 +36,8 @@ VERSION = importlib.metadata.version("penstock")
 @dataclass(frozen=True)
 class AppState:
     config: ServerConfig
+    engine_config: EngineConfig
+    folder: Path  # of the checkpoint
     client: EngineClient
     keys: ApiKeys
     tokenizer: Tokenizer
@@ -50,21 +48,13 @@ class AppState:
     metrics: Metrics
     tracing: Tracing | None
     recorder: Recorder  # of steps and requests, for the built-in pages
-    structure: StructureReader  # of the model, for the built-in pages
-    checkpoint: CheckpointFacts  # formats of the weights and first prompts, for the built-in pages
-    changed_settings: list[dict[str, str]]  # flag, value and default of each
-    live: LiveEngine  # the engine while somebody watches it
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     adapters: AdapterRegistry  # of this model
     created: int  # Unix seconds
-    batches: BatchRunner | None = None  # None without --batch-dir
     record: RecordFile | None = None  # None without --record
-    lens: LensDesk = field(default_factory=LensDesk)
-    # Limits /tokenize and /detokenize, which pass no admission control. Threads are left for
-    # admitted prompts.
-    spare_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    explain_turn: Turns = field(default_factory=lambda: Turns(1))
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
+    # Numbers of the open requests that a drain does not wait for.
+    viewer_counts: list[Callable[[], int]] = field(default_factory=list)
 
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response. Raises a 404 ApiError for an unknown model."""

@@ -5,6 +5,7 @@ Requests that only need the tokenizer pass no admission control, and take turns 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from contextlib import AbstractAsyncContextManager
 
@@ -39,14 +40,20 @@ async def read_unqueued(request: Request, kind: type[BodyType]) -> BodyType:
     return body
 
 
-def thread_turn(state: AppState, size: int) -> AbstractAsyncContextManager[None]:
+def spare_threads() -> asyncio.Semaphore:
+    """Return the turns of an application. Other threads are left for admitted prompts."""
+    return asyncio.Semaphore(2)
+
+
+def thread_turn(request: Request, size: int) -> AbstractAsyncContextManager[None]:
     """Return a context that limits how many of these requests use a thread at once.
 
     No queue bounds them. `off_loop` uses a thread if `size` is at least INLINE_CHARS.
     """
     if size < INLINE_CHARS:
         return contextlib.nullcontext()
-    return state.spare_threads
+    turns: asyncio.Semaphore = request.app.state.spare_threads
+    return turns
 
 
 async def encode(state: AppState, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -9,8 +9,8 @@ import msgspec
 
 from server.batch.lines import BatchLine
 from server.batch.results import Results, result_line
-from server.batch.sender import Reply, Sender
 from server.batch.slots import LineSlots
+from server.sender import Reply, Sender
 
 
 async def run_lines(
@@ -43,7 +43,7 @@ async def run_lines(
 
 
 async def _run_line(line: BatchLine, results: Results, sender: Sender) -> None:
-    reply = await sender.send(line)
+    reply = await sender.send(line.url, bytes(line.body))
     await results.add(line.custom_id, _result(line, reply), failed=reply.failed)
 
 

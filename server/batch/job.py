@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from server.batch.executor import run_lines
 from server.batch.lines import ENDPOINTS, MAX_PROBLEMS, Input, LineProblem, check_input, read_lines
 from server.batch.results import Results, ResultsError
-from server.batch.sender import Sender
+from server.sender import Sender
 
 REPORT_S = 10.0  # between two lines of progress where stderr is no terminal
 UPDATE_S = 0.5

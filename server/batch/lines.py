@@ -23,7 +23,6 @@ Endpoint = Literal[
     "/v1/score",
 ]
 ENDPOINTS: tuple[str, ...] = get_args(Endpoint)
-LAST_PRIORITY = 2**31 - 1  # of a line that names none
 MAX_LINES = 50_000
 MAX_PROBLEMS = 100  # reported per batch
 BLANK = b" \t\r\n"

@@ -21,7 +21,6 @@ from server.batch.executor import refuse_lines, run_lines
 from server.batch.files import OUTPUT, StoredFile
 from server.batch.folder import StoreFull, needs_room
 from server.batch.lines import (
-    LAST_PRIORITY,
     BatchLine,
     LineProblem,
     check_input,
@@ -29,13 +28,14 @@ from server.batch.lines import (
     with_priority,
 )
 from server.batch.results import Results, ResultsError
-from server.batch.sender import Sender, ServerAway
 from server.batch.slots import LineSlots
 from server.batch.storage import BatchStorage
 from server.batch.threads import in_thread
+from server.generation.limits import LAST_PRIORITY
+from server.http.auth import INSIDE
+from server.sender import Sender, ServerAway
 from server.turns import Turns
 
-INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
 MOST_RUNNING = 8  # batches at a time; their owners share the slots in turn
 FULL_CODE = "storage_full"
 RETRY_S = 5.0  # until the end of a batch is written again
@@ -269,11 +269,9 @@ class BatchRunner:
         """Send lines until all have results, the window ends or the batch is cancelled."""
         batch = self._batches[batch_id]
         path = self.storage.folder.contents(batch.input_file_id)
-        lines = read_lines(path, results.done, self._max_line_bytes)
+        lines = map(_behind_others, read_lines(path, results.done, self._max_line_bytes))
         async with client_inside(self._app, batch.tenant) as http:
-            sender = Sender(
-                http, patience=0, longest_retry=WINDOW_S, body_of=_behind_others, room=self._room
-            )
+            sender = Sender(http, patience=0, longest_retry=WINDOW_S, room=self._room)
             work = asyncio.create_task(run_lines(lines, results, sender, slots))
             self._work[batch_id] = work
             try:
@@ -329,5 +327,6 @@ class BatchRunner:
         return file_id
 
 
-def _behind_others(line: BatchLine) -> bytes:
-    return with_priority(line, LAST_PRIORITY)
+def _behind_others(line: BatchLine) -> BatchLine:
+    body = msgspec.Raw(with_priority(line, LAST_PRIORITY))
+    return msgspec.structs.replace(line, body=body)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from engine.checkpoint.folder import model_folder, notes_of
+from engine.checkpoint.folder import notes_of
 from engine.config import EngineConfig
 from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
@@ -83,9 +83,9 @@ def kernels(ready: Ready) -> list[str]:
     return [f"  kernels   {ready.compiled_kernels} compiled in {ready.compile_seconds:.1f} s, once"]
 
 
-def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> str:
+def banner(state: AppState, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
-    config = state.config
+    config, engine = state.config, state.engine_config
     has_keys = bool(state.keys)
     access = "on" if has_keys else "off"
     key = shell_key(config, os.environ) if has_keys else ""
@@ -111,7 +111,7 @@ def banner(state: AppState, engine: EngineConfig, ready: Ready, port: int) -> st
         lines.append(f"            (replace {key} by one of your API keys)")
     lines += [*arithmetic(ready), *not_followed(state.tokenizer.not_followed)]
     lines += tokenizer_notes(state, ready)
-    lines += [f"  note      {note}" for note in notes_of(model_folder(engine.model))]
+    lines += [f"  note      {note}" for note in notes_of(state.folder)]
     lines += unsafe_caches(ready)
     if not is_loopback(config.host) and not has_keys:
         lines.append(

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -46,8 +47,7 @@ def run(
     except ConfigError as error:
         logger_for(config, "error")(f"penstock: {error}")
         return exit_codes.BAD_CONFIG
-    app.state.most_connections = _most_connections()
-    lifetime = Lifetime(app, engine_config, listener)
+    lifetime = Lifetime(app, listener, _max_connections())
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())
     if lifetime.cause:  # logged last, so that supervisors can read it as the last line
@@ -55,7 +55,7 @@ def run(
     return status
 
 
-def _most_connections() -> float:
+def _max_connections() -> float:
     """Raise the soft limit of open files to the hard limit; return how many connections fit.
 
     The soft limit is low by default only to protect programs that use select().
@@ -73,12 +73,21 @@ def _most_connections() -> float:
     return soft - own - SPARE_FILES
 
 
-def uvicorn_config(app: Any, keep_alive: float = KEEP_ALIVE_S) -> uvicorn.Config:
+def uvicorn_config(
+    app: FastAPI, keep_alive: float = KEEP_ALIVE_S, max_connections: float = math.inf
+) -> uvicorn.Config:
     """Return uvicorn's configuration. `keep_alive` is the idle timeout in seconds."""
+    state: AppState = app.state.penstock
+    connection = partial(
+        Connection,
+        metrics=state.metrics,
+        access_log=state.config.access_log,
+        max_connections=max_connections,
+    )
     return uvicorn.Config(
         app,
         loop="asyncio",  # not uvloop, which does not report that descriptors ran out
-        http=Connection,
+        http=connection,  # type: ignore[arg-type]  # it makes a protocol, as the class does
         ws="none",
         lifespan="on",
         log_config=None,
@@ -102,13 +111,12 @@ class Server(uvicorn.Server):
 class Lifetime:
     """One run of the server. It handles the signals and decides the order of shutdown."""
 
-    def __init__(self, app: FastAPI, engine_config: EngineConfig, listener: socket.socket) -> None:
+    def __init__(self, app: FastAPI, listener: socket.socket, max_connections: float) -> None:
         self.cause = ""  # why the server stops: a signal or the engine's death
-        self.server = Server(uvicorn_config(app))
+        self.server = Server(uvicorn_config(app, max_connections=max_connections))
         self._state: AppState = app.state.penstock
         self._client = self._state.client
         self._say = logger_for(self._state.config)
-        self._engine_config = engine_config
         self._listener = listener
         self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
@@ -127,7 +135,7 @@ class Lifetime:
         elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
         url = base_url(self._state.config.host, self._port)
-        self._say(f"penstock: listening on {url}, loading {self._engine_config.model}")
+        self._say(f"penstock: listening on {url}, loading {self._state.engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
         for task in tasks:
             task.add_done_callback(self._on_end)
@@ -181,7 +189,7 @@ class Lifetime:
             # stalled all streams for 25 ms or more.
             gc.freeze()
             with contextlib.suppress(EngineDeadError):  # `_watch` reports it
-                self._say(banner(self._state, self._engine_config, ready.result(), self._port))
+                self._say(banner(self._state, ready.result(), self._port))
         finally:
             ready.cancel()
 
@@ -246,7 +254,7 @@ class Lifetime:
         Viewers of the engine do not count: they see the drain, and leave at its end.
         """
         tasks = len(self.server.server_state.tasks)
-        return self._client.busy or tasks > self._state.live.num_viewers
+        return self._client.busy or tasks > sum(count() for count in self._state.viewer_counts)
 
     def _stop_serving(self, grace_s: int) -> None:
         self.server.config.timeout_graceful_shutdown = grace_s

@@ -108,7 +108,7 @@ def _run_by_engine(
 
     with EngineProcess(engine_config) as child:  # it imports torch while we import the server
         from engine.client.client import ProcessClient
-        from server.run_batch import run_with_engine
+        from server.cli.engine_batch import run_with_engine
 
         client = ProcessClient(engine_config, child)
         return run_with_engine(job, server_config, engine_config, client, concurrency, say)
@@ -118,8 +118,8 @@ def _run_by_server(job: Any, url: str, key: str, concurrency: int | None) -> int
     """Send the lines to a running server, and return the exit status."""
     import httpx2
 
-    from server.batch.sender import Sender, ServerAway
     from server.cli.api_client import ClientError, async_client
+    from server.sender import Sender, ServerAway
 
     open_lines = concurrency or CONCURRENCY
 

@@ -78,11 +78,11 @@ def _verified(
     url: str, key: str, answers: dict[int, RecordedAnswer], plan: Plan, *, quiet: bool
 ) -> Report:
     """Return the report of all rounds. Raises typer.Exit."""
-    from server.batch.sender import ServerAway
     from server.cli.api_client import ClientError, async_client
     from server.replay.client import Refused, ReplayClient
     from server.replay.recorded import REPLAY_HEADER
     from server.replay.verify import CannotVerify, Verification
+    from server.sender import ServerAway
 
     reports: list[Report] = []
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from server.batch.lines import LAST_PRIORITY
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError, invalid
 from server.state import AppState
 
+LAST_PRIORITY = 2**31 - 1  # behind all other requests
 MAX_CHOICES = 2048  # of one request
 MAX_PROMPT_LOGPROBS = 2**18  # logprobs of prompts in one response, about 1 KB each
 MAX_ANSWER_LOGPROBS = 2**22  # logprobs of several choices in one response: up to 1 GB

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from server.http.auth import UI_HEADER
+from server.glassbox.state import Glassbox, glassbox_of
+from server.http.auth import UI_HEADER, is_admin
 from server.http.errors import ApiError, unsupported
 from server.state import AppState, state_of
 
@@ -33,6 +34,12 @@ def state_for_ui(request: Request) -> AppState:
     return state
 
 
+def glassbox_for_ui(request: Request) -> Glassbox:
+    """Return what the pages keep, for a request to /ui/api. Raises as `state_for_ui` does."""
+    state_for_ui(request)
+    return glassbox_of(request)
+
+
 def refuse_unknown(names: Sequence[str]) -> None:
     """Raise a 400 ApiError that names the unknown fields of a body, if there are some.
 
@@ -42,10 +49,3 @@ def refuse_unknown(names: Sequence[str]) -> None:
     if names:
         fields = "field" if len(names) == 1 else "fields"
         raise unsupported(names[0], f"Unknown {fields}: {', '.join(names)}.")
-
-
-def is_admin(request: Request) -> bool:
-    """Whether the request may see the requests of all clients: see --admin-key-file."""
-    found = request.state.is_admin
-    assert isinstance(found, bool)
-    return found

@@ -11,8 +11,10 @@ from starlette.requests import Request
 
 from engine.protocol.ready import BATCH_VARIANCE
 from server.api.openai.models import model_facts
-from server.glassbox.access import is_admin, state_for_ui
+from server.glassbox.access import state_for_ui
 from server.glassbox.starters import starters
+from server.glassbox.state import glassbox_of
+from server.http.auth import is_admin
 from server.state import VERSION
 
 router = APIRouter()
@@ -29,6 +31,7 @@ async def hello(request: Request) -> dict[str, Any]:
     """
     state = state_for_ui(request)
     ready = state.loaded()
+    checkpoint = glassbox_of(request).checkpoint
     uneven = BATCH_VARIANCE[ready.batch_variance] if ready.batch_variance else None
     return {
         "version": VERSION,
@@ -36,8 +39,8 @@ async def hello(request: Request) -> dict[str, Any]:
         "model": model_facts(state, state.names[0]),
         "has_template": state.template is not None,
         "defaults": state.tokenizer.defaults,
-        "starters": starters(state),
-        "formats": await asyncio.to_thread(lambda: state.checkpoint.formats),
+        "starters": starters(state, checkpoint),
+        "formats": await asyncio.to_thread(lambda: checkpoint.formats),
         "end_tokens": state.tokenizer.eos_token_ids,
         "ready": _as_object(ready),
         "stats": _as_object(state.client.stats),

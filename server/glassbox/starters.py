@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.generation.chat_prompt import has_own_tools
+from server.glassbox.model.checkpoint import CheckpointFacts
 from server.state import AppState
 
 CHAT = (
@@ -35,15 +36,15 @@ WEATHER_TOOL = {
 TOOL = {"prompt": "What is the weather in Oslo?", "tools": [WEATHER_TOOL]}
 
 
-def starters(state: AppState) -> list[dict[str, Any]]:
+def starters(state: AppState, checkpoint: CheckpointFacts) -> list[dict[str, Any]]:
     """Return prompts, each `{prompt}` or `{prompt, tools}`.
 
     A model's own ones are those of starters.json in its folder. Without that file, the chat
     template and the vocabulary say what the model was trained for: chats, code, calls of tools.
     """
     knows_code = state.tokenizer.infill is not None
-    if state.checkpoint.starters:
-        prompts = tuple(state.checkpoint.starters)
+    if checkpoint.starters:
+        prompts = tuple(checkpoint.starters)
     elif state.template is None:
         prompts = CODE_TEXT if knows_code else TEXT
     else:

@@ -7,9 +7,9 @@ import hmac
 import re
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.batch.runner import INSIDE
 from server.config import ServerConfig
 from server.http.errors import ApiError
 from server.http.key_file import NO_LIMITS, read_limited_keys
@@ -101,6 +101,7 @@ class ApiKeys:
         return self._limiters.get(name)
 
 
+INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
 # The built-in pages send it. A page of another origin cannot do so without a preflight, which is
 # refused.
 UI_HEADER = "x-penstock-ui"
@@ -141,6 +142,13 @@ def is_forwarded(headers: Headers) -> bool:
 def is_page(path: str) -> bool:
     """Whether a path is a file of the built-in pages, or leads to them. They need no key."""
     return path in ("/", UI) or (path.startswith(f"{UI}/") and not path.startswith(UI_DATA))
+
+
+def is_admin(request: Request) -> bool:
+    """Whether the request may see the requests of all clients: see --admin-key-file."""
+    found = request.state.is_admin
+    assert isinstance(found, bool)
+    return found
 
 
 def too_large(most: int, flag: str) -> ApiError:

@@ -11,6 +11,7 @@ import random
 import re
 import secrets
 import time
+from collections.abc import Sequence
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -18,12 +19,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.client.interface import EngineClient
 from engine.errors import EngineUnavailableError
+from server.config import ServerConfig
 from server.http.access_log import AccessRecord, forwarded_for, log
 from server.http.auth import OPEN_PATHS, is_page
-from server.http.errors import ApiError, ClientGone, StreamBroken
+from server.http.errors import ApiError, ClientGone, StreamBroken, to_api_error
 from server.http.rate_limits import RATE_LIMIT_HEADERS
-from server.state import AppState
+from server.telemetry.metrics import Metrics
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -56,9 +59,8 @@ class CrossOrigin(CORSMiddleware):
     A page sends its key in the Authorization header; cookies are not allowed.
     """
 
-    def __init__(self, app: ASGIApp, state: AppState) -> None:
-        self._metrics = state.metrics
-        origins = state.config.allowed_origins
+    def __init__(self, app: ASGIApp, origins: Sequence[str], metrics: Metrics) -> None:
+        self._metrics = metrics
         super().__init__(
             app,
             allow_origins=[origin for origin in origins if origin != LOCALHOST],
@@ -89,22 +91,26 @@ class RequestBoundary:
     reaches the client or uvicorn's log.
     """
 
-    def __init__(self, app: ASGIApp, state: AppState) -> None:
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, client: EngineClient, metrics: Metrics
+    ) -> None:
         self._app = app
-        self._state = state
+        self._config = config
+        self._client = client
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _below_root(_in_origin_form(scope), self._state.config.root_path)
-        exchange = Exchange(self._state, scope, receive, send)
+        scope = _below_root(_in_origin_form(scope), self._config.root_path)
+        exchange = Exchange(self._client, self._config.max_body_bytes, scope, receive, send)
         try:
             await self._app(exchange.routed_scope, exchange.receive, exchange.send)
         except ClientGone:
             pass
         except StreamBroken:
-            exchange.cut = 503 if self._state.client.state == "draining" else 500
+            exchange.cut = 503 if self._client.state == "draining" else 500
             # End the body without the exchange, which would count the response as complete.
             await send({"type": "http.response.body"})
         except asyncio.CancelledError:  # uvicorn cancels requests that outlast the drain
@@ -120,18 +126,18 @@ class RequestBoundary:
 
     def _account(self, exchange: Exchange) -> None:
         """Count and log a finished request. Sampling of the access log does not drop errors."""
-        config, status = self._state.config, exchange.outcome
+        config, status = self._config, exchange.outcome
         if not exchange.is_probe:
-            self._state.metrics.request(status)
+            self._metrics.request(status)
         if config.access_log and (status >= 400 or random.random() < config.access_log_sample):
             exchange.log()
 
     async def _refuse(self, error: BaseException, exchange: Exchange, scope: Scope) -> None:
-        answer = self._state.api_error(error)
+        answer = to_api_error(error, draining=self._client.state == "draining")
         if answer.status == 500:
             log.error("request failed", code=answer.code, exc_info=error)
         if not exchange.is_probe:
-            self._state.metrics.reject(answer.code)
+            self._metrics.reject(answer.code)
         if not exchange.status:
             if answer.headers.get("connection") == "close":
                 await exchange.read_on()
@@ -181,8 +187,10 @@ def answer_headers(request_id: str, milliseconds: int) -> dict[str, str]:
 class Exchange:
     """One request and its response, as RequestBoundary sees them."""
 
-    def __init__(self, state: AppState, scope: Scope, receive: Receive, send: Send) -> None:
-        self._client, self._most = state.client, state.config.max_body_bytes
+    def __init__(
+        self, client: EngineClient, max_body: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._client, self._max_body = client, max_body
         self._scope, self._receive, self._send = scope, receive, send
         headers = Headers(scope=scope)
         # With `Expect: 100-continue` the client sends no body until `receive` is called
@@ -219,7 +227,7 @@ class Exchange:
         Closing while the client still sends would reset the connection, and the client would not
         read the error. Stops after LINGER seconds or `max_body_bytes`.
         """
-        left = self._most
+        left = self._max_body
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER):
                 while left > 0 and not self.is_body_complete:

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from server.http.boundary import LINGER, answer_headers, new_request_id
 from server.http.errors import ApiError
 from server.http.framing import MAX_HEAD_BYTES, BoundedConnection
-from server.state import AppState
+from server.telemetry.metrics import Metrics
 
 IDLE_S = 1.0  # a connection idle for longer may be closed to make room
 LOOKED_AT = 1000  # at most this many connections are searched for idle ones
@@ -34,20 +34,26 @@ log = structlog.get_logger("server.access")
 class Connection(H11Protocol):
     """An HTTP/1.1 connection that answers malformed requests itself.
 
-    h11 creates no request from them, so no middleware sees them.
+    h11 creates no request from them, so no middleware sees them. If more than `max_connections`
+    are open, one that is idle is closed.
     """
 
     _refused = False
     _idle: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, metrics: Metrics, access_log: bool, max_connections: float, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.conn = BoundedConnection()
+        self._metrics = metrics
+        self._access_log = access_log
+        self._max_connections = max_connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._limit_idleness()
-        if len(self.connections) > self.config.app.state.most_connections:  # type: ignore[union-attr]
+        if len(self.connections) > self._max_connections:
             make_room(self.connections, 1)
 
     @property
@@ -133,11 +139,10 @@ class Connection(H11Protocol):
 
         If a request is open, RequestBoundary counts it when it ends.
         """
-        state: AppState = self.config.app.state.penstock  # type: ignore[union-attr]
         if not self._is_answering:
-            state.metrics.request(answer.status)
-        state.metrics.reject(answer.code)
-        if state.config.access_log:
+            self._metrics.request(answer.status)
+        self._metrics.reject(answer.code)
+        if self._access_log:
             log.info("request", request_id=request_id, status=answer.status, code=answer.code)
 
     def _unsupported_upgrade_warning(self) -> None:

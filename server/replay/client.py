@@ -8,8 +8,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from server.batch.lines import BatchLine
-from server.batch.sender import Sender, ServerAway
+from server.sender import Sender, ServerAway
 
 PATIENCE_S = 10.0  # that the server may be away, for a restart
 Json = dict[str, Any]
@@ -46,8 +45,7 @@ class ReplayClient:
 
     async def post(self, path: str, body: Json) -> Json:
         """Return the JSON object that answers `body`. Raises ServerAway or Refused."""
-        line = BatchLine("-", "POST", path, msgspec.Raw(msgspec.json.encode(body)))
-        reply = await self._sender.send(line)
+        reply = await self._sender.send(path, msgspec.json.encode(body))
         return _object(reply.status, reply.body or b"")
 
     async def model(self) -> ServedModel:

@@ -229,7 +229,7 @@ async def form_opened(folder: Path) -> AsyncIterator[Check]:
             assert not tracebacks.found, tracebacks.found
 
         yield check
-        used = running.app.state.penstock.batches.storage.folder.used
+        used = running.app.state.batches.storage.folder.used
         assert not any(held for _, held in used)
 
 

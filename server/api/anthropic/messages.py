@@ -45,7 +45,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_unqueued(request, CountTokensBody)
     state.check_task("generate")
     size = len(await request.body())
-    async with thread_turn(state, size):
+    async with thread_turn(request, size):
         chat = await off_loop(size, body.chat)
         text = await chat_text(state, chat)
         ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))

@@ -80,7 +80,7 @@ async def input_tokens(request: Request) -> Response:
     state = state_of(request)
     is_own = not request.url.path.startswith("/v1/")
     body, chat, text = await _rendered(request, is_own=is_own)
-    async with thread_turn(state, len(text)):
+    async with thread_turn(request, len(text)):
         ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     counted = {"object": "response.input_tokens", "input_tokens": len(ids)}
     return _json(request, counted, body, chat)
@@ -95,7 +95,7 @@ async def _rendered(request: Request, *, is_own: bool) -> tuple[ChatBody, Chat, 
     body = await read_unqueued(request, ChatBody)
     check_option_tokens(state, body.options())
     size = len(await request.body())
-    async with thread_turn(state, size):
+    async with thread_turn(request, size):
         chat = await off_loop(size, partial(own_chat, state, body) if is_own else body.chat)
         check_tool_choice(chat)
         return body, chat, await chat_text(state, chat)

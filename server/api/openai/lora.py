@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from server.api.openai.models import adapter_facts
 from server.api.openai.schemas.adapter import LoadAdapterBody, UnloadAdapterBody
-from server.glassbox.access import is_admin
+from server.http.auth import is_admin
 from server.http.body import ignored_header, read_body
 from server.http.errors import ApiError
 from server.http.listener import is_loopback

@@ -36,7 +36,7 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_unqueued(request, TokenizeBody)
     size = len(await request.body())
-    async with thread_turn(state, size):
+    async with thread_turn(request, size):
         chat, text, add = await prompt_text(state, body, size)
         ids = await encode(state, text, add_special_tokens=add)
     answer: dict[str, Any] = {
@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
         "tokens": ids,
         "token_strs": None,
     }
-    async with thread_turn(state, len(ids)):
+    async with thread_turn(request, len(ids)):
         if body.return_token_strs:
             answer["token_strs"] = await _vocabulary_entries(state, ids)
         if body.with_pieces:
@@ -71,7 +71,7 @@ async def detokenize(request: Request) -> Response:
     state = state_of(request)
     body = await read_unqueued(request, DetokenizeBody)
     check_token_ids(state, body.tokens, "tokens")
-    async with thread_turn(state, len(body.tokens)):
+    async with thread_turn(request, len(body.tokens)):
         skip = bool(body.skip_special_tokens)
         detokenizer = Detokenizer(state.tokenizer, skip_special_tokens=skip)
         texts = await off_loop(len(body.tokens), lambda: token_texts(detokenizer, body.tokens))
@@ -89,11 +89,11 @@ async def render(request: Request) -> Response:
     body = await read_unqueued(request, ChatBody)
     check_option_tokens(state, body.options())
     size = len(await request.body())
-    async with thread_turn(state, size):
+    async with thread_turn(request, size):
         chat = await off_loop(size, body.chat)
         check_tool_choice(chat)
         text = await chat_text(state, chat)
-    async with thread_turn(state, len(text)):
+    async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
     salt = cache_salt_of(request, body.options().cache_salt)
     adapter = state.adapters.find(body.model)

@@ -20,6 +20,7 @@ from server.generation.limits import check_priority, check_token_ids, context_ex
 from server.generation.sampling import check_option_tokens, sampling_params
 from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.explain.explanation import ExplainedAnswer, Explanation
+from server.glassbox.state import glassbox_of
 from server.http.body import Body, check_supported
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
@@ -96,9 +97,10 @@ async def _explained(state: AppState, request: Request, wanted: GenerateRequest)
 
     One at a time: what a step explains is added to its time, which all requests wait for.
     """
+    turn = glassbox_of(request).explain_turn
     try:
         async with asyncio.timeout(MAX_WAIT):
-            await state.explain_turn.acquire(request.state.tenant)
+            await turn.acquire(request.state.tenant)
     except TimeoutError:
         message = f"Other answers were being explained for {MAX_WAIT:.0f} s; try again later."
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
@@ -106,7 +108,7 @@ async def _explained(state: AppState, request: Request, wanted: GenerateRequest)
         with Explanation(state, wanted, request.state.limiter) as explanation:
             return await explanation.collect()
     finally:
-        state.explain_turn.release(request.state.tenant)
+        turn.release(request.state.tenant)
 
 
 def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRequest:

@@ -28,16 +28,17 @@ from server.api.receive import read_unqueued, thread_turn
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
-from server.glassbox.access import refuse_unknown, state_for_ui
+from server.glassbox.access import glassbox_for_ui, refuse_unknown, state_for_ui
 from server.glassbox.lens.attention_maps import floats, head_map, head_row, shades, stacked
 from server.glassbox.lens.captures import LensBusyError, LensFailedError, LensTooLargeError
 from server.glassbox.lens.report import lens_report
+from server.glassbox.state import glassbox_of
 from server.http.body import MAX_PARTS, Body, Part, Text
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
 from server.http.openapi import body_schema
-from server.state import AppState
+from server.state import AppState, state_of
 
 router = APIRouter()
 MAX_TOP, DEFAULT_TOP = 20, 10
@@ -113,7 +114,7 @@ async def lens(request: Request) -> Response:
     body = await read_unqueued(request, LensBody)
     refuse_unknown(body.ignored)
     _refuse_adapter(state, body)
-    tokens, source = await _texts(state, body)
+    tokens, source = await _texts(request, body)
     want = set(PARTS if body.want is None else body.want)
     positions: tuple[int, ...] = ()
     if body.logit is not None:
@@ -135,7 +136,7 @@ async def lens(request: Request) -> Response:
     result = await _look(request, state, wanted)
     capture = None
     if result.attention:
-        capture = state.lens.keep(request.state.tenant, result.attention).id
+        capture = glassbox_of(request).lens.keep(request.state.tenant, result.attention).id
 
     def answer() -> Response:
         document = lens_report(state.tokenizer, wanted, result, want)
@@ -152,8 +153,7 @@ async def attention_map(request: Request, capture: str, layer: str, head: str) -
     `?row=i` the answer is JSON with the exact weights of one query and, with a softcap, its scores
     before and after it.
     """
-    state = state_for_ui(request)
-    found = state.lens.capture(request.state.tenant, capture)
+    found = glassbox_for_ui(request).lens.capture(request.state.tenant, capture)
     if found is None:
         message = "There is no such capture. The last one of a key is kept for 60 s."
         raise ApiError(404, "not_found", message)
@@ -194,7 +194,7 @@ async def attention(request: Request) -> Response:
     body = await read_unqueued(request, AttentionBody)
     refuse_unknown(body.ignored)
     _refuse_adapter(state, body)
-    tokens, source = await _texts(state, body)
+    tokens, source = await _texts(request, body)
     wanted = LensRequest(
         id=state.client.next_id(),
         tokens=tokens,
@@ -242,7 +242,7 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
     """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
     _refuse_ranks(state)
     try:
-        look = state.lens.look(state.client, wanted, request.state.tenant)
+        look = glassbox_of(request).lens.look(state.client, wanted, request.state.tenant)
         return await cancel_on_disconnect(request.receive, look)
     except LensBusyError:
         message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."
@@ -271,24 +271,25 @@ def _refuse_ranks(state: AppState) -> None:
         raise ApiError(400, "lens_unavailable", message)
 
 
-async def _texts(state: AppState, body: TextBody) -> tuple[list[int], list[int]]:
+async def _texts(request: Request, body: TextBody) -> tuple[list[int], list[int]]:
     """Return the tokens and the source of a request. Raises a 400 ApiError."""
+    state = state_of(request)
     _refuse_ranks(state)
     start = state.start_token
     if start is None:
         if body.source is not None or body.source_ids is not None:
             raise invalid("source", "This model has no encoder that reads a source.")
-        tokens = await _tokens(state, body.ids, body.text, "ids")
+        tokens = await _tokens(request, body.ids, body.text, "ids")
         return _checked(state, tokens, "ids"), []
-    source = await _tokens(state, body.source_ids, body.source, "source_ids")
+    source = await _tokens(request, body.source_ids, body.source, "source_ids")
     tokens = []
     if body.ids is not None or body.text is not None:
-        tokens = await _tokens(state, body.ids, body.text, "ids", add_special_tokens=False)
+        tokens = await _tokens(request, body.ids, body.text, "ids", add_special_tokens=False)
     return _checked(state, [start, *tokens], "ids"), _checked(state, source, "source_ids")
 
 
 async def _tokens(
-    state: AppState,
+    request: Request,
     ids: list[int] | None,
     text: Text | None,
     param: str,
@@ -301,7 +302,8 @@ async def _tokens(
     if text is None:
         assert ids is not None
         return ids
-    async with thread_turn(state, len(text)):
+    state = state_of(request)
+    async with thread_turn(request, len(text)):
         return await off_loop(
             len(text),
             lambda: encode_prompt(state, text, param, add_special_tokens=add_special_tokens),

@@ -11,8 +11,10 @@ from starlette.requests import Request
 
 from engine.protocol.ready import BATCH_VARIANCE, MemoryEntry
 from engine.protocol.structure import AttentionFacts, ModelBox
-from server.glassbox.access import is_admin, state_for_ui
+from server.glassbox.access import state_for_ui
 from server.glassbox.model.structure import StructureError
+from server.glassbox.state import glassbox_of
+from server.http.auth import is_admin
 from server.http.errors import ApiError
 
 router = APIRouter()
@@ -28,10 +30,10 @@ async def model(request: Request) -> dict[str, Any]:
     `dtype`, and `weight_bytes`. `settings` are those that differ from their defaults; only an admin
     sees them.
     """
-    state = state_for_ui(request)
-    ready = state.loaded()
+    ready = state_for_ui(request).loaded()
+    glassbox = glassbox_of(request)
     try:
-        structure = await state.structure.read(ready.max_model_len, ready.dtype)
+        structure = await glassbox.structure.read(ready.max_model_len, ready.dtype)
     except StructureError as error:
         message = f"The structure of this model could not be found: {error}"
         raise ApiError(503, "structure_unknown", message, headers={"retry-after": "5"}) from None
@@ -44,13 +46,13 @@ async def model(request: Request) -> dict[str, Any]:
         "parameters": ready.parameters,
         "weight_bytes": ready.weight_bytes,
         "quantization": ready.quantization,
-        "formats": await asyncio.to_thread(lambda: state.checkpoint.formats),
+        "formats": await asyncio.to_thread(lambda: glassbox.checkpoint.formats),
         "boxes": [_box(box) for box in structure.boxes],
         "config": structure.config,
         "attention": {name: _attention(facts) for name, facts in structure.attention.items()},
         "wavelengths": structure.wavelengths,
         "memory": [_memory(entry) for entry in ready.memory],
-        "settings": state.changed_settings if is_admin(request) else None,
+        "settings": glassbox.changed_settings if is_admin(request) else None,
         "uneven": None if variance is None else {"why": variance[0], "cure": variance[1]},
     }
 

@@ -22,6 +22,7 @@ from server.generation.prompts import encode_prompt
 from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.requests.step_model import fit
+from server.glassbox.state import glassbox_of
 from server.http.body import ignored_header
 from server.http.compression import json_response
 from server.http.openapi import body_schema
@@ -42,12 +43,12 @@ async def prompt(request: Request) -> Response:
     body = await read_unqueued(request, TokenizeBody)
     refuse_unknown([name for name in body.ignored if "." not in name])
     size = len(await request.body())
-    async with thread_turn(state, size):
+    async with thread_turn(request, size):
         chat, text, add = await prompt_text(state, body, size)
-    async with thread_turn(state, len(text)):
+    async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _tokens(state, chat, text, add))
     answer["cached_tokens"] = await cached_tokens(state, answer["ids"], cache_salt_of(request))
-    answer["prefill"] = await asyncio.to_thread(_prefill_cost, state.recorder)
+    answer["prefill"] = await asyncio.to_thread(_prefill_cost, glassbox_of(request).recorder)
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
     return await asyncio.to_thread(json_response, request, answer, headers)
 

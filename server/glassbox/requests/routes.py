@@ -10,12 +10,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.glassbox.access import is_admin, state_for_ui
+from server.glassbox.access import glassbox_for_ui
 from server.glassbox.requests.report import Reader, report, running, summary
 from server.glassbox.requests.step_log import OpenRequest, RecordedRequest, Recorder
 from server.glassbox.requests.step_model import fit
 from server.glassbox.requests.trace_events import trace_events
 from server.glassbox.requests.waterfall import waterfall_of
+from server.http.auth import is_admin
 from server.http.compression import json_response
 from server.http.errors import ApiError, invalid
 
@@ -31,7 +32,7 @@ async def recorded_requests(request: Request) -> dict[str, Any]:
     A request is recorded if it carries the header `X-Penstock-UI`, or arrives while one that does
     is running. The last 64 are kept.
     """
-    recorder, now = state_for_ui(request).recorder, time.monotonic()
+    recorder, now = glassbox_for_ui(request).recorder, time.monotonic()
     ended = [summary(one, now) for one in recorder.requests if _may_see(request, one.opened)]
     opened = [running(one, now) for one in recorder.open_requests if _may_see(request, one)]
     return {"requests": sorted(ended + opened, key=lambda entry: float(entry["age_ms"]))}
@@ -44,7 +45,7 @@ async def waterfall(request: Request, request_id: str) -> Response:
     `request_id` is the `x-request-id` of its response. With `?format=trace` the answer is trace
     events, which Perfetto reads.
     """
-    recorder = state_for_ui(request).recorder
+    recorder = glassbox_for_ui(request).recorder
     form = request.query_params.get("format", "json")
     if form not in ("json", "trace"):
         raise invalid("format", f"format is {form[:32]!r}; supported: json, trace.")

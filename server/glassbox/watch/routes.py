@@ -17,12 +17,14 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import EngineDeadError
 from engine.protocol.ready import Ready
 from server.generation.sse import sse_event
-from server.glassbox.access import is_admin, state_for_ui
+from server.glassbox.access import state_for_ui
 from server.glassbox.requests.report import Reader
 from server.glassbox.requests.routes import reader_of
+from server.glassbox.state import glassbox_of
 from server.glassbox.watch.frames import FrameWriter, facts, snapshot_document, totals
 from server.glassbox.watch.live_engine import MOST_VIEWERS, Snapshot, TooManyViewersError
 from server.glassbox.watch.viewer import Lost, TracedStep, Viewer
+from server.http.auth import is_admin
 from server.http.compression import json_response
 from server.http.errors import ApiError, invalid
 from server.state import AppState
@@ -59,11 +61,12 @@ async def blocks(request: Request) -> Response:
     """
     state = state_for_ui(request)
     info = state.loaded()
-    snapshot = await state.live.snapshot()
-    reader = reader_of(request, state.recorder)
+    glassbox = glassbox_of(request)
+    snapshot = await glassbox.live.snapshot()
+    reader = reader_of(request, glassbox.recorder)
 
     def answer() -> Response:  # takes tens of milliseconds for 100,000 blocks
-        document = facts(info) | snapshot_document(state.live, snapshot, reader)
+        document = facts(info) | snapshot_document(glassbox.live, snapshot, reader)
         return json_response(request, document)
 
     return await asyncio.to_thread(answer)
@@ -76,6 +79,7 @@ class WatchResponse(EventSourceResponse):
         self, state: AppState, request: Request, info: Ready, *, with_blocks: bool
     ) -> None:
         self._state = state
+        self._glassbox = glassbox_of(request)
         self._request = request
         self._info = info
         self._with_blocks = with_blocks
@@ -90,7 +94,7 @@ class WatchResponse(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             tenant, admin = self._request.state.tenant, is_admin(self._request)
-            with self._state.live.viewer(tenant, is_admin=admin) as self._viewer:
+            with self._glassbox.live.viewer(tenant, is_admin=admin) as self._viewer:
                 await super().__call__(scope, receive, send)
         except TooManyViewersError:
             message = (
@@ -101,7 +105,7 @@ class WatchResponse(EventSourceResponse):
             raise ApiError(503, "too_many_viewers", message, headers=headers) from None
 
     async def _events(self) -> AsyncIterator[bytes]:
-        live, viewer = self._state.live, self._viewer
+        live, viewer = self._glassbox.live, self._viewer
         try:
             snapshot = await live.snapshot()
         except EngineDeadError:
@@ -119,7 +123,7 @@ class WatchResponse(EventSourceResponse):
     def _frame(self, writer: FrameWriter, found: Lost | Sequence[TracedStep]) -> bytes:
         if not self._with_blocks:  # it needs nothing of earlier frames
             at = found.at if isinstance(found, Lost) else found[-1].trace.at
-            return _event("frame", totals(self._state.live, at, self._reader))
+            return _event("frame", totals(self._glassbox.live, at, self._reader))
         if isinstance(found, Lost):
             return _event("frame", writer.lost(found.at))
         frame = _event("frame", writer.frame(found, self._reader))
@@ -131,7 +135,7 @@ class WatchResponse(EventSourceResponse):
         return _event("end", {"reason": self._state.client.state})
 
     async def _hello(self, snapshot: Snapshot) -> bytes:
-        live, reader = self._state.live, self._reader
+        live, reader = self._glassbox.live, self._reader
         role = "admin" if is_admin(self._request) else "user"
         known = facts(self._info) | {"role": role}
         if not self._with_blocks:
@@ -143,7 +147,7 @@ class WatchResponse(EventSourceResponse):
 
     @property
     def _reader(self) -> Reader:
-        return reader_of(self._request, self._state.recorder)
+        return reader_of(self._request, self._glassbox.recorder)
 
 
 def _event(name: str, document: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ import pytest
 
 from server.batch import folder as folder_module
 from server.batch.folder import SPARE_BYTES, BatchFolder
-from tests.server.api.openai.test_batches import create, ended, jsonl, line, results
+from tests.server.batch.test_batch_routes import create, ended, jsonl, line, results
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving
 
@@ -56,7 +56,7 @@ async def shown(served: Served) -> dict[str, Any]:
 
 
 def storage_of(served: Served) -> Any:
-    return served.app.state.penstock.batches.storage
+    return served.app.state.batches.storage
 
 
 async def test_upload_on_a_full_disk_is_refused_and_leaves_nothing(

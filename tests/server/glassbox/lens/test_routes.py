@@ -187,7 +187,7 @@ async def test_attention_is_a_numpy_file(lensed: Served) -> None:
         assert np.array_equal(found, np.stack(expected))
     default = await post(lensed, {"ids": TOKENS}, "/attention")
     assert np.array_equal(np.load(io.BytesIO(default.content)), CROSS[None])
-    assert not lensed.app.state.penstock.lens._captures
+    assert not lensed.app.state.glassbox.lens._captures
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ async def test_capture_is_replaced_by_the_next_and_gone_after_its_time(
     assert (await get(lensed, f"{second}/0/0")).status_code == 200
     await asyncio.sleep(0.25)
     assert (await get(lensed, f"{second}/0/0")).status_code == 404
-    assert not lensed.app.state.penstock.lens._captures
+    assert not lensed.app.state.glassbox.lens._captures
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ async def test_prompt_without_the_header_is_refused(served: Served) -> None:
 
 async def test_prompt_prefill_cost_comes_from_the_recorded_steps(served: Served) -> None:
     assert (await asked(served, prompt="a"))["prefill"] is None
-    recorder = served.app.state.penstock.recorder
+    recorder = served.app.state.glassbox.recorder
     recorder.begin("r", "", 0.0, [1])
     at = 100.0
     for number in range(60):

@@ -21,7 +21,7 @@ PARTS = ["server", "queue", "base", "own", "others", "waiting", "unexplained"]
 
 
 def recorder_of(served: Served) -> Recorder:
-    found = served.app.state.penstock.recorder
+    found = served.app.state.glassbox.recorder
     assert isinstance(found, Recorder)
     return found
 

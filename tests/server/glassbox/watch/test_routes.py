@@ -117,7 +117,7 @@ async def test_fifth_viewer_gets_503_until_one_leaves(served: Served) -> None:
         assert refused.headers["retry-after"]
         assert (await served.http.get("/ui/api/blocks", headers=UI)).status_code == 200
         await views[0].response.aclose()
-        live = served.app.state.penstock.live
+        live = served.app.state.glassbox.live
         await eventually(lambda: live.num_viewers == MOST_VIEWERS - 1, "a viewer has left")
         async with watching(served) as view:
             await view.next("hello")
@@ -163,7 +163,7 @@ async def test_viewer_is_no_work_and_no_info_line(
             assert (health["running"], health["waiting"]) == (0, 0)
             assert not served.engine.busy
             before = await served.metric("http_requests_total")
-        live = served.app.state.penstock.live
+        live = served.app.state.glassbox.live
         await eventually(lambda: live.num_viewers == 0, "the viewer has left")
     lines = [r for r in caplog.records if "/ui/api/watch" in str(r.msg)]
     assert lines
@@ -204,7 +204,7 @@ async def test_viewer_without_blocks_is_never_lost(served: Served) -> None:
     """Its frames are whole pictures, and `penstock top` shows each."""
     async with watching(served, blocks=0) as view:
         await view.next("hello")
-        [viewer] = served.app.state.penstock.live._viewers
+        [viewer] = served.app.state.glassbox.live._viewers
         viewer.lose(1.0)
         frame = await view.next()
         assert frame.keys() == {"t", "requests", "queue", "stats"}
@@ -237,7 +237,7 @@ async def test_slow_reader_is_lost_and_then_goes_on(model: Path, says: Any) -> N
             await loop.sock_connect(reader, ("127.0.0.1", served.port))
             request = "GET /ui/api/watch?blocks=1 HTTP/1.1\r\nHost: localhost\r\nX-Penstock-UI: 1"
             await loop.sock_sendall(reader, f"{request}\r\n\r\n".encode())
-            live = served.app.state.penstock.live
+            live = served.app.state.glassbox.live
             await eventually(lambda: live.map is not None, "the view has begun")
             [viewer] = live._viewers
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The answers after which the sender repeats a line, reports it or gives up."""
+"""The answers after which the sender repeats a request, reports it or gives up."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.batch import sender as module
-from server.batch.lines import parse_line
-from server.batch.sender import Reply, Sender, ServerAway
+from server import sender as module
+from server.sender import Reply, Sender, ServerAway
 
-LINE = parse_line(b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{}}')
 DONE = httpx2.Response(200, json={"ok": True}, headers={"x-request-id": "req_1"})
 
 
@@ -27,7 +25,7 @@ def refusal(status: int, code: str = "server_overloaded", **headers: str) -> htt
 
 
 async def send(answers: list[Any], patience: float = 0, **options: float) -> Reply:
-    """Send a line to a server that gives these answers; all of them must be used."""
+    """Send a request to a server that gives these answers; all of them must be used."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
         found = answers.pop(0)
@@ -37,7 +35,7 @@ async def send(answers: list[Any], patience: float = 0, **options: float) -> Rep
 
     transport = httpx2.MockTransport(answer)
     async with httpx2.AsyncClient(transport=transport, base_url="http://x") as http:
-        reply = await Sender(http, patience, **options).send(LINE)
+        reply = await Sender(http, patience, **options).send("/v1/completions", b"{}")
     assert not answers
     return reply
 

@@ -16,8 +16,8 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.protocol.outputs import EngineStats
-from server.batch.lines import LAST_PRIORITY
 from server.batch.results import Results
+from server.generation.limits import LAST_PRIORITY
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving
 
@@ -116,7 +116,7 @@ async def test_batch_takes_at_most_half_of_the_engine(store: Served) -> None:
 async def test_batch_refused_by_a_full_queue_is_retried_not_reported(
     store: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.batch.sender.LONGEST_WAIT_S", 0.1)  # the server asks for 7 s
+    monkeypatch.setattr("server.sender.LONGEST_WAIT_S", 0.1)  # the server asks for 7 s
     store.engine.overloaded = True
     batch = await create(store, jsonl(line("a")))
     await asyncio.sleep(0.3)

@@ -14,10 +14,10 @@ from server import exit_codes
 from server.app import create_app
 from server.batch.job import Job
 from server.batch.runner import client_inside
-from server.batch.sender import Sender, ServerAway
 from server.cli.banner import load_progress
 from server.cli.command import run_until_stopped
 from server.config import ServerConfig
+from server.sender import Sender, ServerAway
 
 AHEAD = 2  # open lines per sequence of the engine, so that it never waits for the next one
 SHOW_S = 0.1

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.api.openai.files import batches_of, listing, page_of
-from server.api.openai.schemas.batch import BatchBody, BatchQuery
-from server.api.openai.storage_errors import storing
 from server.batch.batches import BatchRecord, new_batch
+from server.batch.file_routes import batches_of, listing, page_of
 from server.batch.runner import BatchRunner
+from server.batch.schemas import BatchBody, BatchQuery
+from server.batch.storage_errors import storing
 from server.http.body import ignored_header, read_body
 from server.http.errors import NO_RETRY, ApiError
 from server.http.openapi import body_schema
@@ -61,7 +61,7 @@ def batch_object(state: AppState, batch: BatchRecord) -> dict[str, Any]:
 async def create_batch(request: Request) -> Response:
     """Answer the lines of an uploaded file."""
     state = state_of(request)
-    batches = batches_of(state)
+    batches = batches_of(request)
     storage = batches.storage
     body = await read_body(request, BatchBody, state.large_bodies)
     state.model_name(body.model)  # raises if the request names another model
@@ -91,7 +91,7 @@ async def create_batch(request: Request) -> Response:
 async def list_batches(request: Request) -> Response:
     """List the batches, the newest first."""
     state = state_of(request)
-    batches = batches_of(state)
+    batches = batches_of(request)
     query, headers = read_query(request, BatchQuery)
     found = batches.storage.batches.owned(request.state.tenant)[::-1]
     shown, has_more = page_of(found, query.after, query.limit)
@@ -101,7 +101,7 @@ async def list_batches(request: Request) -> Response:
 
 def _batch(request: Request, batch_id: str) -> tuple[BatchRunner, BatchRecord]:
     """Return a batch of the request's owner. Raises a 404 ApiError."""
-    batches = batches_of(state_of(request))
+    batches = batches_of(request)
     batch = batches.storage.batches.find(batch_id, request.state.tenant)
     if batch is None:
         raise ApiError(404, "not_found", "There is no batch with this id.", param="batch_id")

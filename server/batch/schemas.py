@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from server.api.openai.schemas.fields import Between
+from server.batch.form import FORM
 from server.batch.lines import Endpoint
 from server.http.body import Body, Part, few
-from server.http.form import FORM
 from server.http.query import WHOLE, Query
 
 HOUR, MONTH = 3600, 30 * 24 * 3600

@@ -12,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from server.api.openai.schemas.batch import HOUR, MONTH, UPLOAD_FORM, FileQuery
-from server.api.openai.storage_errors import storing
 from server.batch.files import FileStore, FileTooLarge, StoredFile, Upload
 from server.batch.folder import StoreFull
+from server.batch.form import Form, discard_form, read_form
 from server.batch.runner import BatchRunner
+from server.batch.schemas import HOUR, MONTH, UPLOAD_FORM, FileQuery
+from server.batch.storage_errors import storing
 from server.http.auth import too_large
 from server.http.body import MAX_LISTED, UNPRINTABLE, ignored_header
 from server.http.errors import NO_RETRY, ApiError, invalid
-from server.http.form import Form, discard_form, read_form
 from server.http.openapi import RESPONSES
 from server.http.query import query_schema, read_query
-from server.state import AppState, state_of
+from server.state import state_of
 
 UNWANTED = re.compile(r"[^\w. ()+-]")  # characters of a file name that are shown as _
 NAME_LENGTH = 255
@@ -43,12 +43,13 @@ class Identified(Protocol):
 Item = TypeVar("Item", bound=Identified)
 
 
-def batches_of(state: AppState) -> BatchRunner:
+def batches_of(request: Request) -> BatchRunner:
     """Return the runner of batches. Raises a 404 ApiError without --batch-dir."""
-    if state.batches is None:
+    batches: BatchRunner | None = request.app.state.batches
+    if batches is None:
         text = "Files and batches are off: start the server with --batch-dir FOLDER."
         raise ApiError(404, "batches_off", text)
-    return state.batches
+    return batches
 
 
 def page_of(items: list[Item], after: str | None, limit: int) -> tuple[list[Item], bool]:
@@ -94,13 +95,12 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 @router.post("/v1/files", openapi_extra=UPLOAD_FORM)
 async def upload(request: Request) -> Response:
     """Upload a file for a batch (multipart/form-data)."""
-    state = state_of(request)
-    storage = batches_of(state).storage
+    storage = batches_of(request).storage
     try:
         with storing():
             await storage.delete_expired()
             with closing(await _begin(request, storage.files)) as uploading:
-                origins = state.config.allowed_origins
+                origins = state_of(request).config.allowed_origins
                 most = storage.files.most_bytes
                 form = await read_form(request, uploading.write, most, origins)
                 name, lifetime = _checked(form)
@@ -155,7 +155,7 @@ def _lifetime(form: Form) -> float | None:
 @router.get("/v1/files", openapi_extra=query_schema(FileQuery))
 async def list_files(request: Request) -> Response:
     """List the files, the newest first."""
-    files = batches_of(state_of(request)).storage.files
+    files = batches_of(request).storage.files
     query, headers = read_query(request, FileQuery)
     found = files.owned(request.state.tenant)
     if query.purpose is not None:
@@ -168,7 +168,7 @@ async def list_files(request: Request) -> Response:
 
 def _file(request: Request, file_id: str) -> tuple[BatchRunner, StoredFile]:
     """Return a file of the request's owner. Raises a 404 ApiError."""
-    batches = batches_of(state_of(request))
+    batches = batches_of(request)
     file = batches.storage.files.find(file_id, request.state.tenant)
     if file is None:
         raise ApiError(404, "not_found", "There is no file with this id.", param="file_id")

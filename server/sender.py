@@ -1,4 +1,4 @@
-"""Send the lines of a batch to a server, and repeat those that it cannot take yet."""
+"""Send requests to a server, and repeat those that it cannot take yet."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ from typing import Any
 import httpx2
 import msgspec
 
-from server.batch.lines import BatchLine
-
 AWAY = (502, 504)  # what a proxy answers for a server that is away
 BUSY = (429, 503)
 GONE = ("shutting_down", "engine_unavailable")
-LONGEST_RETRY_S = 3600.0  # after which the refusal of a busy server is the line's result
+LONGEST_RETRY_S = 3600.0  # after which the refusal of a busy server is the reply
 WAIT_S = 1.0  # between two attempts, without Retry-After
 LONGEST_WAIT_S = 60.0
 JSON = {"content-type": "application/json"}
 
 
 class ServerAway(Exception):
-    """The server cannot be reached or is shutting down. Its lines can be sent later."""
+    """The server cannot be reached or is shutting down. The requests can be sent later."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to one line. `body` is compact JSON; None if the answer was not JSON."""
+    """The answer to one request. `body` is compact JSON; None if the answer was not JSON."""
 
     status: int
     request_id: str
@@ -44,11 +42,11 @@ async def _at_once() -> None:
 
 
 class Sender:
-    """Sends lines with `http`.
+    """Sends requests with `http`.
 
     `patience` is how many seconds the server may be away. After `longest_retry` seconds the refusal
-    of a busy server, or of a key at its limit, is the line's result. `body_of` makes the
-    body that is sent. `room` waits until the server has room for a line.
+    of a busy server, or of a key at its limit, is the reply. `room` waits until the server has room
+    for a request.
     """
 
     def __init__(
@@ -56,23 +54,20 @@ class Sender:
         http: httpx2.AsyncClient,
         patience: float,
         longest_retry: float = LONGEST_RETRY_S,
-        body_of: Callable[[BatchLine], bytes] = lambda line: bytes(line.body),
         room: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
         self._http = http
         self._patience = patience
         self._longest_retry = longest_retry
-        self._body_of = body_of
         self._room = room
         self._reached_at = time.monotonic()
 
-    async def send(self, line: BatchLine) -> Reply:
-        """Return the answer to a line. Raises ServerAway."""
-        body = self._body_of(line)
+    async def send(self, path: str, body: bytes) -> Reply:
+        """Post a JSON text, and return the answer. Raises ServerAway."""
         first = time.monotonic()
         while True:
             await self._room()
-            response = await self._post(line.url, body)
+            response = await self._post(path, body)
             if response is not None:
                 self._reached_at = time.monotonic()
                 is_late = self._reached_at - first > self._longest_retry

@@ -97,7 +97,7 @@ async def test_conflicts_with_a_batch_are_not_repeated(
         )
         held = await served.http.delete(f"/v1/files/{file.id}")
         engine.gate.set()
-        stored = served.app.state.penstock.batches.storage.batches
+        stored = served.app.state.batches.storage.batches
         await eventually(lambda: not stored.unfinished(), "the batch has ended")
         ended = await served.http.post(f"/v1/batches/{batch.id}/cancel")
     for response, code in ((held, "file_in_use"), (ended, "batch_ended")):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import structlog
 
 from server.batch.folder import StoreFull, needs_room
+from server.batch.form import CLOSE
 from server.http.errors import NO_RETRY, ApiError
-from server.http.form import CLOSE
 
 log = structlog.get_logger("server.batches")
 

@@ -265,7 +265,7 @@ async def test_restart_keeps_files_and_drops_unfinished_uploads(
     async with serving(FakeEngine(says("Hello!")), model, batch_dir=str(tmp_path)) as served:
         found = (await served.http.get("/v1/files")).json()["data"]
         assert found == [made]
-        storage = served.app.state.penstock.batches.storage
+        storage = served.app.state.batches.storage
         assert isinstance(storage.files, FileStore)
         assert storage.folder.used.total == len(LINE)
     assert not list((tmp_path / "uploads").iterdir())

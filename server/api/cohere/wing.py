@@ -1,0 +1,8 @@
+"""The wing of Cohere's API."""
+
+from __future__ import annotations
+
+from server.api.cohere import embed
+from server.wing import Wing
+
+WING = Wing((embed.router,))

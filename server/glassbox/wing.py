@@ -1,0 +1,55 @@
+"""The wing of the built-in pages and their data under /ui/api."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from server.glassbox import hello, pages
+from server.glassbox.explain import ablate
+from server.glassbox.explain import routes as explain
+from server.glassbox.lens import routes as lens
+from server.glassbox.model import routes as model
+from server.glassbox.model.checkpoint import CheckpointFacts
+from server.glassbox.model.structure import StructureReader
+from server.glassbox.prompt import routes as prompt
+from server.glassbox.requests import routes as requests
+from server.glassbox.state import Glassbox
+from server.glassbox.watch import routes as watch
+from server.glassbox.watch.live_engine import LiveEngine
+from server.http.key_file import check_ui
+from server.settings import changed_settings
+from server.state import AppState
+from server.wing import Wing
+
+ROUTE_FILES = (hello, requests, lens, prompt, model, ablate, explain, watch, pages)
+
+
+def install(app: FastAPI, spine: AppState) -> None:
+    """Prepare what the pages ask for. Raises ConfigError."""
+    check_ui(spine.config, has_keys=bool(spine.keys))
+    live = LiveEngine(spine.client, spine.recorder)
+    spine.viewer_counts.append(lambda: live.num_viewers)
+    app.state.glassbox = Glassbox(
+        recorder=spine.recorder,
+        live=live,
+        structure=StructureReader(spine.folder),
+        checkpoint=CheckpointFacts(spine.folder),
+        changed_settings=changed_settings(spine.engine_config, spine.config),
+    )
+
+
+@asynccontextmanager
+async def run(app: FastAPI) -> AsyncIterator[None]:
+    """End the process that reads the structure of the model."""
+    glassbox: Glassbox = app.state.glassbox
+    try:
+        yield
+    finally:
+        glassbox.structure.close()
+
+
+# The last router has a route for all of /ui/.
+WING = Wing(tuple(file.router for file in ROUTE_FILES), install, run)
