@@ -122,7 +122,8 @@ class GrammarHost:
                 del self._answers[message.answer]
                 return None
             case Open():
-                assert self._first is not None
+                if self._first is None:  # refused, which the engine has not read yet
+                    return None
                 answer = Answer(self._first.deep_copy())
                 self._answers[message.answer] = answer
                 masks = [answer.mask()]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 
-from engine.grammar.process import NICEST, on_deep_thread
+from engine.grammar.messages import Compile, Compiled, Open
+from engine.grammar.process import NICEST, GrammarHost, on_deep_thread
 
 
 def priority() -> str:
@@ -31,3 +33,14 @@ def test_slow_grammar_is_compiled_when_no_other_thread_wants_to_run() -> None:
 
     assert on_deep_thread(work, "") == str(os.SCHED_IDLE)
     assert priority() == before
+
+
+def test_answer_that_is_opened_after_a_refusal_does_not_end_the_process() -> None:
+    """The engine sends both messages at once, and would report the end in place of the refusal."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        host = GrammarHost(ours, "this model has no tokenizer")
+        refused = host._handle(Compile("{}"))
+        assert isinstance(refused, Compiled)
+        assert "no tokenizer" in refused.problem
+        assert host._handle(Open(1, 1)) is None
