@@ -150,7 +150,7 @@ def test_core_polls_wait_policy_every_step_and_reports_its_gauges(checkpoint: Pa
     driver, polls = Driver(checkpoint), list[float]()
     gauges = {"engine_cpu_contention": 0.25, "engine_cpu_contended": 1.0}
     policy = SimpleNamespace(poll=polls.append, gauges=lambda: gauges, contended=True)
-    driver.runner._openmp_wait = policy  # type: ignore[assignment]
+    driver.runner._contention = policy  # type: ignore[assignment]
     driver.submit([1, 2], 4)
     driver.run()
     assert len(polls) == driver.stats.step == 4

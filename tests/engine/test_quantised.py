@@ -16,7 +16,7 @@ from engine.kernels.numba.codes import has_instructions
 from engine.layers.linear import Linear
 from engine.memory.model_plan import ModelPlan
 from engine.ops.codes import Quantization
-from engine.runner import load
+from engine.runner import fill_weights
 from engine.runner.load import load_engine
 from tests.support.driver import Driver, tiny_llama
 
@@ -91,7 +91,7 @@ def test_layers_are_quantised_while_others_are_not_read_yet(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of eight layers, only those of a block whose tensors are being read are plain at once."""
-    pack, counts = load._pack, []
+    pack, counts = fill_weights._pack, []
 
     def counted(plan: ModelPlan, layer: nn.Module) -> None:
         linears = [each for each in plan.module.modules() if isinstance(each, Linear)]
@@ -99,7 +99,7 @@ def test_layers_are_quantised_while_others_are_not_read_yet(
         counts.append(sum(not weight.is_meta for weight in weights))
         pack(plan, layer)
 
-    monkeypatch.setattr(load, "_pack", counted)
+    monkeypatch.setattr(fill_weights, "_pack", counted)
     driver = Driver(model, quantization="int4")
     linears = [each for each in driver.runner.model.modules() if isinstance(each, Linear)]
     assert len(linears) == 8

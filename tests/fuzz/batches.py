@@ -213,7 +213,7 @@ class Session:
 
     async def compare(self, running: Served, *, ended: bool = False) -> None:
         """Check that the API shows what is stored, with all batches `ended` if that is wanted."""
-        runner = running.app.state.penstock.batches
+        runner = running.app.state.batches
         for _ in range(int(SETTLED_S / POLL_S)):
             api, disk = await shown(running), stored(self._folder)
             if api == disk and not (ended and runner._tasks):

@@ -80,8 +80,9 @@ def fake_cuda() -> Iterator[Counter[str]]:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     elsewhere = {
         "engine.memory.model_plan.select_device": torch.device,
-        "engine.runner.load.random_weights": place_weights,
+        "engine.runner.fill_weights.random_weights": place_weights,
         "engine.runner.load.CudaRecorder": EagerRecorder,
+        "engine.runner.make_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_tiles.max_shared_mem": lambda device: 227 << 10,
         "engine.kernels.triton.overlap.capability": lambda device: (9, 0),
     }

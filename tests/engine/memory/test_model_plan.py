@@ -118,7 +118,7 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     monkeypatch.setattr("engine.runner.load.CudaRecorder", TapeRecorder)
     records = plan.kind != "encoder"
     monkeypatch.setattr(ModelPlan, "captures_graphs", records)
-    profile = measure_steps(plan, loaded.runner._openmp_wait)
+    profile = measure_steps(plan, loaded.runner._contention)
     assert (profile.step_bytes, profile.graph_bytes) == ((4000, 500 * 15) if records else (1000, 0))
     step = largest_step(plan)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
@@ -140,7 +140,7 @@ def test_start_on_too_small_gpu_raises_config_error(
     loaded = Driver(checkpoint).loaded
     monkeypatch.setattr("engine.memory.profile.peak_of", no_memory)
     with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
-        measure_steps(loaded.plan, loaded.runner._openmp_wait)
+        measure_steps(loaded.plan, loaded.runner._contention)
     monkeypatch.setattr("engine.memory.model_plan.available_memory", lambda device: 1 << 10)
     monkeypatch.setattr("engine.memory.model_plan.total_memory", lambda device: 1 << 20)
     with pytest.raises(ConfigError, match="of the GPU's"):

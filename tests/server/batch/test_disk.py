@@ -66,7 +66,7 @@ async def test_metric_shows_a_disk_that_fills_up_and_no_scrape_waits_for_a_hangi
             assert await served.metric(name) == 0.4, "the first look still hangs"
             assert len(looks) == 1, "no second thread waits for the disk"
             answers.release(2)
-            use = served.app.state.penstock.batches.storage.disk
+            use = served.app.state.batches.storage.disk
             use._look.join(10)
             assert await served.metric(name) == 0.98
 

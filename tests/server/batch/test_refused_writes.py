@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.api.openai.test_batches import create, ended, jsonl, line, results
+from tests.server.batch.test_batch_routes import create, ended, jsonl, line, results
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving
 
@@ -64,7 +64,7 @@ def names(folder: Path) -> list[str]:
 
 
 def bytes_held(served: Served) -> int:
-    held: int = served.app.state.penstock.batches.storage.folder.used.held("")
+    held: int = served.app.state.batches.storage.folder.used.held("")
     return held
 
 
@@ -135,7 +135,7 @@ async def test_batch_that_fails_at_its_end_has_the_results_that_are_files_and_no
         bad = line("b", max_tokens=-1)
         batch = await create(served, jsonl(line("a"), bad))
         await eventually(lambda: engine.running, "a line is open")
-        files = served.app.state.penstock.batches.storage.files
+        files = served.app.state.batches.storage.files
         add, added = files.add, []
 
         async def refuse(file: Any) -> None:
@@ -153,7 +153,7 @@ async def test_batch_that_fails_at_its_end_has_the_results_that_are_files_and_no
         if failed.output_file_id:
             [answer] = await results(served, failed.output_file_id)
             assert answer["custom_id"] == "a"
-        runner = served.app.state.penstock.batches
+        runner = served.app.state.batches
         await eventually(lambda: not runner._tasks, "the batch has left nothing to do")
         contents = [path.stem for path in (tmp_path / "files").glob("*.jsonl")]
         assert sorted(contents) == sorted([batch.input_file_id, *added])
