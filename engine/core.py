@@ -19,7 +19,7 @@ from engine.scheduling.between import Between, RetiredStep
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
-SIGN_S = 0.2  # between signs of life while the engine waits for a part
+SIGN_S = 0.2  # between signs of life while parts work or wait
 
 
 class Endpoint(Protocol):
@@ -83,8 +83,8 @@ class EngineCore:
         elif not step and (messages or has_refused):
             # Nothing was computed, but aborts changed the counts of requests and blocks.
             self._send_stats()
-        elif not step and not has_worked:
-            self._wait()
+        elif not step:
+            self._pass_without_step(has_worked=has_worked)
 
     # ---- parts between steps -----------------------------------------------------------------
 
@@ -114,13 +114,16 @@ class EngineCore:
                 self._reject(request_id, error)
         return has_worked, has_refused
 
-    def _wait(self) -> None:
-        """Wait a moment for a part. The client takes each StepOutputs as a sign of life."""
+    def _pass_without_step(self, *, has_worked: bool) -> None:
+        """Wait a moment for a part, unless one has worked. Send a sign of life now and then.
+
+        The client takes each StepOutputs as one, and an engine that is silent for long as hung.
+        """
         waiting = next((part for part in self.between if part.is_waiting), None)
-        if waiting is None:
-            return
-        waiting.wait()
-        if time.monotonic() > self._sent_at + SIGN_S:
+        if waiting is not None and not has_worked:
+            waiting.wait()
+        is_alive = has_worked or waiting is not None
+        if is_alive and time.monotonic() > self._sent_at + SIGN_S:
             self._send_stats()
 
     # ---- messages ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import Abort, GenerateRequest
 from engine.protocol.lens import LensRequest
 from engine.protocol.message import Message
-from engine.protocol.outputs import EngineStats, StepOutputs
+from engine.protocol.outputs import EngineStats
 from engine.protocol.ready import Ready
 from engine.protocol.watch import MeasureWaits, Watch
 from engine.runner.model_runner import ModelRunner
@@ -82,21 +82,16 @@ class Inspectors(Between):
         """Compute a piece of a lens, unless requests wait."""
         if not self.lenses:
             return None
-        waiting = self._scheduler.waiting or self._scheduler.embeds.waiting
+        is_free = not (self._scheduler.waiting or self._scheduler.embeds.waiting)
         begin = time.monotonic()
-        result = self.lenses.advance(is_free=not waiting)
+        result = self.lenses.advance(is_free=is_free)
         end = time.monotonic()
-        if self.watch is not None and not waiting:
+        if self.watch is not None and is_free:
             self.watch.add_lens(begin, end)
         if result is not None:
             self._send(result)
             self.stepped(RetiredStep(end, self._stats()))
-        elif not self._scheduler.has_work:
-            # A lens has many pieces, and an engine that sends nothing for long counts as hung.
-            stats = self._stats()
-            self._send(StepOutputs(end, [], [], stats))
-            self.stepped(RetiredStep(end, stats))
-        return Outcome()
+        return Outcome() if is_free or result is not None else None
 
     def stepped(self, retired: RetiredStep) -> None:
         """Report a step that was retired, or changes without a step."""

@@ -43,7 +43,6 @@ from engine.runner.ranks import (
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.step_graphs import StepGraphs
 from engine.runner.warm_up import warm_up
-from engine.scheduling.speculation import Drafter
 from engine.scheduling.step import Step
 
 Report = Callable[[Progress], None]
@@ -55,7 +54,7 @@ class LoadedEngine(NamedTuple):
     plan: ModelPlan
     runner: ModelRunner
     facts: Ready  # what the server and its users see
-    drafter: Drafter | None = None  # of tokens that a step may check: a second model
+    drafter: DraftModel | None = None  # of tokens that a step may check: a second model
 
 
 def load_engine(
@@ -115,10 +114,10 @@ def load_engine(
         embedding_size=embedding_size,
         memory=memory,
     )
-    return LoadedEngine(plan, runner, facts, _drafter(plan, draft))
+    return LoadedEngine(plan, runner, facts, _draft_model(plan, draft))
 
 
-def _drafter(plan: ModelPlan, draft: ModelRunner | None) -> Drafter | None:
+def _draft_model(plan: ModelPlan, draft: ModelRunner | None) -> DraftModel | None:
     if draft is None:
         return None
     shares = plan.config.enable_prefix_caching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 
 from engine.protocol.generate import Grammar
+from engine.protocol.lens import LensRequest
 from engine.protocol.outputs import StepOutputs
 from tests.server.conftest import EOS, byte_tokenizer
 from tests.support.drafts import draft_from
@@ -319,3 +321,32 @@ def test_engine_with_only_a_slow_grammar_reads_messages_and_gives_signs_of_life(
         faulty.turn()
     assert faulty.finish(slow) is None
     faulty.run()
+
+
+def test_lens_during_a_slow_grammar_leaves_the_signs_of_life(
+    faulty: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running sequence waits for its mask, so that there is no step, but pieces of a lens."""
+    slow = faulty.submit([1], 10, **constrained(1, {**PERSON, "title": "dozes"}))
+    while slow not in faulty.admissions:
+        faulty.turn()
+    monkeypatch.setattr("engine.core.SIGN_S", 0.02)
+    lens = LensRequest(10**6, list(range(1, 40)))
+    faulty.inbox.append(lens)
+    sent = len(faulty.sent)
+    monkeypatch.setattr(faulty.inspectors.lenses, "look", lambda request: endless())
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        faulty.turn()
+    assert not faulty.finish(slow)
+    signs = [m for m in faulty.sent[sent:] if isinstance(m, StepOutputs) and not m.tokens]
+    assert len(signs) > 3
+    faulty.abort(lens.id)
+    faulty.abort(slow)
+    faulty.run()
+
+
+def endless() -> Iterator[None]:
+    while True:
+        time.sleep(0.002)
+        yield None

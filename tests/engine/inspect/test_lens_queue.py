@@ -120,8 +120,11 @@ def test_lens_is_computed_in_pieces_with_a_step_after_each(checkpoint: Path) -> 
     driver.run()
 
 
-def test_lens_of_an_idle_engine_sends_a_sign_of_life_with_each_piece(checkpoint: Path) -> None:
+def test_lens_of_an_idle_engine_sends_a_sign_of_life_with_each_long_piece(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine with work that sends nothing for --stall-timeout is killed as hung."""
+    monkeypatch.setattr("engine.core.SIGN_S", 0.0)
     driver = Driver(checkpoint)
     ask(driver, positions=(0, 4))
     turns = 0
