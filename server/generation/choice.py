@@ -97,13 +97,14 @@ class Choice:
             self.num_reasoning_tokens += 1
         self._token_ids.append(output.token)
         # The engine ends with "stop" only on an end token, which is not part of the text.
-        shown = len(self._text)
+        last_line_after = self._last_line_after
+        shown = 0 if last_line_after is None else len(self._text)
         if output.finish != "stop" or self._shows_end_token:
             self._show(output)
         if output.finish is not None and output.finish != "error" and self.finish is None:
             self._end(output.finish)
-        if self.finish is None and self._ends_late_line(elapsed, shown):
-            self._end("length")
+        if last_line_after is not None and elapsed > last_line_after:
+            self._end_late_line(shown)
         self._end_parsing()
         return self.finish
 
@@ -124,10 +125,10 @@ class Choice:
             self.finish = "stop"
             self._stop = self._stops[matched.stop]
 
-    def _ends_late_line(self, elapsed: float, shown: int) -> bool:
-        """Return whether the text behind the first `shown` characters has the last line break."""
-        limit = self._last_line_after
-        return limit is not None and elapsed > limit and "\n" in self._text[shown:]
+    def _end_late_line(self, shown: int) -> None:
+        """End the answer if the text behind the first `shown` characters has a line break."""
+        if self.finish is None and "\n" in self._text[shown:]:
+            self._end("length")
 
     def _end(self, reason: FinishReason) -> None:
         """Flush the stages. Their last text may still contain a stop string."""

@@ -193,8 +193,8 @@ class Metrics:
             cached = sum(admission.cached_tokens for admission in outputs.admitted)
             generated = len(outputs.tokens)
             self._step_progress.observe(stats.step_prefill_tokens + cached + generated)
-            ended = sum(token.finish is not None for token in outputs.tokens)
-            self._step_sequences.inc(stats.running + ended + len(outputs.embeddings))
+            ended = [token for token in outputs.tokens if token.finish is not None]
+            self._step_sequences.inc(stats.running + len(ended) + len(outputs.embeddings))
 
     def request(self, status: int) -> None:
         """Count a finished HTTP request by the status in the access log."""

@@ -43,6 +43,8 @@ class State(Enum):
     CALLS = auto()  # one or more whole calls, in a notation that ends itself
     MALFORMED = auto()  # the rest of a call that cannot be read
 
+    __hash__ = object.__hash__  # that of Enum is Python code, and each token needs one
+
 
 Transitions = dict[State, dict[str, State]]
 
