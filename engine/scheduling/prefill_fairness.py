@@ -55,7 +55,7 @@ def tokens_for_others(
     Waiting prompts that rank before `chunk` run in full. Shorter prompts of equal priority run in
     full if they need at most half of the remaining tokens. Otherwise the two sides alternate steps,
     because small chunks are slow; `is_own_turn` marks the long prompt's turn. So neither side needs
-    much more than twice its steps alone.
+    much more than twice its steps alone. A prompt that fits one step always has its turn.
 
     A waiting prompt that would share the next block of `chunk` waits to reuse it. The queue behind
     it waits too.

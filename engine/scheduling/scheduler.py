@@ -139,15 +139,16 @@ class Scheduler:
 
     def _schedule_running(self, builder: StepBuilder, running: Seq[tuple[Sequence, int]]) -> None:
         """Schedule running sequences, given with their numbers of uncomputed tokens."""
-        # A chunk of any rank leaves one token to each decode. There may be more decodes than the
-        # budget only after some have waited for the results of their drafts.
+        # A chunk leaves one token to each decode; the oldest sequence gets at least one. There may
+        # be more decodes than the budget only after some have waited for results of their drafts.
         decodes = [due for _, due in running].count(1)
         self.speculation.begin_step(decodes)
         for place, (sequence, due) in enumerate(running, 1):
             if due == 1:
                 decodes -= 1
             reserved = decodes if due > 1 else 0
-            count = max(0, min(due, builder.budget - reserved))
+            least = 1 if place == 1 else 0
+            count = min(due, max(least, builder.budget - reserved))
             if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
                 continue
             if not self.speculation.is_ready(sequence):  # its grammar is late
@@ -191,7 +192,9 @@ class Scheduler:
         """
         builder.cut_prompts.append(prompt)
         waiting = self.waiting.admissible(len(self._free_rows), self.pool.num_available)
-        is_own_turn = self._steps % 2 > 0
+        # One that fits into a step of its own delays the others by that step at most. Sharing would
+        # only leave many prompts half computed.
+        is_own_turn = self._steps % 2 > 0 or prompt.num_uncomputed <= self.max_num_batched_tokens
         left = tokens_for_others(
             prompt, most, behind, waiting, self.tables, is_own_turn=is_own_turn
         )

@@ -22,7 +22,7 @@ from tests.engine.scheduling.planted_bugs import PLANTED, Plant
 from tests.engine.scheduling.simulation import VOCAB, Simulation, random_traffic
 from tests.support.thorough import examples
 
-SEEDS = range(240)  # the first 30 seeds find each planted bug
+SEEDS = (*range(240), 2474)  # the first 30 find each planted bug; the last one found a real one
 MORE_SEEDS = range(240, 7000)
 
 
@@ -281,6 +281,17 @@ def test_schedule_shorter_prompts_above_half_budget_alternate_steps() -> None:
         *[[(long, 16)]] * 4,
         [(long, 2), (middle, 14)],
     ]
+
+
+def test_schedule_prompts_that_fit_a_step_are_not_begun_together() -> None:
+    """Under overload, admitted prompts must not share each step: all first tokens would be late."""
+    simulation = small(num_blocks=600, max_num_seqs=64, prefix_caching=False)
+    for length in [15, 14, 13, 12, 11, 10, 9] * 8:
+        simulation.add([length] * length, 1)
+    for _ in range(30):
+        simulation.turn()
+        begun = [s for s in simulation.scheduler.running if 0 < s.num_computed < s.prompt_length]
+        assert len(begun) <= 2
 
 
 def test_schedule_cached_prompt_needs_no_share_of_the_budget() -> None:
