@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.client.shares import Shares
 from server.config import ServerConfig
 from server.http.errors import ApiError
 from server.http.key_file import NO_LIMITS, read_limited_keys
@@ -167,8 +168,8 @@ class Gate:
         self._app = app
         self._max_body = config.max_body_bytes
         self._max_upload = config.max_upload_bytes + FORM_BYTES if config.batch_dir else 0
-        self._held = 0  # bytes in the bodies of all open requests
-        self._most_held = max(MAX_BODIES * self._max_body, MIN_BODY_BUDGET)
+        # Bytes in the bodies of all open requests.
+        self._bodies = Shares(max(MAX_BODIES * self._max_body, MIN_BODY_BUDGET))
         self._hosts = allowed_hosts(config.host)
         self._keys = keys
 
@@ -266,22 +267,29 @@ class Gate:
         memory with bodies that are each within the limit.
         """
         size = 0
+        tenant = scope["state"]["tenant"]
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
             part = len(message.get("body", b""))
-            size += part
-            self._held += part
-            if size > self._max_body:
+            if size + part > self._max_body:
                 raise too_large(self._max_body, "--max-body-bytes")
-            if self._held > self._most_held:
-                text = f"Open requests hold over {self._most_held} bytes of bodies; retry later."
-                headers = {"retry-after": "5", "connection": "close"}
-                raise ApiError(503, "server_overloaded", text, headers=headers)
+            if not self._bodies.may_take(tenant, part):
+                raise self._bodies_full(tenant)
+            size += part
+            self._bodies.take(tenant, part)
             return message
 
         try:
             await self._app(scope, counted, send)
         finally:
-            self._held -= size
+            self._bodies.give_back(tenant, size)
+
+    def _bodies_full(self, tenant: str) -> ApiError:
+        held, most = self._bodies.held(tenant), self._bodies.capacity
+        text = f"Open requests hold {self._bodies.total} of at most {most} bytes of bodies"
+        if tenant:
+            text += f", {held} of them with this API key, whose share this is"
+        headers = {"retry-after": "5", "connection": "close"}
+        return ApiError(503, "server_overloaded", f"{text}; retry later.", headers=headers)

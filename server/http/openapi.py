@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import orjson
 from fastapi import FastAPI
 from pydantic import AliasChoices
 
@@ -135,10 +136,11 @@ class OpenApiApp(FastAPI):
         disabled: Sequence[str] = (),
         **facts: Any,
     ) -> None:
-        super().__init__(**facts)
+        super().__init__(openapi_url=None, **facts)
         self._disabled = disabled
         self._keyed = keyed
         self._vocab_size = vocab_size
+        self._rendered: tuple[int | None, bytes] | None = None
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -151,6 +153,13 @@ class OpenApiApp(FastAPI):
                 elif schema.get("title") == TOKEN_ID:
                     schema["maximum"] = size - 1
         return document
+
+    def openapi_json(self) -> bytes:
+        """Return the document as JSON. It is made once for each size of the vocabulary."""
+        size = self._vocab_size()
+        if self._rendered is None or self._rendered[0] != size:
+            self._rendered = size, orjson.dumps(self.openapi())
+        return self._rendered[1]
 
     def _complete(self, document: dict[str, Any]) -> None:
         for path in self._disabled:
