@@ -41,15 +41,14 @@ from server.api.responses.store import ResponseStore
 from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
+from server.generation.observers import spine_observers
 from server.generation.parsing import answer_formats
 from server.glassbox import wing as glassbox
-from server.glassbox.requests.step_log import Recorder
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
 from server.http.openapi import RESPONSES, OpenApiApp
 from server.replay import wing as replay
-from server.replay.record_file import RecordFile
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
@@ -127,6 +126,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
+    metrics = Metrics(names[0], client, VERSION, config.metrics_compat)
+    tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
         config=config,
         engine_config=engine_config,
@@ -138,13 +139,12 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         answers=answers,
         hermes=hermes,
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
-        metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
-        tracing=Tracing.from_environment(os.environ) if config.tracing else None,
-        recorder=Recorder(client.step_listeners, client.measure_waits),
+        metrics=metrics,
+        tracing=tracing,
+        observers=spine_observers(metrics, tracing),
         names=names,
         adapters=adapters,
         created=int(time.time()),
-        record=RecordFile(config.record) if config.record else None,
     )
     app = _routed(
         disabled=_disabled(config),

@@ -16,14 +16,13 @@ from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.config import ServerConfig
 from server.fingerprint import fingerprint_of, fingerprint_settings
-from server.glassbox.requests.step_log import Recorder
 from server.http.auth import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.listener import is_loopback
 from server.http.openapi import Task
-from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
+from server.telemetry.observer import ObserverFactory
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
 from server.text.parsers.detect import AnswerFormat
@@ -47,11 +46,10 @@ class AppState:
     pooling: PoolingConfig  # used by encoders only
     metrics: Metrics
     tracing: Tracing | None
-    recorder: Recorder  # of steps and requests, for the built-in pages
+    observers: list[ObserverFactory]  # of every generation
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     adapters: AdapterRegistry  # of this model
     created: int  # Unix seconds
-    record: RecordFile | None = None  # None without --record
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     # Numbers of the open requests that a drain does not wait for.
     viewer_counts: list[Callable[[], int]] = field(default_factory=list)
