@@ -42,7 +42,6 @@ from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
 from server.generation.observers import spine_observers
-from server.generation.parsing import answer_formats
 from server.glassbox import wing as glassbox
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
@@ -54,6 +53,7 @@ from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.chat_template import ChatTemplate
+from server.text.parsers.answers import answers_of
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
@@ -122,7 +122,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     adapters = AdapterRegistry(names, adapter_sources(engine_config))
     tokenizer = Tokenizer.from_folder(folder)
     template = ChatTemplate.from_folder(folder, override)
-    answers, hermes = answer_formats(
+    answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)

@@ -24,8 +24,8 @@ from server.http.openapi import Task
 from server.telemetry.metrics import Metrics
 from server.telemetry.observer import ObserverFactory
 from server.telemetry.tracing import Tracing
+from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
-from server.text.parsers.detect import AnswerFormat
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 
@@ -41,8 +41,8 @@ class AppState:
     keys: ApiKeys
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    answers: AnswerFormat | None  # how the model writes its answers; None without a template
-    hermes: AnswerFormat | None  # the same with tools in the system message
+    answers: Answers | None  # how the model writes its answers; None without a template
+    hermes: Answers | None  # the same with tools in the system message
     pooling: PoolingConfig  # used by encoders only
     metrics: Metrics
     tracing: Tracing | None

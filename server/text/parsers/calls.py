@@ -30,6 +30,7 @@ class Calls:
         self, tools: Mapping[str, Tool], id_style: IdStyle, emit: Callable[[Any], None]
     ) -> None:
         self.outcomes: list[CallOutcome] = []  # of the calls that have ended
+        self.malformed: list[CallOutcome] = []  # one for each text that looked like a call
         self.is_open = False
         self.count = 0
         self.num_changes = 0  # beginnings and ends

@@ -12,11 +12,12 @@ import pytest
 from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import Finish, TextDelta
-from server.generation.parsing import Parsing
+from server.text.answers import Parsing
+from server.text.parsers.answer_parser import AnswerParser
 from server.text.parsers.deltas import ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import CallFormat, JsonCall, Reasoning
 from server.text.parsers.marks import Marks
-from server.text.parsers.syntax import State, make_syntax
+from server.text.parsers.syntax import make_syntax
 from server.text.parsers.tools import MAX_CALLS, Tool
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import BOS, EOS
@@ -41,7 +42,10 @@ def parsed(
     """Return the joined parts of an answer. The token <s> closes its reasoning."""
     syntax = make_syntax(CALLS, Reasoning("<think>", "<s>"), Marks({"<s>": BOS}, special))
     tools = {"weather": Tool("weather", {}, {})}
-    parsing = Parsing(syntax, State.CONTENT, tools, most_calls=MAX_CALLS)
+    parsing = Parsing(
+        syntax.marks,
+        lambda shown: AnswerParser(syntax, tools, shows_special=shown, most_calls=MAX_CALLS),
+    )
     request = dataclasses.replace(prepared_request([64], **fields), parsing=parsing)
     choice = Choice(tokenizer, request, 0)
     found: dict[str, Any] = {"content": "", "reasoning": "", "arguments": "", "finish": None}
