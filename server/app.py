@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from server.batch import wing as batch
 from server.config import ServerConfig, served_names
 from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
+from server.grammar.llguidance_grammar import grammar_of
 from server.http.auth import ApiKeys, Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
@@ -139,6 +141,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         answers=answers,
         hermes=hermes,
         pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
+        write_grammar=partial(grammar_of, tokenizer),
         metrics=metrics,
         tracing=tracing,
         observers=spine_observers(metrics, tracing),

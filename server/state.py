@@ -12,6 +12,7 @@ from starlette.requests import Request
 from engine.client.interface import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailableError
+from engine.protocol.generate import Grammar
 from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.config import ServerConfig
@@ -28,6 +29,7 @@ from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
+from server.text.wanted_grammar import WantedGrammar
 
 VERSION = importlib.metadata.version("penstock")
 
@@ -44,6 +46,7 @@ class AppState:
     answers: Answers | None  # how the model writes its answers; None without a template
     hermes: Answers | None  # the same with tools in the system message
     pooling: PoolingConfig  # used by encoders only
+    write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
     metrics: Metrics
     tracing: Tracing | None
     observers: list[ObserverFactory]  # of every generation

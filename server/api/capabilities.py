@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from server.api.openai.models import model_facts
 from server.generation.chat_prompt import has_own_tools
-from server.generation.grammar import GrammarKind
 from server.generation.limits import MAX_CHOICES, MAX_PROMPT_LOGPROBS
 from server.http.compression import json_response
 from server.http.operations import Operation, operations, without_null
 from server.state import VERSION, AppState, state_of
+from server.text.wanted_grammar import GrammarKind
 
 router = APIRouter()
 

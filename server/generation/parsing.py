@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from server.generation.chat_prompt import Chat, shows_tools_in_text
-from server.generation.grammar import JSON_OPTIONS, WantedGrammar
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
 from server.state import AppState
 from server.text.answers import Answers, Parsing
+from server.text.wanted_grammar import JSON_OPTIONS, WantedGrammar
 
 
 def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
