@@ -12,14 +12,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.checkpoint import bounded_json
-from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES
-from engine.checkpoint.files import read_any_json, read_json, read_optional, refuse_pointer
+from engine.checkpoint.bounded_json import (
+    BAD_JSON,
+    MAX_JSON_BYTES,
+    read_any_json,
+    read_json,
+    read_optional,
+)
 from engine.checkpoint.gguf.parts import (
     is_first_part,
     is_gguf,
     is_sidecar,
     present_parts,
 )
+from engine.checkpoint.pointer import refuse_pointer
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine.checkpoint.files import read_json
+from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
 from engine.errors import ConfigError
 from engine.models.registry import model_class

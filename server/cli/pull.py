@@ -24,9 +24,7 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.filesize import decimal
 
-from engine.checkpoint.files import (
-    read_json,
-)
+from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import (
     CHECKPOINT_FILES,
     indexed_files,

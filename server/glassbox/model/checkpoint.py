@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.files import read_json, read_optional
+from engine.checkpoint.bounded_json import read_json, read_optional
 from engine.checkpoint.folder import safetensors_header, weight_files
 from engine.checkpoint.gguf.header import read_header
 from engine.checkpoint.gguf.parts import is_gguf

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES, MAX_PARTS, loads
-from engine.checkpoint.files import read_json
+from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES, MAX_PARTS, loads, read_json
 from engine.checkpoint.folder import indexed_files, safetensors_header
 from engine.errors import ConfigError
 
