@@ -45,19 +45,21 @@ from server.config import ServerConfig, served_names
 from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
 from server.grammar.llguidance_grammar import grammar_of
-from server.http.auth import ApiKeys, Gate
+from server.http.api_keys import ApiKeys
+from server.http.auth import Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
-from server.http.openapi import RESPONSES, OpenApiApp
+from server.http.openapi import RESPONSES
+from server.http.openapi_app import OpenApiApp
 from server.replay import wing as replay
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
-from server.text.chat_template import ChatTemplate
+from server.text.load_pooling import load_pooling
+from server.text.load_template import load_template
+from server.text.load_tokenizer import load_tokenizer
 from server.text.parsers.answers import answers_of
-from server.text.pooling import PoolingConfig
-from server.text.tokenizer import Tokenizer
 
 SPINE = (
     chat,
@@ -122,8 +124,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
     adapters = AdapterRegistry(names, adapter_sources(engine_config))
-    tokenizer = Tokenizer.from_folder(folder)
-    template = ChatTemplate.from_folder(folder, override)
+    tokenizer = load_tokenizer(folder)
+    template = load_template(folder, override)
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
@@ -140,10 +142,9 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         template=template,
         answers=answers,
         hermes=hermes,
-        pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
+        pooling=load_pooling(folder, engine_config.max_model_len),
         write_grammar=partial(grammar_of, tokenizer),
         metrics=metrics,
-        tracing=tracing,
         observers=spine_observers(metrics, tracing),
         names=names,
         adapters=adapters,
@@ -157,6 +158,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
+    app.state.tracing = tracing
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
@@ -260,5 +262,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.client.stop()
         if state.template:
             state.template.close()
-        if state.tracing:
-            await asyncio.to_thread(state.tracing.close)
+        if app.state.tracing:
+            await asyncio.to_thread(app.state.tracing.close)

@@ -17,14 +17,13 @@ from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.config import ServerConfig
 from server.fingerprint import fingerprint_of, fingerprint_settings
-from server.http.auth import ApiKeys
+from server.http.addresses import is_loopback
+from server.http.api_keys import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
-from server.http.listener import is_loopback
 from server.http.openapi import Task
 from server.telemetry.metrics import Metrics
 from server.telemetry.observer import ObserverFactory
-from server.telemetry.tracing import Tracing
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
 from server.text.pooling import PoolingConfig
@@ -48,7 +47,6 @@ class AppState:
     pooling: PoolingConfig  # used by encoders only
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
     metrics: Metrics
-    tracing: Tracing | None
     observers: list[ObserverFactory]  # of every generation
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     adapters: AdapterRegistry  # of this model

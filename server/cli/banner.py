@@ -19,7 +19,7 @@ from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
 from server.cli.console import say
 from server.config import ServerConfig
-from server.http.listener import address_of, is_loopback
+from server.http.addresses import address_of, is_loopback
 from server.state import AppState
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate

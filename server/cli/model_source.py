@@ -80,9 +80,9 @@ def check_folder(config: EngineConfig, folder: Path) -> None:
 
     The weights are not checked.
     """
-    from server.text.tokenizer import Tokenizer
+    from server.text.load_tokenizer import load_tokenizer
 
-    Tokenizer.from_folder(folder)
+    load_tokenizer(folder)
     _ask_engine(config, folder)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from server.generation.prepare import PreparedRequest
-from server.telemetry.choice_record import phases
 from server.telemetry.observer import Closed
+from server.telemetry.phases import phases
 from server.telemetry.tracing import Attributes, Phase, Trace
 
 

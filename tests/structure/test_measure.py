@@ -1,12 +1,13 @@
-"""How much a reader has to hold: the engine loop's closure, and the density of lines."""
+"""How much a reader has to hold: the closures of the loop and a route, the density of lines."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.structure.measure import closure, folder_files, size_of, total
+from tests.structure.measure import CHAT_ROUTE, closure, folder_files, size_of, total
 
 LOOP_FILES, LOOP_LINES, LOOP_CLASSES = 38, 3900, 90
+CHAT_FILES, CHAT_LINES, CHAT_CLASSES = 86, 6600, 161
 TOKENS_PER_LINE = 9.0
 
 
@@ -16,6 +17,18 @@ def test_files_that_the_engine_loop_imports_stay_few() -> None:
     loop = total(files)
     assert loop.lines <= LOOP_LINES
     assert loop.classes <= LOOP_CLASSES
+
+
+def test_files_that_the_chat_route_imports_stay_few() -> None:
+    """It holds no wing, no parser of answers and no reader of checkpoints."""
+    found = closure(CHAT_ROUTE, apart=())
+    assert len(found) <= CHAT_FILES
+    route = total(found.values())
+    assert route.lines <= CHAT_LINES
+    assert route.classes <= CHAT_CLASSES
+    hidden = ("server.glassbox", "server.replay", "server.batch", "server.grammar")
+    assert not [name for name in found if name.startswith(hidden)]
+    assert "server.text.parsers.answer_parser" not in found
 
 
 @pytest.mark.parametrize("folder", ["engine", "server"])

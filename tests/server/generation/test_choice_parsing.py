@@ -13,6 +13,7 @@ from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import Finish, TextDelta
 from server.text.answers import Parsing
+from server.text.load_tokenizer import load_tokenizer
 from server.text.parsers.answer_parser import AnswerParser
 from server.text.parsers.deltas import ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import CallFormat, JsonCall, Reasoning
@@ -29,7 +30,7 @@ CALL = '<call>{"name": "weather", "arguments": {"city": "Rome"}}</call>'
 
 @pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Tokenizer:
-    return Tokenizer.from_folder(model)
+    return load_tokenizer(model)
 
 
 def parsed(

@@ -65,7 +65,7 @@ async def traced(model, says) -> AsyncIterator[Traced]:
         tracing = Tracing(SimpleSpanProcessor(exporter))
         state = served.app.state.penstock
         observers = spine_observers(state.metrics, tracing)
-        served.app.state.penstock = dataclasses.replace(state, tracing=tracing, observers=observers)
+        served.app.state.penstock = dataclasses.replace(state, observers=observers)
         yield Traced(served, exporter)
         await asyncio.to_thread(tracing.close)
 
@@ -183,7 +183,7 @@ async def test_spans_contain_no_prompt_or_answer_text(traced):
 
 
 async def test_tracing_is_off_by_default(served):
-    assert served.app.state.penstock.tracing is None
+    assert served.app.state.tracing is None
 
 
 def test_tracing_without_extra_raises_error_naming_the_package(model, monkeypatch):
