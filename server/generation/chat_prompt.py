@@ -15,7 +15,7 @@ from server.http.errors import unsupported
 from server.state import AppState
 from server.text.chat_template import ChatTemplate
 from server.text.content_parts import joined
-from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
+from server.text.tools import NO_TOOLS, Tool, ToolUse
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from server.generation.events import (
 )
 from server.generation.prepare import PreparedRequest
 from server.text.answers import Parser
+from server.text.deltas import CallOutcome, ContentDelta
 from server.text.detokenizer import Detokenizer
-from server.text.parsers.deltas import CallOutcome, ContentDelta
-from server.text.parsers.marks import NO_MARKS
+from server.text.marks import NO_MARKS
 from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from server.text.parsers.deltas import CallOutcome, Delta
-from server.text.parsers.marks import Marks
-from server.text.parsers.tools import ToolUse
+from server.text.deltas import CallOutcome, Delta
+from server.text.marks import Marks
+from server.text.tools import ToolUse
 
 # Of a format: a flag, the checkpoint's response template, the table of formats, or what the chat
 # template renders.

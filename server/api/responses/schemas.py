@@ -38,7 +38,7 @@ from server.generation.chat_prompt import Chat
 from server.generation.options import GenerationOptions
 from server.generation.thinking import Thinking
 from server.http.body import Part, Text, few
-from server.text.parsers.tools import NO_TOOLS, ToolUse
+from server.text.tools import NO_TOOLS, ToolUse
 from server.text.wanted_grammar import WantedGrammar
 
 MAX_METADATA = 16

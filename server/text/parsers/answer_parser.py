@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from server.text.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.calls import Calls
-from server.text.parsers.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.names import called_by_header, named_in
 from server.text.parsers.prose import SPACE, Prose
 from server.text.parsers.scanners import Scanner, scanner_of, value_of
 from server.text.parsers.syntax import State, Syntax
 from server.text.parsers.tagged_value import TaggedValue
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 
 MAX_NAME = 512  # characters before a call's arguments
 PROSE = (State.CONTENT, State.REASONING)
@@ -27,7 +27,7 @@ BETWEEN_CALLS = frozenset(SPACE + ",;}]")
 class AnswerParser:
     """Splits one answer into events. The result does not depend on how the text is cut.
 
-    `push` takes text with marks (`server.text.parsers.marks`), `flush` ends it, and `take` returns
+    `push` takes text with marks (`server.text.marks`), `flush` ends it, and `take` returns
     what is known by then. White space between prose and a mark is dropped.
 
     A text that looks like a call and is none is content. Once its name has been read, a malformed

@@ -14,8 +14,8 @@ from server.text.parsers.call_grammar import call_grammar, reasoning_grammar
 from server.text.parsers.detect import AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, REASONING_BY_NAME, Reasoning
 from server.text.parsers.response_template import translated
-from server.text.parsers.tools import ToolUse
 from server.text.tokenizer import Tokenizer
+from server.text.tools import ToolUse
 
 log = structlog.get_logger("server.formats")
 

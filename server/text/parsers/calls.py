@@ -8,6 +8,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from server.text.deltas import CallOutcome, ToolCallDelta
 from server.text.parsers.allowed import (
     ANY,
     Allowed,
@@ -15,10 +16,9 @@ from server.text.parsers.allowed import (
     properties_of,
     required_names,
 )
-from server.text.parsers.deltas import CallOutcome, ToolCallDelta
 from server.text.parsers.formats import IdStyle
-from server.text.parsers.tools import Tool
 from server.text.parsers.values import dumps
+from server.text.tools import Tool
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 

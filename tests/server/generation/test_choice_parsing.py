@@ -13,14 +13,14 @@ from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import Finish, TextDelta
 from server.text.answers import Parsing
+from server.text.deltas import ReasoningDelta, ToolCallDelta
 from server.text.load_tokenizer import load_tokenizer
+from server.text.marks import Marks
 from server.text.parsers.answer_parser import AnswerParser
-from server.text.parsers.deltas import ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import CallFormat, JsonCall, Reasoning
-from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import make_syntax
-from server.text.parsers.tools import MAX_CALLS, Tool
 from server.text.tokenizer import Tokenizer
+from server.text.tools import MAX_CALLS, Tool
 from tests.server.conftest import BOS, EOS
 from tests.support.prepared import prepared_request
 

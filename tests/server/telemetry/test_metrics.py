@@ -21,7 +21,7 @@ from loadtest.calibration import Scrape
 from server.telemetry import metrics
 from server.telemetry.choice_record import num_preemptions
 from server.telemetry.metrics import RUNNER_GAUGES
-from server.text.parsers import deltas
+from server.text import deltas
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.prometheus import promtool
 from tests.support.rig import Served, eventually, serving
