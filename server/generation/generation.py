@@ -22,7 +22,7 @@ from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.choice_record import ChoiceRecord
 from server.telemetry.metrics import AbortReason
-from server.telemetry.observer import Begun, Closed, Finished, Token
+from server.telemetry.observer import Begun, Closed, Finished, GenerationObserver, Token
 
 
 class Generation(Submission[TokenOutput]):
@@ -50,6 +50,12 @@ class Generation(Submission[TokenOutput]):
         self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
         made = [factory(prepared) for factory in state.observers]
         self._observers = [observer for observer in made if observer is not None]
+        # Only of those that override it: this runs for each token.
+        self._on_token = [
+            observer.token
+            for observer in self._observers
+            if type(observer).token is not GenerationObserver.token
+        ]
         super().__init__(state, self._by_id, prepared.limiter)
 
     # Requests
@@ -160,8 +166,8 @@ class Generation(Submission[TokenOutput]):
                 continue  # sampled before the engine knew of the stop string
             timeline = self._timelines[choice.index]
             token = self._token(choice, output, at, timeline.last_token)
-            for observer in self._observers:
-                observer.token(token)
+            for report in self._on_token:
+                report(token)
             if output.finish == "error":
                 raise numerical_error()
             timeline.add_token(at)
