@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.structure.measure import CHAT_ROUTE, closure, folder_files, size_of, total
+from tests.structure.rooms import branches
 
-LOOP_FILES, LOOP_LINES, LOOP_CLASSES = 38, 3900, 90
+LOOP_FILES, LOOP_LINES, LOOP_CLASSES, LOOP_BRANCHES = 38, 3900, 90, 12
 CHAT_FILES, CHAT_LINES, CHAT_CLASSES = 86, 6600, 161
 TOKENS_PER_LINE = 9.0
 
@@ -17,6 +18,12 @@ def test_files_that_the_engine_loop_imports_stay_few() -> None:
     loop = total(files)
     assert loop.lines <= LOOP_LINES
     assert loop.classes <= LOOP_CLASSES
+
+
+def test_functions_of_the_engine_loop_branch_little() -> None:
+    for file in closure("engine.core").values():
+        for name, count in branches(file).items():
+            assert count <= LOOP_BRANCHES, f"{name} in {file}"
 
 
 def test_files_that_the_chat_route_imports_stay_few() -> None:
