@@ -74,7 +74,7 @@ NAMES: dict[MetricsCompat, Callable[[Collector], bytes]] = {
     "vllm": lambda source: generate_latest(VllmNames(source)),
     "llamacpp": llamacpp_text,
 }
-# As in `server.text.parsers.deltas`.
+# As in `server.text.deltas`.
 CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
 
 
