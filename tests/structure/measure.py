@@ -116,8 +116,8 @@ def _file_of(module: str) -> Path | None:
     return None
 
 
-def imports(file: Path) -> list[str]:
-    """The modules and names of this project that a file imports, also inside functions."""
+def imports(file: Path, packages: tuple[str, ...] = ("engine", "server")) -> list[str]:
+    """The modules and names of these packages that a file imports, also inside functions."""
     names = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -125,7 +125,7 @@ def imports(file: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.append(node.module)
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] in ("engine", "server")]
+    return [name for name in names if name.split(".")[0] in packages]
 
 
 def main() -> None:
