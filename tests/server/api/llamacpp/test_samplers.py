@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import permutations
 from typing import Any
 
@@ -209,9 +208,7 @@ def test_samplers_that_are_taken_draw_from_llama_cpps_distribution(
     options = GenerationOptions(
         operation="text_completion",
         model=None,
-        repetition_penalty=1.6,
-        presence_penalty=presence,
-        **values,
+        sampling={**values, "repetition_penalty": 1.6, "presence_penalty": presence},
     )
     rng = random.Random(5)
     trials = [{token: rng.gauss(0, 1.5) for token in range(12)} for _ in range(2000)]
@@ -220,7 +217,7 @@ def test_samplers_that_are_taken_draw_from_llama_cpps_distribution(
     for size in range(len(SERVED) + 1):
         for names in permutations(SERVED, size):
             try:
-                served = asdict(with_samplers(options, names, {}))
+                served = dict(with_samplers(options, names, {}).sampling)
             except ApiError:
                 # The engine's order of the same samplers is another distribution.
                 ordered = [name for name in SERVED if name in names]
