@@ -1,0 +1,57 @@
+"""Cuts that need the whole distribution of a row: removed tokens, one row at a time.
+
+`draw` computes temperature, top-k, top-p and min-p of a whole batch, on every device and in step
+graphs. A row that uses another cut comes here before: a removed token has a logit of minus
+infinity, and the draw goes on with the others. A row alone has the same bits in every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from engine.protocol.generate import SamplingParams
+
+GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them would overflow
+NEUTRAL = SamplingParams(max_tokens=1)
+
+
+def top_k(scores: torch.Tensor, count: float) -> torch.Tensor:
+    """Keep the `count` likeliest tokens; of equal ones those with the lowest ids."""
+    count = min(int(count), len(scores))
+    least = scores.topk(count).values[-1]
+    above, equal = scores > least, scores == least
+    return above | (equal & (equal.cumsum(0) <= count - above.sum()))
+
+
+# By parameter, in the order of application. Each gets the scores [V] fp32 of the tokens, which are
+# logits over temperature, and the parameter's value. It returns which tokens stay, [V] bool.
+# top-k is here for the cuts behind it; `draw` knows it, too.
+CUTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {"top_k": top_k}
+OF_DRAW = ("top_k", "top_p", "min_p")  # cuts that alone do not need this path
+
+
+def needs_plain_cuts(params: SamplingParams) -> bool:
+    """Whether a row has a cut that `draw` does not compute. Greedy rows need no cuts."""
+    others = [name for name in CUTS if name not in OF_DRAW and _is_on(params, name)]
+    return params.temperature >= GREEDY_BELOW and bool(others)
+
+
+def _is_on(params: SamplingParams, name: str) -> bool:
+    return getattr(params, name) != getattr(NEUTRAL, name)
+
+
+def plain_cuts(logits: torch.Tensor, params: SamplingParams) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each cut's name, and the tokens [V] bool that it removes from a row's logits [V].
+
+    Logits that are not finite stay, so that the draw finds them.
+    """
+    scores = logits.float() / params.temperature
+    is_valid = torch.isfinite(scores.amax())
+    for name, cut in CUTS.items():
+        if _is_on(params, name):
+            kept = cut(scores, getattr(params, name))
+            removed = (scores > float("-inf")) & ~kept & is_valid
+            scores = scores.masked_fill(removed, float("-inf"))
+            yield name, removed
