@@ -46,6 +46,13 @@ _DECLARED = (
         in_messages=True,
     ),
     Parameter(
+        name="top_n_sigma",
+        kind="cut",
+        least=-1,
+        most=100,
+        meaning="Keep logits up to this many standard deviations below the highest; 0 keeps all.",
+    ),
+    Parameter(
         name="top_k",
         kind="cut",
         least=-1,

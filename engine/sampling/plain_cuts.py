@@ -17,6 +17,21 @@ GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them woul
 NEUTRAL = SamplingParams(max_tokens=1)
 
 
+def top_n_sigma(scores: torch.Tensor, count: float) -> torch.Tensor:
+    """Keep scores that are up to `count` standard deviations below the highest one.
+
+    The deviation is that of all scores that are not removed yet (Tang et al., arXiv 2411.07641). As
+    in llama.cpp, a `count` of 0 or less keeps all.
+    """
+    is_token = scores > float("-inf")
+    if count <= 0:
+        return is_token
+    number = is_token.sum()
+    mean = scores.masked_fill(~is_token, 0).sum() / number
+    variance = (scores - mean).square().masked_fill(~is_token, 0).sum() / number
+    return scores >= scores.amax() - count * variance.sqrt()
+
+
 def top_k(scores: torch.Tensor, count: float) -> torch.Tensor:
     """Keep the `count` likeliest tokens; of equal ones those with the lowest ids."""
     count = min(int(count), len(scores))
@@ -28,7 +43,10 @@ def top_k(scores: torch.Tensor, count: float) -> torch.Tensor:
 # By parameter, in the order of application. Each gets the scores [V] fp32 of the tokens, which are
 # logits over temperature, and the parameter's value. It returns which tokens stay, [V] bool.
 # top-k is here for the cuts behind it; `draw` knows it, too.
-CUTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {"top_k": top_k}
+CUTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "top_n_sigma": top_n_sigma,
+    "top_k": top_k,
+}
 OF_DRAW = ("top_k", "top_p", "min_p")  # cuts that alone do not need this path
 
 

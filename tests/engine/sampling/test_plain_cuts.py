@@ -19,6 +19,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Numbers = np.ndarray[Any, Any]
 
 
+def top_n_sigma(scores: Numbers, count: float) -> Numbers:
+    """As llama.cpp's `llama_sampler_top_n_sigma_apply`."""
+    if count <= 0 or len(scores) <= 1:
+        return np.ones(len(scores), bool)
+    finite = scores[np.isfinite(scores)]
+    return scores >= finite.max() - count * finite.std()
+
+
 def top_k(scores: Numbers, count: float) -> Numbers:
     order = np.argsort(-scores, kind="stable")
     kept = np.zeros(len(scores), bool)
@@ -27,8 +35,14 @@ def top_k(scores: Numbers, count: float) -> Numbers:
 
 
 # By parameter: which of some scores [V] in float64 stay with a value.
-REFERENCES: dict[str, Callable[[Numbers, float], Numbers]] = {"top_k": top_k}
-VALUES: dict[str, list[float]] = {"top_k": [1, 3, 40, 10_000]}
+REFERENCES: dict[str, Callable[[Numbers, float], Numbers]] = {
+    "top_n_sigma": top_n_sigma,
+    "top_k": top_k,
+}
+VALUES: dict[str, list[float]] = {
+    "top_n_sigma": [2.05, 0, 0.1, 1, 3, 100],
+    "top_k": [1, 3, 40, 10_000],
+}
 CASES = [(name, value) for name, values in VALUES.items() for value in values]
 
 
