@@ -52,6 +52,7 @@ class SamplingParams(Record, frozen=True):
     temperature: float = 1.0  # 0 is greedy
     top_n_sigma: float = -1.0  # 0 and less keep all
     top_k: int = 0  # 0 keeps all
+    typical_p: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.0
     presence_penalty: float = 0.0
@@ -152,7 +153,7 @@ class Abort(Message, frozen=True):
 
 # Why a token could not be drawn: Explained.cuts has indices into CUTS.
 KEPT, CUT_TOP_K, CUT_TOP_P, CUT_MIN_P, CUT_BAN, CUT_GRAMMAR = range(6)
-CUTS = ("kept", "top_k", "top_p", "min_p", "ban", "grammar", "top_n_sigma")
+CUTS = ("kept", "top_k", "top_p", "min_p", "ban", "grammar", "top_n_sigma", "typical_p")
 
 
 class Explained(Message, frozen=True):

@@ -62,6 +62,15 @@ _DECLARED = (
         in_messages=True,
     ),
     Parameter(
+        name="typical_p",
+        kind="cut",
+        least=0,
+        most=1,
+        meaning="Keep the tokens of nearly average information up to this probability.",
+        in_checkpoints=True,
+        other_names=("typ_p",),
+    ),
+    Parameter(
         name="top_p",
         kind="cut",
         least=0,

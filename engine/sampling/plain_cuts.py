@@ -14,6 +14,7 @@ import torch
 from engine.protocol.generate import SamplingParams
 
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them would overflow
+CANDIDATES = 256  # tokens that nearly always hold the typical ones
 NEUTRAL = SamplingParams(max_tokens=1)
 
 
@@ -40,12 +41,34 @@ def top_k(scores: torch.Tensor, count: float) -> torch.Tensor:
     return above | (equal & (equal.cumsum(0) <= count - above.sum()))
 
 
+def typical_p(scores: torch.Tensor, share: float) -> torch.Tensor:
+    """Keep the tokens whose information is nearest to the entropy, until they exceed `share`.
+
+    Locally typical sampling (Meister et al., arXiv 2202.00666). As in llama.cpp, the token that
+    exceeds `share` stays, so that at least one does. The likeliest token may go.
+    """
+    logprobs = torch.log_softmax(scores, dim=0)
+    probs = logprobs.exp()
+    distance = (-logprobs - torch.special.entr(probs).sum()).abs()
+    # A GPU sorts all tokens: to read the sum, the host would wait for it.
+    count = len(scores) if scores.is_cuda else min(CANDIDATES, len(scores))
+    while True:
+        nearest = distance.topk(count, largest=False).indices
+        sums = probs[nearest].cumsum(0)
+        if count == len(scores) or sums[-1] > share:
+            break
+        count = min(count * 16, len(scores))
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    return kept.index_copy_(0, nearest, sums - probs[nearest] <= share)
+
+
 # By parameter, in the order of application. Each gets the scores [V] fp32 of the tokens, which are
 # logits over temperature, and the parameter's value. It returns which tokens stay, [V] bool.
 # top-k is here for the cuts behind it; `draw` knows it, too.
 CUTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "top_n_sigma": top_n_sigma,
     "top_k": top_k,
+    "typical_p": typical_p,
 }
 OF_DRAW = ("top_k", "top_p", "min_p")  # cuts that alone do not need this path
 

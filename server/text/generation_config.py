@@ -41,7 +41,6 @@ NOT_FOLLOWED = {
     "stop_strings": None,
     "token_healing": False,
     "top_h": None,
-    "typical_p": 1,
     "watermarking_config": None,
 }
 

@@ -62,7 +62,6 @@ class CompletionBody(SamplingBody):
         "min_keep": (0,),
         "mirostat": (0,),
         "n_indent": (0,),
-        "typical_p": (1,),
         "xtc_probability": (0,),
     }
     DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {

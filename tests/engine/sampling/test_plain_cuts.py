@@ -34,14 +34,33 @@ def top_k(scores: Numbers, count: float) -> Numbers:
     return kept
 
 
+def typical_p(scores: Numbers, share: float) -> Numbers:
+    """As llama.cpp's `llama_sampler_typical_apply`."""
+    probs = np.exp(scores - scores.max())
+    probs /= probs.sum()
+    with np.errstate(divide="ignore"):
+        information = -np.log(probs)
+    positive = probs > 0
+    entropy = (probs[positive] * information[positive]).sum()
+    kept, mass = np.zeros(len(scores), bool), 0.0
+    for token in np.argsort(np.abs(information - entropy), kind="stable"):
+        kept[token] = True
+        mass += probs[token]
+        if mass > share:
+            break
+    return kept
+
+
 # By parameter: which of some scores [V] in float64 stay with a value.
 REFERENCES: dict[str, Callable[[Numbers, float], Numbers]] = {
     "top_n_sigma": top_n_sigma,
     "top_k": top_k,
+    "typical_p": typical_p,
 }
 VALUES: dict[str, list[float]] = {
     "top_n_sigma": [2.05, 0, 0.1, 1, 3, 100],
     "top_k": [1, 3, 40, 10_000],
+    "typical_p": [0.9, 0, 0.05, 0.6, 0.9999],
 }
 CASES = [(name, value) for name, values in VALUES.items() for value in values]
 
