@@ -44,8 +44,8 @@ class SamplingParams(Record, frozen=True):
 
     Order of application: repetition, presence and frequency penalties, logit bias, the allowed
     tokens, suppression of stop tokens before `min_tokens`, the banned sequences, the grammar's
-    mask, temperature, then top-k, top-p and min-p on the distribution after temperature. The noise
-    is a function of (seed, position, token) alone.
+    mask, temperature, then the cuts in the order of their fields, on the distribution after
+    temperature. The noise is a function of (seed, position, token) alone.
     """
 
     max_tokens: int

@@ -24,9 +24,16 @@ from engine.protocol.generate import (
     Explain,
     Explained,
 )
-from engine.sampling.logits import adjust, adjusts_logits, cut, mask
+from engine.sampling.logits import (
+    GREEDY_BELOW,
+    adjust,
+    adjusts_logits,
+    cut,
+    mask,
+    needs_plain_cuts,
+    plain_cuts,
+)
 from engine.sampling.noise import exponential_noise
-from engine.sampling.plain_cuts import GREEDY_BELOW, needs_plain_cuts, plain_cuts
 from engine.sampling.sampler import (
     Candidates,
     DrawParams,

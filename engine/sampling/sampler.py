@@ -16,10 +16,17 @@ import torch
 
 from engine.ops.kernels import Kernels
 from engine.protocol.generate import SamplingParams
-from engine.sampling.logits import adjust, adjusts_logits, cut, mask
+from engine.sampling.logits import (
+    GREEDY_BELOW,
+    adjust,
+    adjusts_logits,
+    cut,
+    mask,
+    needs_plain_cuts,
+    plain_cuts,
+)
 from engine.sampling.logprobs import PendingLogprobs, gather_logprobs
 from engine.sampling.noise import exponential_noise
-from engine.sampling.plain_cuts import GREEDY_BELOW, needs_plain_cuts, plain_cuts
 
 INVALID = -1  # the token of a row whose logits are not finite
 # The cuts look at this many most likely tokens first. They nearly always hold the top-p mass.
@@ -81,6 +88,23 @@ def sample(
         for row in counts
         if row not in final
     }
+    logits = _changed(logits, special, history, masks)
+    raw |= {row: final_logprobs(logits[row], special[row]) for row in final}
+    drawn = draw(logits)
+    if not counts:
+        return drawn, None
+    named = {row: special[row].logprob_token_ids for row in counts}
+    named = {row: tokens for row, tokens in named.items() if tokens}
+    return drawn, gather_logprobs(drawn, raw, counts, named)
+
+
+def _changed(
+    logits: torch.Tensor,
+    special: Mapping[int, SamplingParams],
+    history: Callable[[int], tuple[torch.Tensor, int]],
+    masks: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return the logits after penalties, biases, masks and plain cuts. As `sample`."""
     adjusted = [row for row, params in special.items() if adjusts_logits(params)]
     narrowed = [row for row, params in special.items() if needs_plain_cuts(params)]
     if adjusted or narrowed:
@@ -93,13 +117,7 @@ def sample(
     for row in narrowed:
         for _, removed in plain_cuts(logits[row], special[row]):
             logits[row].masked_fill_(removed, float("-inf"))
-    raw |= {row: final_logprobs(logits[row], special[row]) for row in final}
-    drawn = draw(logits)
-    if not counts:
-        return drawn, None
-    named = {row: special[row].logprob_token_ids for row in counts}
-    named = {row: tokens for row, tokens in named.items() if tokens}
-    return drawn, gather_logprobs(drawn, raw, counts, named)
+    return logits
 
 
 def is_special(params: SamplingParams) -> bool:

@@ -97,7 +97,7 @@ class CompletionBody(SamplingBody):
     samplers: Annotated[
         tuple[str, ...] | None, PlainValidator(sampler_names), WithJsonSchema(SAMPLERS_SCHEMA)
     ] = None
-    """Apply only these, in an order that equals penalties, temperature, top_k, top_p, min_p."""
+    """Apply only these, in an order that equals that of `generation_settings`."""
     t_max_predict_ms: Annotated[int, Between(-1, INT32)] | None = None
     """The first line break that comes later than this after the first token ends the answer."""
     cache_prompt: bool | None = None

@@ -11,7 +11,7 @@ import torch
 
 from engine.protocol.generate import CUTS as CODES
 from engine.protocol.parameters import CUT_NAMES
-from engine.sampling.plain_cuts import CUTS, OF_DRAW
+from engine.sampling.logits import CUTS, OF_DRAW
 from tests.support.sampling import logits_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

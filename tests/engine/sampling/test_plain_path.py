@@ -13,7 +13,7 @@ from engine.protocol.generate import CUTS as CODES
 from engine.protocol.generate import KEPT, Explain, SamplingParams
 from engine.protocol.parameters import CUT_NAMES, DEFAULTS
 from engine.sampling.explain import PendingExplanation
-from engine.sampling.plain_cuts import CUTS, OF_DRAW
+from engine.sampling.logits import CUTS, OF_DRAW
 from engine.sampling.sampler import CANDIDATES, INVALID, draw, is_special
 from tests.engine.sampling.test_plain_cuts import REFERENCES, VALUES, Numbers
 from tests.engine.sampling.test_sampler import VARIED, as_often_as
