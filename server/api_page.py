@@ -73,7 +73,7 @@ def api_page(document: Schema, headers: Mapping[str, str]) -> str:
     for operation in found:
         if operation.body:
             lines += _section(operation, first_paths[operation.path], rows, groups)
-    lines += _objects(document)
+    lines += _objects(document, [operation.body for operation in found if operation.body])
     return "\n".join(lines) + "\n"
 
 
@@ -156,15 +156,30 @@ def _harmless(values: Sequence[Any]) -> str:
     return f" (except {shown})" if shown else ""
 
 
-def _objects(document: Schema) -> Iterator[str]:
-    """Yield the lines of the objects that parameters consist of."""
+def _objects(document: Schema, bodies: Iterable[Schema]) -> Iterator[str]:
+    """Yield the lines of the objects that parameters consist of, without those of the `bodies`."""
     yield from ("", "## Objects", "", "A parameter's type may be one of these.")
+    known = {pair for body in bodies for pair in _descriptions(body)}
     for name, schema in sorted(document["components"]["schemas"].items()):
         if name != "Error" and schema.get("properties"):
             yield from ("", f"### {name}", "")
             description = _one_line(schema.get("description", ""))
             yield from (description, "") if description else ()
-            yield from (*HEAD, *_rows(document, schema))
+            repeated = [name for name, text in _descriptions(schema) if (name, text) in known]
+            own = dict(schema["properties"])
+            if len(repeated) >= LEAST_SHARED:
+                yield f"As for the routes: {', '.join([f'`{name}`' for name in repeated])}."
+                own = {name: field for name, field in own.items() if name not in repeated}
+            if own:
+                yield from (*HEAD, *_rows(document, {**schema, "properties": own}))
+
+
+def _descriptions(schema: Schema) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each described property."""
+    for name, field in schema.get("properties", {}).items():
+        text = without_null(field).get("description", "")
+        if text:
+            yield name, text
 
 
 def _rows(document: Schema, schema: Schema) -> list[str]:

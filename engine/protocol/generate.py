@@ -40,15 +40,19 @@ class Grammar(Record, frozen=True):
 class SamplingParams(Record, frozen=True):
     """How one sequence is sampled and when it stops. The server has validated the values.
 
+    How requests set the values from `temperature` to `repetition_penalty` is in `parameters.py`.
+
     Order of application: repetition, presence and frequency penalties, logit bias, the allowed
     tokens, suppression of stop tokens before `min_tokens`, the banned sequences, the grammar's
-    mask, temperature, then top-k, top-p and min-p on the distribution after temperature. The noise
-    is a function of (seed, position, token) alone.
+    mask, temperature, then the cuts in the order of their fields, on the distribution after
+    temperature. The noise is a function of (seed, position, token) alone.
     """
 
     max_tokens: int
     temperature: float = 1.0  # 0 is greedy
+    top_n_sigma: float = -1.0  # 0 and less keep all
     top_k: int = 0  # 0 keeps all
+    typical_p: float = 1.0
     top_p: float = 1.0
     min_p: float = 0.0
     presence_penalty: float = 0.0
@@ -147,8 +151,9 @@ class Abort(Message, frozen=True):
     ids: list[int]
 
 
-# Why a token could not be drawn: values of Explained.cuts.
+# Why a token could not be drawn: Explained.cuts has indices into CUTS.
 KEPT, CUT_TOP_K, CUT_TOP_P, CUT_MIN_P, CUT_BAN, CUT_GRAMMAR = range(6)
+CUTS = ("kept", "top_k", "top_p", "min_p", "ban", "grammar", "top_n_sigma", "typical_p")
 
 
 class Explained(Message, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.protocol.generate import SamplingParams
+from engine.protocol.parameters import PARAMETERS
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice, Step
@@ -144,14 +145,12 @@ class DraftModel:
 
 def _draft_params(params: SamplingParams) -> SamplingParams:
     """Return what a draw needs of a sequence's parameters."""
-    return SamplingParams(
-        max_tokens=1,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-    )
+    drawn = {
+        name: getattr(params, name)
+        for name, parameter in PARAMETERS.items()
+        if parameter.kind != "penalty"
+    }
+    return SamplingParams(max_tokens=1, seed=params.seed, **drawn)
 
 
 def _common_length(first: list[int], second: list[int]) -> int:

@@ -7,7 +7,7 @@ a known token can be repeated at any time, with everything that led to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,22 @@ from engine.protocol.generate import (
     CUT_MIN_P,
     CUT_TOP_K,
     CUT_TOP_P,
+    CUTS,
     KEPT,
     Explain,
     Explained,
 )
-from engine.sampling.logits import adjust, adjusts_logits, cut, mask
+from engine.sampling.logits import (
+    GREEDY_BELOW,
+    adjust,
+    adjusts_logits,
+    cut,
+    mask,
+    needs_plain_cuts,
+    plain_cuts,
+)
 from engine.sampling.noise import exponential_noise
 from engine.sampling.sampler import (
-    GREEDY_BELOW,
     Candidates,
     DrawParams,
     deciding_candidates,
@@ -34,6 +42,7 @@ from engine.sampling.sampler import (
 )
 
 MAX_BANNED = 8  # banned tokens that are returned with a drawn one
+BANS = (CUT_BAN, CUT_GRAMMAR)
 NUM_OWN = 2  # the answer's token and the one drawn now
 CHUNK = 1 << 21  # logits that are looked at together: about ten tensors as large exist at a time
 LN_2 = math.log(2)
@@ -111,8 +120,9 @@ class PendingExplanation:
         if allowed is not None:
             adjusted = adjusted.clone()
             mask(adjusted, torch.arange(len(logits), device=logits.device), allowed)
-        drawn = draw(adjusted, rows)
-        final = _final(adjusted, rows, is_greedy=self._is_greedy)
+        narrowed, plain = self._narrowed(adjusted)
+        drawn = draw(narrowed, rows)
+        final = _final(adjusted, rows, narrowed, plain, is_greedy=self._is_greedy)
         sent = torch.tensor(self._explain.answer[index : index + len(logits)], device=drawn.device)
         own = torch.stack([sent, drawn.clamp(min=0)], dim=1)
         likely = final["scores"].topk(num_candidates, dim=-1).indices
@@ -169,24 +179,47 @@ class PendingExplanation:
             adjust(values, self._params, self._tokens[:position], self._prompt_length)
         return adjusted
 
+    def _narrowed(self, adjusted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the logits [R, V] after the plain cuts, and by what [R, V] uint8 each was removed.
+
+        The second is None if the answer has no such cuts.
+        """
+        if not needs_plain_cuts(self._params):
+            return adjusted, None
+        narrowed = adjusted.clone()
+        codes = torch.full(adjusted.shape, KEPT, dtype=torch.uint8, device=adjusted.device)
+        for logits, code in zip(narrowed, codes, strict=True):
+            for name, removed in plain_cuts(logits, self._params):
+                logits.masked_fill_(removed, float("-inf"))
+                code.masked_fill_(removed, CUTS.index(name))
+        return narrowed, codes
+
 
 def _listed(ids: Sequence[int], cuts: Sequence[int], num_candidates: int) -> list[int]:
     """Return the places in `_columns` of the candidates of one token: see Explained."""
     count = min(num_candidates, (len(ids) - NUM_OWN) // 2)
-    likely = [place for place in range(count) if cuts[place] < CUT_BAN]
-    banned = [place for place in range(count, 2 * count) if cuts[place] >= CUT_BAN]
+    likely = [place for place in range(count) if cuts[place] not in BANS]
+    banned = [place for place in range(count, 2 * count) if cuts[place] in BANS]
     unique: dict[int, int] = {}
     for place in (*likely, *banned[:MAX_BANNED], *range(2 * count, len(ids))):
         unique.setdefault(ids[place], place)
     return list(unique.values())
 
 
-def _final(adjusted: torch.Tensor, rows: DrawParams, *, is_greedy: bool) -> dict[str, torch.Tensor]:
+def _final(
+    adjusted: torch.Tensor,
+    rows: DrawParams,
+    narrowed: torch.Tensor,
+    plain: torch.Tensor | None,
+    *,
+    is_greedy: bool,
+) -> dict[str, torch.Tensor]:
     """Return the distributions [R, V] that R tokens are drawn from, and what the cuts do to them.
 
-    `scores` [R, V] order the candidates. `probs` [R, V] are after temperature, before the cuts.
-    `cuts` [R, V] uint8 say what removes each token. `kept` [R] tokens can be drawn; their
-    probability is `mass` [R], and `entropy` [R] that of their distribution in bits.
+    `narrowed` and `plain` are those of `_narrowed`. `scores` [R, V] order the candidates. `probs`
+    [R, V] are after temperature, before the cuts. `cuts` [R, V] uint8 say what removes each token.
+    `kept` [R] tokens can be drawn; their probability is `mass` [R], and `entropy` [R] that of their
+    distribution in bits.
     """
     cuts = torch.full(adjusted.shape, KEPT, dtype=torch.uint8, device=adjusted.device)
     one = torch.ones(len(adjusted), device=adjusted.device)
@@ -196,12 +229,19 @@ def _final(adjusted: torch.Tensor, rows: DrawParams, *, is_greedy: bool) -> dict
         final["probs"] = torch.zeros_like(adjusted).scatter_(1, best, 1.0)
         return final | {"kept": one.long(), "entropy": torch.zeros_like(one)}
     scores = final["scores"] = tempered(adjusted, rows)
-    final["probs"] = torch.softmax(scores, dim=-1)
-    final["kept"] = (scores > float("-inf")).sum(dim=1)
-    final["entropy"] = _bits(final["probs"])
+    probs = final["probs"] = torch.softmax(scores, dim=-1)
     if _has_cuts(rows):
-        for waiting, candidates in deciding_candidates(scores, rows):
-            _write_cuts(final, waiting, candidates)
+        for waiting, candidates in deciding_candidates(tempered(narrowed, rows), rows):
+            _write_cuts(cuts, waiting, candidates)
+    if plain is not None:
+        cuts.copy_(torch.where(plain > KEPT, plain, cuts))
+    is_kept = (scores > float("-inf")) & (cuts == KEPT)
+    final["kept"] = is_kept.sum(dim=1)
+    if plain is not None or _has_cuts(rows):
+        probs = probs * is_kept
+        final["mass"] = probs.sum(dim=1)
+        probs = probs / final["mass"][:, None]
+    final["entropy"] = _bits(probs)
     return final
 
 
@@ -214,27 +254,17 @@ def _has_cuts(rows: DrawParams) -> bool:
     return bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
 
 
-def _write_cuts(
-    final: Mapping[str, torch.Tensor], waiting: torch.Tensor, candidates: Candidates
-) -> None:
-    """Write what the cuts keep of the rows `waiting`, as their candidates decide."""
-    rows, probs, stays = candidates.rows, candidates.probs, candidates.stays
+def _write_cuts(cuts: torch.Tensor, waiting: torch.Tensor, candidates: Candidates) -> None:
+    """Write to `cuts` [R, V] what removes the tokens of the rows `waiting`, by their candidates."""
+    rows, probs = candidates.rows, candidates.probs
     no_top_p, no_min_p = torch.ones_like(rows.top_p), torch.zeros_like(rows.min_p)
     within_k = cut(probs, rows.top_k, no_top_p, no_min_p)
     within_p = cut(probs, rows.top_k, rows.top_p, no_min_p)
-    cuts = torch.full_like(candidates.ids, CUT_MIN_P, dtype=torch.uint8)
-    cuts.masked_fill_(~within_p, CUT_TOP_P)
-    cuts.masked_fill_(~within_k, CUT_TOP_K)
-    cuts.masked_fill_(stays, KEPT)
+    found = torch.full_like(candidates.ids, CUT_MIN_P, dtype=torch.uint8)
+    found.masked_fill_(~within_p, CUT_TOP_P)
+    found.masked_fill_(~within_k, CUT_TOP_K)
+    found.masked_fill_(candidates.stays, KEPT)
     # Less likely tokens than the candidates are removed like the last of these.
-    vocabulary = final["cuts"].shape[1]
-    all_cuts = cuts[:, -1:].repeat(1, vocabulary)
-    all_cuts.scatter_(1, candidates.ids, cuts)
-    final["cuts"].index_copy_(0, waiting, all_cuts)
-    stays = stays & (candidates.scores > float("-inf"))
-    kept_probs = probs * stays
-    mass = kept_probs.sum(dim=1)
-    entropy = _bits(kept_probs / mass[:, None])
-    final["kept"].index_copy_(0, waiting, stays.sum(dim=1))
-    final["mass"].index_copy_(0, waiting, mass)
-    final["entropy"].index_copy_(0, waiting, entropy)
+    in_rows = found[:, -1:].repeat(1, cuts.shape[1])
+    in_rows.scatter_(1, candidates.ids, found)
+    cuts.index_copy_(0, waiting, in_rows)

@@ -1,6 +1,7 @@
 """The sampler: one pipeline from logits to tokens on every device.
 
-    logits -> adjust (penalties, biases) -> mask (grammar) -> cut (top-k, top-p, min-p) -> draw
+    logits -> adjust (penalties, biases) -> mask (grammar) -> plain cuts of single rows
+           -> cut (top-k, top-p, min-p) -> draw
 
 A step graph replays the last two stages, `draw`, on logits that the host may have adjusted. On a
 GPU one Triton kernel computes them. A row's token never depends on the other rows of its batch.
@@ -15,11 +16,18 @@ import torch
 
 from engine.ops.kernels import Kernels
 from engine.protocol.generate import SamplingParams
-from engine.sampling.logits import adjust, adjusts_logits, cut, mask
+from engine.sampling.logits import (
+    GREEDY_BELOW,
+    adjust,
+    adjusts_logits,
+    cut,
+    mask,
+    needs_plain_cuts,
+    plain_cuts,
+)
 from engine.sampling.logprobs import PendingLogprobs, gather_logprobs
 from engine.sampling.noise import exponential_noise
 
-GREEDY_BELOW = 1e-5  # temperatures below this are greedy: dividing by them would overflow
 INVALID = -1  # the token of a row whose logits are not finite
 # The cuts look at this many most likely tokens first. They nearly always hold the top-p mass.
 CANDIDATES = 256
@@ -80,14 +88,7 @@ def sample(
         for row in counts
         if row not in final
     }
-    adjusted = [row for row, params in special.items() if adjusts_logits(params)]
-    if adjusted:
-        logits = logits.float()
-    for row in adjusted:
-        tokens, prompt_length = history(row)
-        adjust(logits[row], special[row], tokens, prompt_length)
-    if masks is not None:
-        mask(logits, *masks)
+    logits = _changed(logits, special, history, masks)
     raw |= {row: final_logprobs(logits[row], special[row]) for row in final}
     drawn = draw(logits)
     if not counts:
@@ -97,9 +98,31 @@ def sample(
     return drawn, gather_logprobs(drawn, raw, counts, named)
 
 
+def _changed(
+    logits: torch.Tensor,
+    special: Mapping[int, SamplingParams],
+    history: Callable[[int], tuple[torch.Tensor, int]],
+    masks: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Return the logits after penalties, biases, masks and plain cuts. As `sample`."""
+    adjusted = [row for row, params in special.items() if adjusts_logits(params)]
+    narrowed = [row for row, params in special.items() if needs_plain_cuts(params)]
+    if adjusted or narrowed:
+        logits = logits.float()
+    for row in adjusted:
+        tokens, prompt_length = history(row)
+        adjust(logits[row], special[row], tokens, prompt_length)
+    if masks is not None:
+        mask(logits, *masks)
+    for row in narrowed:
+        for _, removed in plain_cuts(logits[row], special[row]):
+            logits[row].masked_fill_(removed, float("-inf"))
+    return logits
+
+
 def is_special(params: SamplingParams) -> bool:
-    """Whether a row needs more than a draw: adjusted logits, or logprobs."""
-    return params.logprobs >= 0 or adjusts_logits(params)
+    """Whether a row needs more than a draw: adjusted logits, other cuts, or logprobs."""
+    return params.logprobs >= 0 or adjusts_logits(params) or needs_plain_cuts(params)
 
 
 def draw(

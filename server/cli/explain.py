@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.protocol.parameters import DEFAULTS, PARAMETERS
 from server.cli.command import fail
 from server.cli.commands import ApiKey, ServerUrl, own_key
 from server.cli.console import say
@@ -24,7 +27,6 @@ if TYPE_CHECKING:  # `penstock --help` imports neither an HTTP client nor rich
 
 HEADERS = {"X-Penstock-UI": "1"}
 MAX_TOKENS = 1024  # of an answer, explained by the server
-CUTS = ("", "top-k", "top-p", "min-p", "ban", "grammar")  # by Explained.cuts
 # Fields of a request that no draw depends on.
 OTHER_FIELDS = ("prompt", "return_token_ids", "max_tokens", "n", "logprobs", "prompt_logprobs")
 Json = dict[str, Any]
@@ -39,6 +41,36 @@ class Answer:
     params: Json
 
 
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with an option for each parameter of PARAMETERS.
+
+    The given ones become the command's argument `sampling`, by name.
+    """
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        values = {name: given.pop(name) for name in PARAMETERS}
+        command(sampling={n: value for n, value in values.items() if value is not None}, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    options = [_option(name) for name in PARAMETERS]
+    others = [each for name, each in own.parameters.items() if name != "sampling"]
+    wrapped.__signature__ = own.replace(parameters=[*others, *options])  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _option(name: str) -> inspect.Parameter:
+    parameter, kind = PARAMETERS[name], type(DEFAULTS[name])
+    limits: dict[str, Any] = {"min": kind(parameter.least), "max": kind(parameter.most)}
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, typer.Option(help=parameter.meaning, **limits)],
+    )
+
+
+@with_sampling_options
 def explain(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="Answer PROMPT, and explain the answer.")
@@ -53,14 +85,12 @@ def explain(
     candidates: Annotated[int, typer.Option(min=1, max=32, help="Candidates of a token.")] = 10,
     raw: Annotated[bool, typer.Option("--raw", help="Continue PROMPT without a template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, max=MAX_TOKENS)] = 32,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
-    top_k: Annotated[int | None, typer.Option(min=0)] = None,
-    top_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
-    min_p: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Default: random.", show_default=False)] = None,
     url: ServerUrl = None,
     api_key: ApiKey = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the server's report.")] = False,
+    *,
+    sampling: dict[str, float],
 ) -> None:
     """Show how each token of an answer was drawn.
 
@@ -74,7 +104,6 @@ def explain(
 
     if (prompt is None) == (record is None):
         raise fail("Give a PROMPT, or a file of recorded answers with --from.", 2)
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     try:
         address = default_url() if url is None else url
         with closing(ApiClient(address, own_key(api_key))) as client:
@@ -83,8 +112,7 @@ def explain(
                 answer = recorded_answer(record, line, facts["ready"]["vocab_size"])
             else:
                 assert prompt is not None
-                fields = {name: value for name, value in given.items() if value is not None}
-                fields["seed"] = secrets.randbits(52) if seed is None else seed
+                fields = {**sampling, "seed": secrets.randbits(52) if seed is None else seed}
                 ids = _prompt(client, facts, prompt, raw=raw)
                 answer = _answered(client, ids, max_tokens, fields)
             report = _explained(client, answer, candidates)
@@ -229,7 +257,7 @@ def _show_token(report: Json, index: int, console: Console) -> None:
             _percent(raw),
             _percent(adjusted),
             _percent(tempered),
-            CUTS[cut],
+            "" if kept_here else report["cuts"][cut],
             _percent(final) if kept_here else "",
             "" if luck is None else f"{luck:.3g}",
             "" if luck is None or not kept_here else f"{final / luck:.3g}",

@@ -13,10 +13,7 @@ Operation = Literal["chat", "text_completion"]
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
-    """The parameters of a generation. The schema of each API converts its bodies to them.
-
-    Where a sampling parameter is None, the checkpoint's generation_config.json has the value.
-    """
+    """The parameters of a generation. The schema of each API converts its bodies to them."""
 
     operation: Operation  # `gen_ai.operation.name` of the trace
     model: str | None
@@ -53,13 +50,8 @@ class GenerationOptions:
 
     # How tokens are sampled.
     seed: int | None = None  # None or -1: random
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    # Those of PARAMETERS that the request sets, by name. The checkpoint may have others.
+    sampling: Mapping[str, float] = field(default_factory=dict)
     logit_bias: Mapping[str, float] = field(default_factory=dict)  # keys are token ids
     allowed_token_ids: Sequence[int] = ()  # empty: all
     bad_words: Sequence[str] = ()  # texts that are not generated

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from engine.protocol.generate import SamplingParams
+from engine.protocol.parameters import DEFAULTS
 from server.generation.limits import check_token_ids
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
@@ -44,21 +46,14 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
     A parameter that the request does not set comes from generation_config.json, otherwise from
     OpenAI's documentation.
     """
-    top_k = _given_or_default(state, "top_k", options.top_k, 0)
-    top_p = _given_or_default(state, "top_p", options.top_p, 1.0)
-    if top_p == 0:  # an empty nucleus still holds the likeliest token
-        top_k, top_p = 1, 1.0
-    temperature = _given_or_default(state, "temperature", options.temperature, 1.0)
-    repetition = _given_or_default(state, "repetition_penalty", options.repetition_penalty, 1.0)
+    sampling = {**DEFAULTS, **state.tokenizer.defaults, **options.sampling}
+    values: dict[str, Any] = {name: type(DEFAULTS[name])(sampling[name]) for name in DEFAULTS}
+    values["top_k"] = max(values["top_k"], 0)
+    if values["top_p"] == 0:  # an empty nucleus still holds the likeliest token
+        values |= {"top_k": 1, "top_p": 1.0}
     return SamplingParams(
         max_tokens=1,
-        temperature=temperature,
-        top_k=max(int(top_k), 0),
-        top_p=top_p,
-        min_p=_given_or_default(state, "min_p", options.min_p, 0.0),
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repetition_penalty=repetition,
+        **values,
         logit_bias=_logit_bias(state, options),
         allowed_token_ids=tuple(sorted(set(options.allowed_token_ids))),
         seed=_seed(state, options.seed),
@@ -71,12 +66,6 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         logprob_token_ids=tuple(options.logprob_token_ids),
         final_logprobs=options.final_logprobs,
     )
-
-
-def _given_or_default(state: AppState, name: str, given: float | None, default: float) -> float:
-    if given is None:
-        given = state.tokenizer.defaults.get(name, default)
-    return float(given)
 
 
 def _seed(state: AppState, given: int | None) -> int:

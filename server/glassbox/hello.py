@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 
+from engine.protocol.parameters import DEFAULTS, PARAMETERS
 from engine.protocol.ready import BATCH_VARIANCE
 from server.api.openai.models import model_facts
 from server.glassbox.access import state_for_ui
@@ -27,7 +28,7 @@ async def hello(request: Request) -> dict[str, Any]:
     `role` is admin or user: an admin sees the requests of all clients. `uneven` says why the last
     bits of logits depend on the other requests in a step, or is null. `ready` is all of the
     engine's facts, `stats` its state after the last step. `formats` are those of the weights
-    on disk. `starters` are first prompts for the model.
+    on disk. `starters` are first prompts for the model. `sampling` are the parameters of sampling.
     """
     state = state_for_ui(request)
     ready = state.loaded()
@@ -39,6 +40,10 @@ async def hello(request: Request) -> dict[str, Any]:
         "model": model_facts(state, state.names[0]),
         "has_template": state.template is not None,
         "defaults": state.tokenizer.defaults,
+        "sampling": [
+            {"name": name, "kind": parameter.kind, "default": DEFAULTS[name]}
+            for name, parameter in PARAMETERS.items()
+        ],
         "starters": starters(state, checkpoint),
         "formats": await asyncio.to_thread(lambda: checkpoint.formats),
         "end_tokens": state.tokenizer.eos_token_ids,

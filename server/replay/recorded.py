@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.protocol.generate import SamplingParams
+from engine.protocol.parameters import DEFAULTS, PARAMETERS
 
 BANNED = float("-inf")
 # A request with this header repeats a recorded answer, and is not recorded itself.
@@ -76,12 +77,15 @@ def params_fields(params: SamplingParams) -> dict[str, Any]:
 def params_of(fields: dict[str, Any]) -> SamplingParams:
     """Return the parameters that `params_fields` has written.
 
-    Raises msgspec.ValidationError if a field is missing, unknown, or of another type.
+    An older version may have written fewer of PARAMETERS: those have no effect. Raises
+    msgspec.ValidationError if another field is missing, or one is unknown or of another type.
     """
     names = SamplingParams.__struct_fields__
-    if strange := sorted(fields.keys() ^ set(names)):
-        raise msgspec.ValidationError(f"params must have exactly SamplingParams' fields: {strange}")
-    values = dict(fields)
+    strange = fields.keys() ^ set(names)
+    if strange & fields.keys() or strange - PARAMETERS.keys():
+        message = f"params must have exactly SamplingParams' fields: {sorted(strange)}"
+        raise msgspec.ValidationError(message)
+    values = {**DEFAULTS, **fields}
     if isinstance(values["logit_bias"], list):
         values["logit_bias"] = list(map(_unbanned, values["logit_bias"]))
     if isinstance(values["grammar"], dict):

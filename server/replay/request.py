@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.protocol.parameters import PARAMETERS
 from server.replay.recorded import BANNED, RecordedAnswer, RecordedGrammar
 
 Json = dict[str, Any]
@@ -38,13 +39,7 @@ def replay_body(recorded: RecordedAnswer, vocab_size: int) -> Json:
         "return_token_ids": True,
         "max_tokens": most,
         "min_tokens": min(params.min_tokens, most),
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
+        **{name: getattr(params, name) for name in PARAMETERS},
         # The server adds what the checkpoint bans.
         "logit_bias": {str(token): bias for token, bias in params.logit_bias if bias != BANNED},
         "allowed_token_ids": list(params.allowed_token_ids),

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.protocol.parameters import DEFAULTS, PARAMETERS
 
-# Fields of generation_config.json, each with its type, minimum and maximum.
-SAMPLING_DEFAULTS: dict[str, tuple[type[float] | type[int], float, float]] = {
-    "temperature": (float, 0, sys.float_info.max),
-    "top_p": (float, 0, 1),
-    "top_k": (int, -1, 2**31 - 1),
-    "min_p": (float, 0, 1),
-    "repetition_penalty": (float, 0.01, 100),
+# Fields of generation_config.json.
+SAMPLING_DEFAULTS = {
+    n: parameter for n, parameter in PARAMETERS.items() if parameter.in_checkpoints
 }
+LARGEST = {"temperature": sys.float_info.max}  # more than a request may have
 # The values that Penstock's pages and `penstock chat` send if a checkpoint gives none. With the
 # defaults of OpenAI, which the API keeps, small models draw tokens that they consider unlikely.
 CLIENT_SAMPLING = {"temperature": 0.7, "top_p": 0.95, "min_p": 0.05}
@@ -43,7 +41,6 @@ NOT_FOLLOWED = {
     "stop_strings": None,
     "token_healing": False,
     "top_h": None,
-    "typical_p": 1,
     "watermarking_config": None,
 }
 
@@ -51,7 +48,9 @@ NOT_FOLLOWED = {
 def sampling_defaults(generation: dict[str, Any], folder: Path) -> dict[str, float | int]:
     """Return the sampling defaults that are set. Raises ConfigError if one is out of range."""
     defaults: dict[str, float | int] = {}
-    for name, (kind, least, most) in SAMPLING_DEFAULTS.items():
+    for name, parameter in SAMPLING_DEFAULTS.items():
+        kind, least = type(DEFAULTS[name]), parameter.least
+        most = LARGEST.get(name, parameter.most)
         value = generation.get(name)
         if value is None:
             continue

@@ -34,6 +34,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     # Token 5 is so likely that its banned sequence is often nearly complete.
     {"temperature": 1.0, "logit_bias": ((5, 9.0),), "banned_sequences": ((5, 5, 5), (7,))},
+    {"temperature": 1.6, "top_n_sigma": 2.0, "typical_p": 0.7, "top_k": 300},
 )
 COUNT = 16
 

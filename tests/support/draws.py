@@ -1,7 +1,7 @@
 """A reference for explained draws: a sampler in NumPy over transformers' logits.
 
-It follows the definitions in `engine/protocol/` and shares no code with the engine, not even the
-noise.
+It follows the definitions in `engine/protocol/` and shares no code with the engine but the names of
+cuts, not even the noise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+
+from engine.protocol.generate import CUTS
+from tests.engine.sampling.test_plain_cuts import REFERENCES
 
 Numbers = npt.NDArray[Any]
 CLOSE = 1e-4  # decisions by less than this may fall otherwise in fp32
@@ -172,25 +175,44 @@ class DrawOracle:
         top_k, top_p, min_p = (
             body.get(n, d) for n, d in (("top_k", 0), ("top_p", 1), ("min_p", 0))
         )
-        order = np.argsort(-probs, kind="stable")
         cuts, is_close = np.full(len(probs), KEPT), np.zeros(len(probs), bool)
+        self._cut_plainly("top_n_sigma", probs, body, cuts, is_close)
+        order = np.argsort(np.where(cuts == KEPT, -probs, 0), kind="stable")
         length = top_k if top_k > 0 else len(probs)
-        mass = probs[order[:length]].sum()
-        before = 0.0
         for rank, token in enumerate(order):
-            limits = (top_p * mass - before, probs[token] - min_p * probs[order[0]])
-            if rank >= length:
+            if rank >= length and cuts[token] == KEPT:
                 cuts[token] = TOP_K
-            elif rank and top_p < 1 and limits[0] <= 0:
+            is_close[token] |= abs(rank - length + 0.5) < 8 and self._ties(
+                probs, order, rank, length
+            )
+        self._cut_plainly("typical_p", probs, body, cuts, is_close)
+        left = [token for token in order if cuts[token] == KEPT]
+        mass, before = probs[left].sum(), 0.0
+        for token in left:
+            limits = (top_p * mass - before, probs[token] - min_p * probs[left[0]])
+            if token != left[0] and top_p < 1 and limits[0] <= 0:
                 cuts[token] = TOP_P
-            elif rank and limits[1] < 0:
+            elif token != left[0] and limits[1] < 0:
                 cuts[token] = MIN_P
-            near_k = abs(rank - length + 0.5) < 8 and self._ties(probs, order, rank, length)
-            near_p = top_p < 1 and abs(limits[0]) < CLOSE
-            near_min_p = min_p > 0 and abs(limits[1]) < CLOSE
-            is_close[token] = near_k or near_p or near_min_p
+            is_close[token] |= (top_p < 1 and abs(limits[0]) < CLOSE) or (
+                min_p > 0 and abs(limits[1]) < CLOSE
+            )
             before += probs[token]
         return cuts, is_close
+
+    def _cut_plainly(
+        self, name: str, probs: Numbers, body: dict[str, Any], cuts: Numbers, is_close: Numbers
+    ) -> None:
+        """Write to `cuts` and `is_close` what one of the cuts that need all tokens removes."""
+        if name not in body:
+            return
+        with np.errstate(divide="ignore"):
+            scores = np.log(np.where(cuts == KEPT, probs, 0))
+        kept, less, more = (
+            REFERENCES[name](scores, body[name] + near) for near in (0, -CLOSE, CLOSE)
+        )
+        is_close |= less != more
+        cuts[(cuts == KEPT) & ~kept] = CUTS.index(name)
 
     def _ties(self, probs: Numbers, order: Numbers, rank: int, length: int) -> bool:
         """Whether a token could change sides with one beyond the last that top-k keeps."""
@@ -213,6 +235,10 @@ def random_body(rng: random.Random) -> dict[str, Any]:
         body["top_p"] = rng.choice([0.1, 0.5, 0.9, 0.999])
     if rng.random() < 0.3:
         body["min_p"] = rng.choice([0.01, 0.1, 0.5])
+    if rng.random() < 0.2:
+        body["top_n_sigma"] = rng.choice([0.5, 1.5, 4.0])
+    if rng.random() < 0.2:
+        body["typical_p"] = rng.choice([0.2, 0.7, 0.95])
     for name in ("presence_penalty", "frequency_penalty"):
         if rng.random() < 0.3:
             body[name] = round(rng.uniform(-1, 2), 2)

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 
 from engine.checkpoint.folder import model_folder
+from engine.protocol.parameters import PARAMETERS
 from tests.support.serve import Server
 from tests.ui.checks.chat import (
     ask,
@@ -125,6 +126,19 @@ def test_stop_keeps_what_was_written_and_aborts_the_request(chat: Any, demo: Ser
     playwright.expect(answer.locator(".figures")).to_contain_text("stopped by you")
     assert answer.locator(".md").inner_text()
     demo.wait_idle()
+
+
+def test_every_declared_parameter_has_a_field_and_is_sent(chat: Any) -> None:
+    bodies = sent_by(chat)
+    chat.get_by_text("More parameters").click()
+    given = {name: min(1, each.most) for name, each in PARAMETERS.items()}
+    fill_options(chat, **given, max_tokens=4)
+    ask(chat, "Hello!")
+    assert {name: bodies[0][name] for name in given} == given
+    field = chat.locator("[name=typical_p]")
+    assert field.get_attribute("title") == PARAMETERS["typical_p"].meaning
+    fill_options(chat, typical_p=1.5)
+    playwright.expect(chat.locator("label", has=field)).to_contain_text("From 0 to 1")
 
 
 def test_system_prompt_and_schema_are_sent(chat: Any) -> None:

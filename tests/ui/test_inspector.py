@@ -31,6 +31,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "nucleus": {"temperature": 0.8, "top_p": 0.9, "min_tokens": 20},
     "narrow": {"temperature": 1.3, "top_k": 5, "presence_penalty": 0.7},
     "floor": {"temperature": 1.1, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.2},
+    "typical": {"temperature": 1.2, "top_n_sigma": 2.0, "typical_p": 0.6, "top_k": 50},
     "greedy": {"temperature": 0, "frequency_penalty": 0.4, "logit_bias": {"508": 4.0}},
 }
 

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.protocol.parameters import PARAMETERS
 
 KEY = "general.sampling."
-# The key's end -> the name in generation_config.json, the lowest and the highest value.
-DEFAULTS = {
-    "temp": ("temperature", 0, 1e6),
-    "top_p": ("top_p", 0, 1),
-    "top_k": ("top_k", -1, 2**31 - 1),
-    "min_p": ("min_p", 0, 1),
-    "penalty_repeat": ("repetition_penalty", 0.01, 100),
+# The key's end -> the name in generation_config.json.
+NAMES = {
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
 }
+HIGHEST = {"temp": 1e6}  # more than a request may have
 # The values of other keys that have no effect.
 NEUTRAL = {"xtc_probability": 0, "mirostat": 0}
 # Settings of samplers, without effect if the sampler's own key has none.
@@ -36,9 +38,10 @@ def sampling_of(settings: Mapping[str, Any], vocab_size: int) -> tuple[dict[str,
     found: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in given.items():
-        if name in DEFAULTS:
-            key, low, high = DEFAULTS[name]
-            found[key] = _number(name, value, low, high)
+        if name in NAMES:
+            parameter = PARAMETERS[NAMES[name]]
+            high = HIGHEST.get(name, parameter.most)
+            found[NAMES[name]] = _number(name, value, parameter.least, high)
         elif value != NEUTRAL.get(name) and PARTS.get(name, name) in given:
             notes.append(f"{KEY}{name} {value!r:.40} is ignored")
     suppressed = settings.get("tokenizer.ggml.suppress_tokens")

@@ -6,11 +6,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from engine.protocol.parameters import PARAMETERS
 from server.api.anthropic.blocks import Messages, Texts
 from server.api.anthropic.conversation import template_messages
 from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
 from server.api.openai.schemas.fields import INT32, Between, Count, Effort, having
-from server.api.openai.schemas.sampling import MAX_STOPS, SAMPLING_DEFAULTS, Fraction, Stop
+from server.api.openai.schemas.sampling import (
+    MAX_STOPS,
+    SAMPLING_DEFAULTS,
+    Stop,
+    given_parameters,
+    with_parameters,
+)
 from server.api.openai.schemas.structured import Schema
 from server.generation.chat_prompt import Chat
 from server.generation.options import GenerationOptions
@@ -106,6 +113,7 @@ class CountTokensBody(Body):
         return Thinking(effort, is_on, self.thinking.budget_tokens)
 
 
+@with_parameters([name for name, parameter in PARAMETERS.items() if parameter.in_messages])
 class MessagesBody(CountTokensBody):
     max_tokens: Count
     """Most tokens of an answer. More than the context has room for is lowered to that."""
@@ -113,12 +121,6 @@ class MessagesBody(CountTokensBody):
     """Send the answer as server-sent events while it is made."""
     stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     """Texts before which the answer ends."""
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 always takes the most likely token."""
-    top_p: Fraction | None = None
-    """Keep the most likely tokens up to this probability, after temperature."""
-    top_k: Annotated[int, Between(-1, INT32)] | None = None
-    """Keep this many of the most likely tokens; 0 and −1 keep all."""
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""
@@ -128,9 +130,7 @@ class MessagesBody(CountTokensBody):
             stream=bool(self.stream),
             max_tokens=self.max_tokens,
             stop=self.stop_sequences or (),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
+            sampling=given_parameters(self),
             grammar=self._grammar(),
         )
 

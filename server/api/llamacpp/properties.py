@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.llamacpp.samplers import RENAMED
 from server.api.llamacpp.template_values import own_chat
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS
@@ -29,7 +30,6 @@ from server.state import VERSION, state_of
 
 router = APIRouter()
 RANDOM = -1  # as a seed
-RENAMED = {"repetition_penalty": "repeat_penalty"}
 
 
 @router.get("/props")

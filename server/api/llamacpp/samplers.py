@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, product
 from typing import Any
 
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS
+from engine.protocol.parameters import CUT_NAMES, DEFAULTS, PARAMETERS
 from server.generation.options import GenerationOptions
 from server.http.body import failure
 from server.http.errors import unsupported
 
-SERVED = ("penalties", "temperature", "top_k", "top_p", "min_p")  # the engine's order
-# Their switches are fields of the body, which are refused unless they are off.
-OFF = ("dry", "top_n_sigma", "typ_p", "xtc", "adaptive_p")
+RENAMED = {"repetition_penalty": "repeat_penalty"}  # in llama.cpp's answers
+FIELDS = {"typ_p": "typical_p"}  # of samplers with another name than their parameter's
 MOST = 32  # names of a list
 ALIASES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p"}
 LETTERS = {
@@ -32,7 +32,11 @@ LETTERS = {
     "x": "xtc",
     "a": "adaptive_p",
 }
-NAMES = {name.replace("_", ""): name for name in (*SERVED, *OFF)}
+NAMES = {name.replace("_", ""): name for name in LETTERS.values()}
+SAMPLERS = {FIELDS.get(name, name): name for name in LETTERS.values()}  # by parameter
+# In the engine's order. The switches of the others are fields of the body, which are refused unless
+# they are off.
+SERVED = ("penalties", "temperature", *[SAMPLERS[name] for name in CUT_NAMES if name in SAMPLERS])
 SAMPLERS_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"type": "array", "items": {"type": "string"}, "maxItems": MOST},
@@ -40,7 +44,11 @@ SAMPLERS_SCHEMA: dict[str, Any] = {
         {"type": "null"},
     ]
 }
-PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+PENALTIES = [name for name, parameter in PARAMETERS.items() if parameter.kind == "penalty"]
+KEEP_LIKELIEST = ("top_n_sigma", "top_k", "top_p", "min_p")  # these cuts never drop the best token
+# Pairs of samplers that draw from the same distribution in either order.
+COMMUTING = {("top_n_sigma", "temperature"), ("top_k", "temperature"), ("min_p", "top_k")}
+COMMUTING |= {("min_p", "temperature")}  # if the parameter is converted
 
 
 def sampler_names(value: Any) -> tuple[str, ...] | None:
@@ -87,52 +95,43 @@ def with_samplers(
     `defaults` are the checkpoint's. Raises a 400 ApiError if the order of the others draws from
     another distribution than the engine's order does.
     """
-    values = {name: _value(options, name, defaults) for name in SAMPLING_DEFAULTS}
-    for name in ("temperature", "top_k", "top_p", "min_p"):
-        if name not in names:
-            values[name] = SAMPLING_DEFAULTS[name]
-    if "penalties" not in names:
-        values |= {name: SAMPLING_DEFAULTS[name] for name in PENALTIES}
-    applied = [name for name in names if _changes(name, values)]
+    values = {**DEFAULTS, **defaults, **options.sampling}
+    for name in DEFAULTS:
+        if _sampler_of(name) not in names:
+            values[name] = DEFAULTS[name]
+    changed = {_sampler_of(name) for name in DEFAULTS if _has_effect(name, values[name])}
+    applied = [name for name in names if name in changed]
     _check_order(applied, values)
     if values["temperature"] > 0 and _comes_before("min_p", "temperature", applied):
         # p / p_max >= m before the temperature T is (p / p_max)^(1/T) >= m^(1/T) after it.
         values["min_p"] **= 1 / values["temperature"]
-    del values["priority"]
-    return replace(options, **values)
+    return replace(options, sampling=values)
 
 
-def _value(options: GenerationOptions, name: str, defaults: Mapping[str, Any]) -> Any:
-    given = getattr(options, name)
-    return defaults.get(name, SAMPLING_DEFAULTS[name]) if given is None else given
+def _sampler_of(name: str) -> str:
+    """Return the sampler that a parameter belongs to."""
+    return "penalties" if name in PENALTIES else SAMPLERS.get(name, name)
 
 
-def _changes(name: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a sampler has an effect with these parameters."""
-    if name in OFF:
-        return False
-    if name == "penalties":
-        return any(values[penalty] != SAMPLING_DEFAULTS[penalty] for penalty in PENALTIES)
-    if name == "top_k":
-        return bool(values[name] > 0)
-    return bool(values[name] != SAMPLING_DEFAULTS[name])
+def _has_effect(name: str, value: float) -> bool:
+    is_off = value == DEFAULTS[name] or (name in ("top_k", "top_n_sigma") and value <= 0)
+    return not is_off
 
 
 def _check_order(applied: Sequence[str], values: Mapping[str, Any]) -> None:
     """Raise a 400 ApiError if the engine's order of these samplers is another distribution.
 
     top-k and min-p keep a prefix of the ranking at every temperature. They commute with each
-    other. With temperature 0 the most likely token remains after every cut. The repetition penalty
-    multiplies logits, as the temperature does, while the other penalties add to them.
+    other. With temperature 0 the most likely token remains after these and top-p. The repetition
+    penalty multiplies logits, as the temperature does, while the other penalties add to them.
     """
-    pairs = [(name, "penalties") for name in ("top_k", "top_p", "min_p")]
-    temperature = values["temperature"]
-    if temperature == 0 or values["presence_penalty"] or values["frequency_penalty"]:
-        pairs.append(("temperature", "penalties"))
-    if temperature > 0:
-        pairs += [("top_p", "temperature"), ("top_p", "top_k"), ("min_p", "top_p")]
-    for first, second in pairs:
-        if _comes_before(first, second, applied):
+    commuting = set(COMMUTING)
+    if values["temperature"] == 0:
+        commuting |= set(product(KEEP_LIKELIEST, ("temperature", *KEEP_LIKELIEST)))
+    elif not (values["presence_penalty"] or values["frequency_penalty"]):
+        commuting.add(("temperature", "penalties"))
+    for second, first in combinations(SERVED, 2):  # in the engine's order
+        if _comes_before(first, second, applied) and (first, second) not in commuting:
             message = f"samplers: {first} before {second} is not supported. {_served()}."
             raise unsupported("samplers", message)
 

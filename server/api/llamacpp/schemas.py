@@ -14,14 +14,15 @@ from pydantic import (
     model_validator,
 )
 
+from engine.protocol.parameters import DEFAULTS
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
-from server.api.llamacpp.samplers import SAMPLERS_SCHEMA, sampler_names
+from server.api.llamacpp.samplers import PENALTIES, SAMPLERS_SCHEMA, sampler_names
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
 from server.api.openai.schemas.generate import MAX_BIASES
 from server.api.openai.schemas.prompts import Inputs, Plain, Prompts, plain_list
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
+from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody, given_parameters
 from server.api.openai.schemas.structured import Schema, parsed
 from server.generation.options import GenerationOptions
 from server.http.body import Text, failure
@@ -61,8 +62,6 @@ class CompletionBody(SamplingBody):
         "min_keep": (0,),
         "mirostat": (0,),
         "n_indent": (0,),
-        "top_n_sigma": (-1,),
-        "typical_p": (1,),
         "xtc_probability": (0,),
     }
     DEFAULTS: ClassVar[dict[str, Any]] = SAMPLING_DEFAULTS | {
@@ -98,7 +97,7 @@ class CompletionBody(SamplingBody):
     samplers: Annotated[
         tuple[str, ...] | None, PlainValidator(sampler_names), WithJsonSchema(SAMPLERS_SCHEMA)
     ] = None
-    """Apply only these, in an order that equals penalties, temperature, top_k, top_p, min_p."""
+    """Apply only these, in an order that equals that of `generation_settings`."""
     t_max_predict_ms: Annotated[int, Between(-1, INT32)] | None = None
     """The first line break that comes later than this after the first token ends the answer."""
     cache_prompt: bool | None = None
@@ -131,8 +130,8 @@ class CompletionBody(SamplingBody):
 
     @model_validator(mode="after")
     def _penalties_have_no_window(self) -> Self:
-        penalties = (self.presence_penalty, self.frequency_penalty)
-        penalised = any(penalties) or self.repetition_penalty not in (None, 1)
+        given = given_parameters(self)
+        penalised = any(given.get(name, DEFAULTS[name]) != DEFAULTS[name] for name in PENALTIES)
         if self.samplers is not None and "penalties" not in self.samplers:
             return self
         if penalised and self.repeat_last_n not in (None, WHOLE_ANSWER):

@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
+from engine.protocol.parameters import PARAMETERS
 from server.api.llamacpp.progress import progress_of
-from server.api.llamacpp.samplers import SERVED
+from server.api.llamacpp.samplers import RENAMED, SERVED
 from server.api.llamacpp.schemas import CompletionBody
 from server.api.openai.logprobs import finite
 from server.api.openai.timings import timing_fields
@@ -220,13 +221,7 @@ def generation_settings(prepared: PreparedRequest, body: CompletionBody, index: 
     return {
         **FIXED,
         "seed": params.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repeat_penalty": params.repetition_penalty,
+        **{RENAMED.get(name, name): getattr(params, name) for name in PARAMETERS},
         "repeat_last_n": -1,
         "stop": list(prepared.options.stop),
         "n_predict": -1 if limit is None else limit,

@@ -24,7 +24,7 @@ from server.api.openai.schemas.fields import (
     Effort,
     by_type,
 )
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
+from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody, given_parameters
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
 from server.api.responses.tools import (
@@ -234,6 +234,7 @@ class ResponsesBody(SamplingBody):
     def echo(self) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
         tools = [function.echo() for function in functions_of(self.tools)]
+        sampling = SAMPLING_DEFAULTS | given_parameters(self)
         choice: Any = self.tool_choice or "auto"
         if isinstance(choice, Part):
             choice = choice.model_dump(exclude_none=True)
@@ -244,8 +245,8 @@ class ResponsesBody(SamplingBody):
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "presence_penalty": self.presence_penalty or 0.0,
-            "frequency_penalty": self.frequency_penalty or 0.0,
+            "presence_penalty": sampling["presence_penalty"],
+            "frequency_penalty": sampling["frequency_penalty"],
             "prompt_cache_key": self.prompt_cache_key,
             "safety_identifier": self.safety_identifier,
             "reasoning": self._reasoning_echo(),

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from server.api.openai.logprobs import chat_logprobs
+from server.api.openai.schemas.sampling import given_parameters
 from server.api.responses.output import Json, Output
 from server.api.responses.schemas import ResponsesBody
 from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage
@@ -132,7 +133,7 @@ def _sampling(prepared: PreparedRequest, body: ResponsesBody) -> dict[str, Any]:
     params = prepared.params[0]
     return {
         "temperature": params.temperature,
-        "top_p": params.top_p if body.top_p is None else body.top_p,
+        "top_p": given_parameters(body).get("top_p", params.top_p),
     }
 
 

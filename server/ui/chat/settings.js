@@ -2,15 +2,14 @@
 
 import { html, useEffect, useState } from "../html.js";
 import { hello } from "../store.js";
-import { ownSampling } from "../sampling.js";
+import { ownSampling, parameters } from "../sampling.js";
 import { Sheet } from "../sheet.js";
 import { chatParameters, current, notice, refused, resetOptions, setOptions } from "./state.js";
 
-/** The parameters that are always shown; the other numbers and switches are behind "More". */
+/** The parameters that are always shown; the others of sampling and these are behind "More". */
 const FIRST = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
 const MORE = [
-  "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop",
-  "stop_token_ids", "bad_words", "logit_bias", "ignore_eos", "skip_special_tokens",
+  "min_tokens", "stop", "stop_token_ids", "bad_words", "logit_bias", "ignore_eos", "skip_special_tokens",
   "parallel_tool_calls", "tool_choice", "reasoning_effort", "priority", "cache_salt",
 ];
 
@@ -29,13 +28,14 @@ export function Settings({ isOpen, close }) {
     <${Parameter} key=${current.value.id + name} name=${name} about=${known[name]}
       value=${params[name]} set=${(value) => set(name, value)} />`);
   const parts = [...Object.values(options), refused.value];
+  const sampling = parameters().map((one) => one.name).filter((name) => !FIRST.includes(name));
   const isChanged = parts.some((value) => value && Object.keys(value).length);
   return html`<${Sheet} as="aside" class="chat-settings" aria-label="Settings" isOpen=${isOpen}
     close=${close}>
     <${Area} name="system" label="System prompt" rows="3" hint="You are …" />
     <h2>Parameters</h2>
     ${fields(FIRST)}
-    <details><summary>More parameters</summary>${fields(MORE)}</details>
+    <details><summary>More parameters</summary>${fields([...sampling, ...MORE])}</details>
     <details open=${Boolean(options.schema)}><summary>JSON schema of the answer</summary>
       <${Area} name="schema" label="JSON schema" rows="6" hint='{"type": "object", …}' isCode />
     </details>

@@ -2,7 +2,7 @@
 
 import { html, useNarrow, useState } from "../html.js";
 import { percent, visible } from "../text.js";
-import { CUTS } from "./explain.js";
+import { isBanned } from "./explain.js";
 
 const SHOWN = 10; // candidates before "show all"
 
@@ -15,7 +15,7 @@ export function CandidateTable({ token, settings, selected, choose }) {
   const [showsAll, setShowsAll] = useState(false);
   const likely = token.candidates.slice(0, SHOWN);
   const pinned = token.candidates.slice(SHOWN).filter(
-    (one) => one.id === token.id || one.id === token.drawn || one === selected || one.cut > 3,
+    (one) => one.id === token.id || one.id === token.drawn || one === selected || isBanned(one),
   );
   const rows = showsAll ? token.candidates : [...likely, ...pinned];
   const most = Math.max(...token.candidates.map(chance));
@@ -58,7 +58,7 @@ function cellsOf(one, token, most) {
     raw: html`<td title=${one.raw}>${percent(one.raw)}</td>`,
     "penal.": html`<td title=${one.adjusted}>${percent(one.adjusted)}</td>`,
     T: html`<td title=${one.temped}>${percent(one.temped)}</td>`,
-    cut: html`<td>${CUTS[one.cut] || "–"}</td>`,
+    cut: html`<td>${one.why || "–"}</td>`,
     final: html`<td title=${one.final}>${one.cut ? "–" : percent(one.final)}</td>`,
     luck: html`<td title=${one.luck ?? ""}>${one.luck === null ? "–" : one.luck.toPrecision(3)}</td>`,
     "p/luck": html`<td>${chance(one) ? chance(one).toPrecision(3) : "–"}</td>`,

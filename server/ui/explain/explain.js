@@ -1,21 +1,24 @@
 // Explanations of answers: one request for each answer, when it is first looked at.
 
 import { post } from "../api.js";
+import { parameters } from "../sampling.js";
 
 export const MAX_TOKENS = 1024; // of an answer, explained by the server
 export const CANDIDATES = 32; // of a token
 const MOST_KEPT = 32; // answers whose explanations stay in memory
 
-/** What a draw depends on besides the tokens. Other fields of a request are not sent. */
+/**
+ * What a draw depends on besides the tokens and the parameters of sampling. Other fields of a request
+ * are not sent.
+ */
 const FIELDS = [
-  "seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-  "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
-  "stop_token_ids", "ignore_eos", "response_format", "structured_outputs", "cache_salt",
+  "seed", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids",
+  "ignore_eos", "response_format", "structured_outputs", "cache_salt",
 ];
 
-/** Why a token could not be drawn, by the code that the server sends. */
-export const CUTS = ["", "top-k", "top-p", "min-p", "ban", "grammar"];
-export const BANNED = 4; // this code and greater ones: the token's probability is 0 before any cut
+/** Codes of why a token could not be drawn: its probability is 0 before any cut. */
+const BANNED = [4, 5];
+export const isBanned = ({ cut }) => BANNED.includes(cut);
 
 const found = new Map(); // promises by answer id, the oldest first
 
@@ -23,7 +26,7 @@ const found = new Map(); // promises by answer id, the oldest first
  * Explain an answer of the chat; the result is kept by the answer's id. Resolves to `{agrees,
  * numDrawn, cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept,
  * mass, ok, drawn, isChosen, candidates: [{id, text, logit, raw, adjusted, temped, cut, final,
- * luck}]}]}`. `agrees` of `numDrawn` draws give the answer's token. The others were chosen by the
+ * luck}]}]}`. `why` says what removed a token whose `cut` is not 0. `agrees` of `numDrawn` draws give the answer's token. The others were chosen by the
  * user, who forked the answer there; their `ok` is null. Where the seed is not known, `agrees`,
  * `ok`, `drawn` and `luck` are null. Rejects with ApiError.
  */
@@ -47,7 +50,7 @@ async function load(answer) {
     const end = Math.min(parts[place + 1]?.start ?? length, length);
     if (start >= end) break;
     const report = await explainPart(answer, start, end, params);
-    tokens.push(...report.tokens.map((row) => tokenOf(row, report.pieces)));
+    tokens.push(...report.tokens.map((row) => tokenOf(row, report)));
     cachedTokens += report.cached_tokens;
     knowsDice &&= report.agrees !== null;
   }
@@ -78,19 +81,20 @@ function explainPart({ prompt, tokens }, start, end, given) {
 /** The fields of a request that a draw depends on. */
 export function drawFields(given) {
   const params = {};
-  for (const name of FIELDS) {
+  for (const name of [...parameters().map((one) => one.name), ...FIELDS]) {
     if (given?.[name] != null) params[name] = given[name];
   }
   return params;
 }
 
-function tokenOf(row, pieces) {
+function tokenOf(row, { pieces, cuts }) {
   const [id, rank, entropyRaw, entropyFinal, kept, mass, ok, candidates, drawn] = row;
   return {
     id, rank, entropyRaw, entropyFinal, kept, mass, ok, drawn,
     text: pieces[id] ?? "",
     candidates: candidates.map(([one, logit, raw, adjusted, temped, cut, luck]) => ({
       id: one, text: pieces[one] ?? "", logit, raw, adjusted, temped, cut, luck,
+      why: cut === 0 ? "" : cuts[cut],
       final: cut === 0 ? temped / mass : 0,
     })),
   };

@@ -1,11 +1,13 @@
 // The sampler's cuts and draw with other settings, computed from the candidates of one token.
 // Where tokens that are not among them could change the result, it is null.
 
-import { BANNED, CANDIDATES } from "./explain.js";
+import { cutsOf } from "../sampling.js";
+import { CANDIDATES, isBanned } from "./explain.js";
 
 const GREEDY_BELOW = 1e-5;
+const TRIED = ["top_k", "top_p", "min_p"]; // cuts that are computed here
 
-/** The settings that an answer was drawn with, of those that can be tried. */
+/** The settings that an answer was drawn with; `others` names the cuts that cannot be tried. */
 export function settingsOf(params, defaults = {}) {
   const value = (name, otherwise) => params?.[name] ?? defaults?.[name] ?? otherwise;
   return {
@@ -13,6 +15,7 @@ export function settingsOf(params, defaults = {}) {
     topK: Math.max(0, value("top_k", 0)),
     topP: value("top_p", 1),
     minP: value("min_p", 0),
+    others: cutsOf(params).filter(({ name }) => !TRIED.includes(name)).map(({ label }) => label),
   };
 }
 
@@ -29,6 +32,10 @@ export function redraw(token, settings, original, vocabulary) {
     const winner = token.candidates.find((one) => one.id === token.drawn);
     const kept = token.candidates.filter((one) => one.final > 0);
     return { winner, kept, isWhole: kept.length === token.kept, undecided: "" };
+  }
+  if (settings.others.length) {
+    const undecided = `the server alone computes ${settings.others.join(" and ")}`;
+    return { winner: null, kept: null, isWhole: false, undecided };
   }
   if (settings.temperature < GREEDY_BELOW) {
     return { winner: likely[0], kept: likely.slice(0, 1), isWhole: true, undecided: "" };
@@ -57,7 +64,7 @@ export function redraw(token, settings, original, vocabulary) {
 
 /** The likeliest tokens without a gap, in the sampler's order. */
 export function likeliest(token) {
-  const order = token.candidates.filter((one) => one.cut < BANNED && one.adjusted > 0);
+  const order = token.candidates.filter((one) => !isBanned(one) && one.adjusted > 0);
   return order.slice(0, CANDIDATES);
 }
 

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { hello } from "../store.js";
+import { cutsOf } from "../sampling.js";
 import { visible } from "../text.js";
 import { explainOf, ownCandidate, surprise } from "./explain.js";
 import { SwitchOff } from "./ablate.js";
@@ -63,7 +64,8 @@ function Explained({ answer, found, index, onToken, fork }) {
   return html`
     <${Agreement} found=${found} />
     <${Strip} tokens=${found.tokens} index=${index} show=${show} onKey=${onKey} />
-    <${Facts} token=${token} position=${answer.prompt.length + index} settings=${settings} />
+    <${Facts} token=${token} position=${answer.prompt.length + index}
+      cuts=${cutsOf(answer.params)} />
     <${CandidateTable} token=${token} settings=${settings} selected=${selected}
       choose=${(one) => setChosen(one.id)} />
     <div class="ins-actions">
@@ -135,7 +137,7 @@ function noteOf({ isChosen, ok }) {
   return ok === false ? "; the replay draws another token" : "";
 }
 
-function Facts({ token, position, settings }) {
+function Facts({ token, position, cuts }) {
   const vocabulary = hello.value?.ready.vocab_size;
   const facts = [
     ["id", token.id],
@@ -146,14 +148,10 @@ function Facts({ token, position, settings }) {
     ["kept", `${token.kept.toLocaleString("en")}${vocabulary ? ` of ${vocabulary.toLocaleString("en")}` : ""}`],
     ["mass", `${(100 * token.mass).toFixed(1)} %`],
   ];
-  const cuts = [
-    settings.topK > 0 && `top-k ${settings.topK}`,
-    settings.topP < 1 && `top-p ${settings.topP}`,
-    settings.minP > 0 && `min-p ${settings.minP}`,
-  ].filter(Boolean);
   return html`<dl class="ins-facts">
     ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt>
       <dd data-fact=${name}>${value}</dd></div>`)}
-    ${cuts.length > 0 && html`<div><dt>cuts</dt><dd>${cuts.join(", ")}</dd></div>`}
+    ${cuts.length > 0 && html`<div><dt>cuts</dt>
+      <dd data-fact="cuts">${cuts.map(({ label, value }) => `${label} ${value}`).join(", ")}</dd></div>`}
   </dl>`;
 }

@@ -11,6 +11,7 @@ import torch
 from scipy import stats
 
 from engine.protocol.generate import GenerateRequest, SamplingParams
+from engine.protocol.parameters import PARAMETERS
 from engine.runner.draft_model import DraftModel
 from engine.scheduling.sequence import Sequence
 from tests.engine.test_seeds import SETTINGS, request
@@ -21,7 +22,8 @@ from tests.support.skipped_layers import with_first_layers
 COUNT = 16
 REQUESTS = range(len(SETTINGS))
 # Penalties, biases and banned sequences are not drafted.
-PLAIN = [n for n in REQUESTS if set(SETTINGS[n]) <= {"temperature", "top_k", "top_p", "min_p"}]
+DRAFTED = {name for name, parameter in PARAMETERS.items() if parameter.kind != "penalty"}
+PLAIN = [n for n in REQUESTS if set(SETTINGS[n]) <= DRAFTED]
 # Prompts have up to 50 tokens: both models take several steps.
 CHUNKS = {"max_num_batched_tokens": 16, "depth": 1, "late": True}
 MODES = {"late": EXTREMES["late"], "torch": {"attention_backend": "torch"}, "chunks": CHUNKS}

@@ -94,7 +94,7 @@ class GenerateBody(SamplingBody):
     )
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "use_beam_search": (False,),
-        **dict.fromkeys(("length_penalty", "typical_p"), (1,)),
+        "length_penalty": (1,),
         "logits_processors": ([],),
         "prompt_embeds": (),
     }

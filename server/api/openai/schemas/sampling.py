@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, Field, StringConstraints, Tag
+from pydantic import AliasChoices, Field, StringConstraints, Tag, create_model
 
-from server.api.openai.schemas.fields import INT32, INT64, Between, OneOrMore, Priority
+from engine.protocol.parameters import DEFAULTS, PARAMETERS
+from server.api.openai.schemas.fields import INT64, Between, OneOrMore, Priority
 from server.http.body import Body
 
 MAX_STOPS = 32
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Stops = Annotated[
     Annotated[Stop, Tag("<one>")]
@@ -19,18 +19,44 @@ Stops = Annotated[
     OneOrMore,
 ]
 # The values of absent parameters, if the checkpoint has no defaults of its own.
-SAMPLING_DEFAULTS: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "priority": 0,
-}
+SAMPLING_DEFAULTS: dict[str, Any] = {**DEFAULTS, "priority": 0}
+BodyType = TypeVar("BodyType", bound=Body)
 
 
+def with_parameters(names: Iterable[str]) -> Callable[[type[BodyType]], type[BodyType]]:
+    """Return a decorator that gives a body the fields of these declared parameters."""
+
+    def extended(kind: type[BodyType]) -> type[BodyType]:
+        fields: dict[str, Any] = {name: _field(name) for name in names}
+        return create_model(
+            kind.__name__,
+            __base__=kind,
+            __module__=kind.__module__,
+            __doc__=kind.__doc__,
+            **fields,
+        )
+
+    return extended
+
+
+def _field(name: str) -> tuple[Any, Any]:
+    """Return the type and the pydantic field of a declared parameter."""
+    parameter = PARAMETERS[name]
+    least, most = parameter.least, parameter.most
+    limited: Any = Annotated[float, Field(ge=least, le=most)]
+    if isinstance(DEFAULTS[name], int):
+        limited = Annotated[int, Between(int(least), int(most))]
+    names = AliasChoices(name, *parameter.other_names) if parameter.other_names else None
+    return limited | None, Field(None, description=parameter.meaning, validation_alias=names)
+
+
+def given_parameters(body: Body) -> dict[str, float]:
+    """Return the values of the declared parameters that a request sets."""
+    values = {name: getattr(body, name, None) for name in PARAMETERS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@with_parameters(PARAMETERS)
 class SamplingBody(Body):
     """A null field has the same meaning as an absent one."""
 
@@ -40,22 +66,6 @@ class SamplingBody(Body):
     """Texts before which the answer ends."""
     seed: Annotated[int, Between(-INT64, INT64)] | None = None
     """Seed of the noise; −1 is the same as none: random."""
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 always takes the most likely token."""
-    top_p: Fraction | None = None
-    """Keep the most likely tokens up to this probability, after temperature."""
-    top_k: Annotated[int, Between(-1, INT32)] | None = None
-    """Keep this many of the most likely tokens; 0 and −1 keep all."""
-    min_p: Fraction | None = None
-    """Drop tokens below this share of the most likely token's probability."""
-    presence_penalty: Penalty | None = None
-    """Subtracted once from the logit of each token in the answer."""
-    frequency_penalty: Penalty | None = None
-    """Subtracted from a token's logit for each time it is in the answer."""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
-        None, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
-    )
-    """Divides or multiplies the logits of tokens of prompt and answer; 1 is neutral."""
     ignore_eos: bool | None = None
     """Continue after the checkpoint's end tokens."""
     priority: Priority | None = None
@@ -74,13 +84,7 @@ class SamplingBody(Body):
             "stop": self.stops,
             # The largest is allowed because a float, as in most JSON tools, cannot say 2^63 - 1.
             "seed": None if self.seed is None else min(self.seed, INT64 - 1),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty or 0.0,
-            "frequency_penalty": self.frequency_penalty or 0.0,
-            "repetition_penalty": self.repetition_penalty,
+            "sampling": given_parameters(self),
             "ignore_eos": bool(self.ignore_eos),
             "priority": self.priority or 0,
             "cache_salt": self.cache_salt or "",

@@ -15,6 +15,7 @@ from engine.protocol.generate import SamplingParams
 from engine.sampling import noise
 from engine.sampling.sampler import INVALID, DrawParams, draw
 from tests.engine.sampling.test_draw import PLAIN
+from tests.engine.sampling.test_plain_path import each_cut, rows_of
 from tests.engine.sampling.test_sampler import SETTINGS, VARIED, as_often_as, distribution
 from tests.support.sampling import logits_of, params_of, row, sample_rows
 
@@ -73,6 +74,14 @@ def test_draw_kernel_mixed_rows_equal_reference(
     assert found.tolist() == due.tolist() == apart.tolist()
     assert alone.tolist() == due[-1:].tolist()
     assert torch.equal(logits, before)
+
+
+@each_cut
+def test_draw_kernel_rows_with_plain_cuts_equal_reference(name: str) -> None:
+    logits = torch.stack([logits_of(2049, 1.0, seed) for seed in range(9)])
+    due, _ = sample_rows(logits.clone(), rows_of(name, 9))
+    found, _ = sample_rows(logits.clone(), rows_of(name, 9), kernels="triton")
+    assert found.tolist() == due.tolist()
 
 
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_k": 2}, {"top_p": 0.2}, {"temperature": 0}])

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import permutations
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
 from engine.protocol.generate import SamplingParams
-from server.api.llamacpp.samplers import SERVED, with_samplers
+from server.api.llamacpp.samplers import FIELDS, SERVED, with_samplers
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError
+from tests.engine.sampling.test_plain_cuts import REFERENCES, VALUES
 from tests.support.rig import Served
 
 ALL = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.04, "repeat_penalty": 1.5}
@@ -129,7 +130,7 @@ async def test_samplers_of_another_distribution_are_refused(
     assert error["param"] == "samplers"
     assert part in error["message"]
     if "before" in part:
-        assert "penalties, temperature, top_k, top_p, min_p" in error["message"]
+        assert ", ".join(SERVED) in error["message"]
     assert not served.engine.requests
 
 
@@ -145,9 +146,9 @@ async def test_samplers_are_listed_in_the_settings(served: Served) -> None:
     body = (await complete(served, samplers="tk")).json()
     assert body["generation_settings"]["samplers"] == ["temperature", "top_k"]
     body = (await complete(served)).json()
-    assert body["generation_settings"]["samplers"] == [
-        *("penalties", "temperature", "top_k", "top_p", "min_p")
-    ]
+    assert body["generation_settings"]["samplers"] == list(SERVED)
+    kept = ("penalties", "temperature", "top_k", "top_p", "min_p")
+    assert [name for name in SERVED if name in kept] == list(kept)
 
 
 async def test_samplers_of_infill_are_read_too(served: Served) -> None:
@@ -192,6 +193,11 @@ def chain(
             case "min_p":
                 least = values[name] * probs[ranked[0]]
                 logits = {token: logits[token] for token in ranked if probs[token] >= least}
+            case _:
+                field = FIELDS.get(name, name)
+                scores = np.array([logits[token] for token in ranked])
+                stays = REFERENCES[field](scores, values[field])
+                logits = {ranked[place]: scores[place] for place in np.flatnonzero(stays)}
     return softmax(logits)
 
 
@@ -205,34 +211,36 @@ def equal(one: dict[int, float], other: dict[int, float]) -> bool:
 def test_samplers_that_are_taken_draw_from_llama_cpps_distribution(
     temperature: float, presence: float
 ) -> None:
-    values = {"temperature": temperature, "top_k": 6, "top_p": 0.8, "min_p": 0.11}
+    values: dict[str, Any] = {name: some[0] for name, some in VALUES.items()}
+    values |= {"temperature": temperature, "top_k": 6, "top_p": 0.8, "min_p": 0.11}
     options = GenerationOptions(
         operation="text_completion",
         model=None,
-        repetition_penalty=1.6,
-        presence_penalty=presence,
-        **values,
+        sampling={**values, "repetition_penalty": 1.6, "presence_penalty": presence},
     )
     rng = random.Random(5)
     trials = [{token: rng.gauss(0, 1.5) for token in range(12)} for _ in range(2000)]
     given = values | {"repetition_penalty": 1.6, "presence_penalty": presence}
     taken = refused = 0
-    for size in range(len(SERVED) + 1):
-        for names in permutations(SERVED, size):
-            try:
-                served = asdict(with_samplers(options, names, {}))
-            except ApiError:
-                # The engine's order of the same samplers is another distribution.
-                ordered = [name for name in SERVED if name in names]
-                assert any(
-                    not equal(chain(ordered, logits, given), chain(names, logits, given))
-                    for logits in trials  # ends at the first one
-                ), names
-                refused += 1
-                continue
-            for logits in trials[:20]:
-                theirs = chain(names, logits, given)
-                assert equal(chain(SERVED, logits, served), theirs), names
-            taken += 1
+    orders: list[Sequence[str]] = [
+        names for size in range(4) for names in permutations(SERVED, size)
+    ]
+    orders += [rng.sample(SERVED, rng.randint(4, len(SERVED))) for _ in range(300)]
+    for names in orders:
+        try:
+            served = dict(with_samplers(options, names, {}).sampling)
+        except ApiError:
+            # The engine's order of the same samplers is another distribution.
+            ordered = [name for name in SERVED if name in names]
+            assert any(
+                not equal(chain(ordered, logits, given), chain(names, logits, given))
+                for logits in trials  # ends at the first one
+            ), names
+            refused += 1
+            continue
+        for logits in trials[:20]:
+            theirs = chain(names, logits, given)
+            assert equal(chain(SERVED, logits, served), theirs), names
+        taken += 1
     assert taken > 20
     assert refused > 100

@@ -195,9 +195,10 @@ def test_options_have_every_sampling_parameter() -> None:
         "cache_salt": "s",
     }
     options = body(**fields, max_output_tokens=5).options()
+    found = {**vars(options), **options.sampling}
     for name, value in fields.items():
         expected = ["x"] if name == "stop" else value
-        assert getattr(options, name) == expected
+        assert found[name] == expected
     assert options.max_tokens == 5
 
 

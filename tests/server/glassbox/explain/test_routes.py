@@ -103,7 +103,7 @@ async def test_grammar_reaches_the_engine(served: Served) -> None:
         ({"prompt_ids": []}, "prompt_ids", "at least 1"),
         ({"candidates": 33}, "candidates", "32"),
         ({"params": {"temperature": 3}}, "params.temperature", "less than or equal to 2"),
-        ({"params": {"typical_p": 0.9}}, "typical_p", "not supported"),
+        ({"params": {"length_penalty": 0.9}}, "length_penalty", "not supported"),
         ({"params": {"logit_bias": {"9999999": 1}}}, "logit_bias", "token id"),
     ],
     ids=str,
