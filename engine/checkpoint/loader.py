@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from engine.checkpoint.quantised.tensors import QuantisedTensor
+from engine.checkpoint.quantized.tensors import QuantizedTensor
 from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.device.ranks import Share
 from engine.errors import ConfigError
-from engine.ops.quantise import CodesForm, common_form
+from engine.ops.quantize import CodesForm, common_form
 
 FLOATS = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -120,7 +120,7 @@ def _refuse_conv1d(name: str, tensor: CheckpointTensor, target: Target) -> None:
 
     Quantisers differ in which way round they store its matrix, and a square one tells nothing.
     """
-    if target.transpose and isinstance(tensor, QuantisedTensor):
+    if target.transpose and isinstance(tensor, QuantizedTensor):
         raise ConfigError(
             f"{name} in {tensor.file} is a quantised Conv1D, as of GPT-2, which is not served; use "
             "the original checkpoint."
@@ -172,7 +172,7 @@ def assign(
 def _is_zero_bias(name: str, tensors: Mapping[str, CheckpointTensor]) -> bool:
     """Whether a tensor is a bias of zeros, which AutoGPTQ adds to layers that have none."""
     weight = tensors.get(name.removesuffix("bias") + "weight")
-    if not name.endswith(".bias") or not isinstance(weight, QuantisedTensor):
+    if not name.endswith(".bias") or not isinstance(weight, QuantizedTensor):
         return False
     return not tensors[name].read().any()
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from engine.checkpoint.folder import read_json, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, read_tensors
-from engine.checkpoint.quantised.methods import method_of
-from engine.checkpoint.quantised.tensors import QuantisedTensor, original_tensors
+from engine.checkpoint.quantized.methods import method_of
+from engine.checkpoint.quantized.tensors import QuantizedTensor, original_tensors
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 
-CheckpointTensor = StoredTensor | QuantisedTensor | GGUFTensor
+CheckpointTensor = StoredTensor | QuantizedTensor | GGUFTensor
 
 
 def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:

@@ -14,7 +14,7 @@ from engine.ops.codes import Quantization
 from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
-from engine.ops.quantise import Codes, CodesForm
+from engine.ops.quantize import Codes, CodesForm
 
 
 class TokenEmbedding(nn.Module):

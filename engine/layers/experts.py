@@ -23,7 +23,7 @@ from engine.ops.experts import (
 )
 from engine.ops.gated import clamped_swiglu
 from engine.ops.kernels import Kernels
-from engine.ops.quantise import Codes, stacked
+from engine.ops.quantize import Codes, stacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from engine.layers.weights.weight import Weight
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
-from engine.ops.quantise import Codes, CodesForm, stacked
+from engine.ops.quantize import Codes, CodesForm, stacked
 
 
 class Linear(nn.Module):

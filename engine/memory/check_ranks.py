@@ -8,7 +8,7 @@ from engine.device.ranks import FLAG
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.ops.codes import GROUPS
-from engine.ops.quantise import is_quantised
+from engine.ops.quantize import is_quantized
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -33,7 +33,7 @@ def check_groups(plan: ModelPlan) -> None:
         kind = plan.rounds_to if layer.is_rounded else None
         if layer.stored_form is not None:
             kind = "int8"  # of every kind of stored codes, groups have the same size
-        if kind is None or not is_quantised(whole, kind):
+        if kind is None or not is_quantized(whole, kind):
             continue
         size = own.stop - own.start
         if size < whole and size % GROUPS[kind]:

@@ -12,7 +12,7 @@ from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.folder import model_folder, read_json
 from engine.checkpoint.loader import stored_codes
-from engine.checkpoint.quantised.methods import method_of
+from engine.checkpoint.quantized.methods import method_of
 from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,

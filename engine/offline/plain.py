@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.checkpoint.folder import model_folder, read_json, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
-from engine.checkpoint.quantised.methods import quantisation_key
+from engine.checkpoint.quantized.methods import quantization_key
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 from engine.errors import ConfigError
 
@@ -32,7 +32,7 @@ class Checkpoint:
         """
         folder = model_folder(model)
         config = read_json(folder / "config.json")
-        if key := quantisation_key(config):
+        if key := quantization_key(config):
             raise ConfigError(
                 f"{folder} has {key} in config.json: quantised checkpoints cannot be {to_be}. Use "
                 "the original."

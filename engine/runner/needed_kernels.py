@@ -23,7 +23,7 @@ from engine.layers.rotary import RotaryEmbedding
 from engine.layers.weights.pack import has_kernel as has_codes_kernel
 from engine.layers.weights.pack import kind_of
 from engine.memory.model_plan import ModelPlan
-from engine.ops.quantise import BITS
+from engine.ops.quantize import BITS
 
 USUAL_WIDTH = HEAD_PANEL  # outputs per panel of most weights that oneDNN packs
 ACTIVATIONS = {GATED["silu"]: SILU, GATED["gelu_pytorch_tanh"]: GELU_TANH}

@@ -6,7 +6,7 @@ import torch
 
 from engine.ops.codes import CodeRows, Quantization, codes_linear
 from engine.ops.kernels import Kernels
-from engine.ops.quantise import Float8Codes, quantise
+from engine.ops.quantize import Float8Codes, quantize
 
 NUMBERS_AT_ONCE = 2**24  # of a weight that is rounded, to limit the memory of fp32 copies
 
@@ -50,7 +50,7 @@ def code_rows(weight: torch.Tensor, kind: Quantization) -> CodeRows:
 
 
 def _rounded(weight: torch.Tensor, kind: Quantization) -> CodeRows:
-    found = quantise(weight, kind)
+    found = quantize(weight, kind)
     inputs = weight.shape[1]
     if isinstance(found, Float8Codes):
         return CodeRows(kind, inputs, found.codes.view(torch.uint8), found.scales, None)

@@ -14,13 +14,13 @@ from engine.layers.weights.onednn import PackedWeight
 from engine.layers.weights.weight import Weight
 from engine.ops.codes import GROUPS, Quantization
 from engine.ops.kernels import Kernels
-from engine.ops.quantise import (
+from engine.ops.quantize import (
     BITS,
     SCALE_BYTES,
     Codes,
     CodesForm,
-    is_quantised,
-    quantise,
+    is_quantized,
+    quantize,
 )
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def pack(
         has_codes = has_kernel(quantization, weight.dtype, kernels)
         if has_codes and kernels == "triton":
             return CodeRowsWeight(weight, kind, bias, kernels=kernels, wide=is_head)
-        codes = quantise(weight, kind)
+        codes = quantize(weight, kind)
         if has_codes:
             assert isinstance(codes, Codes)
             return pack_codes(codes, bias, wide=is_head)
-        weight = codes.numbers().to(weight.dtype)
+        weight = codes.dequantize().to(weight.dtype)
     if is_head and weight.dtype != torch.float32:
         return HeadWeight(weight, kernels=kernels)
     return PackedWeight(weight, bias, kernels=kernels)
@@ -111,7 +111,7 @@ def kind_of(inputs: int, is_head: bool, quantization: Quantization | None) -> Qu
     if quantization is None:
         return None
     kind: Quantization = "int8" if is_head else quantization
-    return kind if is_quantised(inputs, kind) else None
+    return kind if is_quantized(inputs, kind) else None
 
 
 def nbytes_of(

@@ -14,7 +14,7 @@ from tests.support.driver import Driver
 from tests.support.forward import forward, whole
 from tests.support.gguf_files import write_gguf
 from tests.support.golden import of_transformers
-from tests.support.quantised_files import FORMATS, write_quantised
+from tests.support.quantized_files import FORMATS, write_quantized
 from tests.support.ranks import ranked
 
 pytestmark = [
@@ -76,7 +76,7 @@ def test_codes_of_several_kinds_share_a_layer(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["awq", "gptq 4", "pack 4", "int8 channel"])
 def test_codes_of_checkpoints_are_kept(name: str, source: Path, tmp_path: Path) -> None:
-    write_quantised(source, tmp_path / "model", FORMATS[name])
+    write_quantized(source, tmp_path / "model", FORMATS[name])
     check(tmp_path / "model", FORMATS[name].settings["quant_method"])
 
 
@@ -87,7 +87,7 @@ def test_codes_of_fused_layers_are_kept(tmp_path: Path) -> None:
     sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96}
     config = GPTNeoXConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
     of_transformers(config, tmp_path / "source")
-    write_quantised(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
+    write_quantized(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
     check(tmp_path / "model", "gptq")
 
 

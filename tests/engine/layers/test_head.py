@@ -100,7 +100,7 @@ def test_reference_product_of_codes_is_not_rounded_before_fp32() -> None:
     from engine.layers.weights.code_rows import code_rows
 
     rows = code_rows(random(97, HIDDEN, seed=1), "int8")
-    weight = rows.numbers().bfloat16()
+    weight = rows.dequantize().bfloat16()
 
     def product(x: torch.Tensor) -> torch.Tensor:
         return codes_linear(x, rows, None, torch.float32, kernels="torch")

@@ -30,7 +30,7 @@ def compare(
     x: torch.Tensor, rows: CodeRows, bias: torch.Tensor | None = None, dtype=torch.float32
 ) -> None:
     """Compare with sums in fp64 of the numbers in the dtype of x."""
-    due = x.double() @ rows.numbers().to(x.dtype).double().t()
+    due = x.double() @ rows.dequantize().to(x.dtype).double().t()
     if bias is not None:
         due += bias.double()
     found = codes_linear(x, rows, bias, dtype, kernels="triton")
@@ -126,7 +126,7 @@ def test_weight_that_is_rounded_in_parts_is_the_same(
     found = weight(kind)
     assert torch.equal(found.codes, due.codes)
     assert torch.equal(found.scales, due.scales)
-    assert torch.equal(found.numbers(), due.numbers())
+    assert torch.equal(found.dequantize(), due.dequantize())
 
 
 @kinds

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from engine.checkpoint.quantised.awq import AWQ
-from engine.checkpoint.quantised.compressed_tensors import CompressedTensors
-from engine.checkpoint.quantised.fp8 import FP8
-from engine.checkpoint.quantised.gptq import GPTQ
-from engine.checkpoint.quantised.mxfp4 import MXFP4
+from engine.checkpoint.quantized.awq import AWQ
+from engine.checkpoint.quantized.compressed_tensors import CompressedTensors
+from engine.checkpoint.quantized.fp8 import FP8
+from engine.checkpoint.quantized.gptq import GPTQ
+from engine.checkpoint.quantized.mxfp4 import MXFP4
 from engine.errors import ConfigError
 
 Method = AWQ | GPTQ | FP8 | CompressedTensors | MXFP4
@@ -24,7 +24,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def quantisation_key(config: Mapping[str, Any]) -> str | None:
+def quantization_key(config: Mapping[str, Any]) -> str | None:
     """Return the key of config.json with the settings of quantised weights, None without any."""
     return next((key for key in KEYS if config.get(key)), None)
 
@@ -34,7 +34,7 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
 
     Raises ConfigError for a method, or a variant of it, that is not served.
     """
-    key = quantisation_key(config)
+    key = quantization_key(config)
     if key is None:
         return None
     settings = config[key]

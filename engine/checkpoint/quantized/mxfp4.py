@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of
-from engine.checkpoint.quantised.layer import OF_PARAMETER, Layer, check_shape
-from engine.checkpoint.quantised.settings import Settings
-from engine.ops.quantise import GROUP, CodesForm
+from engine.checkpoint.quantized.groups import Grouped, form_of
+from engine.checkpoint.quantized.layer import OF_PARAMETER, Layer, check_shape
+from engine.checkpoint.quantized.settings import Settings
+from engine.ops.quantize import GROUP, CodesForm
 
 NAME = "mxfp4"
 # Twice the number of each code, which is whole. The codes from 8 on are negative.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of
-from engine.checkpoint.quantised.layer import FLOATS, OF_MODULE, Layer, check_divides, check_shape
-from engine.checkpoint.quantised.settings import Settings, choice, format_of, group_size
-from engine.ops.quantise import CodesForm
+from engine.checkpoint.quantized.groups import Grouped, form_of
+from engine.checkpoint.quantized.layer import FLOATS, OF_MODULE, Layer, check_divides, check_shape
+from engine.checkpoint.quantized.settings import Settings, choice, format_of, group_size
+from engine.ops.quantize import CodesForm
 
 NAME = "awq"
 BITS, PER_WORD = 4, 8

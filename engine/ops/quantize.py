@@ -72,7 +72,7 @@ class Codes:
             codes = codes + (middle(form.bits) - zero)
         return Codes(codes, self.scales, offsets, form.bits)
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the weight that the codes stand for, in fp32."""
         groups = self.codes.float().unflatten(1, (-1, GROUP))
         scales = self.scales.float()[..., None]
@@ -112,7 +112,7 @@ class Float8Codes:
     codes: torch.Tensor
     scales: torch.Tensor
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the weight that the codes stand for, in fp32."""
         scales = self.scales.repeat_interleave(FLOAT_GROUP, 1)
         return self.codes.float() * scales[:, : self.codes.shape[1]]
@@ -126,13 +126,13 @@ class ZeroedCodes(NamedTuple):
     zeros: torch.Tensor  # uint8, like scales
 
 
-def is_quantised(inputs: int, kind: Quantization) -> bool:
+def is_quantized(inputs: int, kind: Quantization) -> bool:
     """Return whether a weight [out, inputs] is quantised: whole numbers need whole groups."""
     return kind == "fp8" or inputs % GROUP == 0
 
 
-def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
-    """Round a weight [out, in] for which `is_quantised`.
+def quantize(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
+    """Round a weight [out, in] for which `is_quantized`.
 
     `int8` divides the range from -largest to largest into 254 steps, as Q8_0 of GGUF; `int4` that
     from smallest to largest into 15 steps, as Q4_1. `fp8` scales a group so that its largest number
@@ -185,7 +185,7 @@ def float8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int4_with_zeros(weight: torch.Tensor) -> ZeroedCodes:
-    """Round a weight [out, in] for which `is_quantised` to whole numbers with a whole zero.
+    """Round a weight [out, in] for which `is_quantized` to whole numbers with a whole zero.
 
     The range from smallest to largest number, which is made to include 0, has 15 steps. A scale has
     7 significant bits: bfloat16 holds it, and fp16 its product with every zero.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.quantise import GROUP, Codes, CodesForm
+from engine.ops.quantize import GROUP, Codes, CodesForm
 
 ROWS = 256  # of a matrix, for which scales are spread over the inputs at once
 
@@ -42,7 +42,7 @@ class Grouped:
     zeros: torch.Tensor | None = None
     group_of: torch.Tensor | None = None
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the matrix in fp32, rounded once."""
         numbers = self.codes.float()
         scales = self.scales.float().contiguous()  # few: converted once, not at every use

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.quantised.layer import Layer
-from engine.checkpoint.quantised.methods import Method
+from engine.checkpoint.quantized.layer import Layer
+from engine.checkpoint.quantized.methods import Method
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
-from engine.ops.quantise import Codes, CodesForm
+from engine.ops.quantize import Codes, CodesForm
 
 CODES = ("I8", "F8_E4M3")  # dtypes of `weight` that mean a quantised layer
 OF_KV_CACHE = ("k_scale", "v_scale", "q_scale", "kv_scale", "k_zero_point", "v_zero_point")
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedTensor:
+class QuantizedTensor:
     """A weight matrix that a checkpoint stores as the tensors of a quantised layer."""
 
     layer: Layer
@@ -47,24 +47,24 @@ class QuantisedTensor:
 
     def read(self) -> torch.Tensor:
         """Return the weights [outputs, inputs] in fp32."""
-        return self.method.read(self.layer).numbers()
+        return self.method.read(self.layer).dequantize()
 
 
 def original_tensors(
     stored: Mapping[str, StoredTensor], method: Method
-) -> dict[str, StoredTensor | QuantisedTensor]:
+) -> dict[str, StoredTensor | QuantizedTensor]:
     """Return the tensors of the checkpoint that was quantised, by name, in the order of the files.
 
     Scales of activations and of the KV cache are left out: both are computed in the dtype that is
     served. Raises ConfigError if the tensors of a layer do not fit each other or config.json.
     """
     layers = _layers_of(stored, method)
-    found: dict[str, StoredTensor | QuantisedTensor] = {}
+    found: dict[str, StoredTensor | QuantizedTensor] = {}
     for name, tensor in stored.items():
         base, _, ending = name.rpartition(method.names.separator)
         if base in layers and ending in method.endings:
             weight = base + method.names.weight
-            found.setdefault(weight, QuantisedTensor(layers[base], method))
+            found.setdefault(weight, QuantizedTensor(layers[base], method))
             continue
         is_of_inputs = base in layers and ending in method.unused
         is_of_kv_cache = method.has_kv_scales and ending in OF_KV_CACHE

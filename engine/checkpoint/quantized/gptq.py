@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of, unpack
-from engine.checkpoint.quantised.layer import (
+from engine.checkpoint.quantized.groups import Grouped, form_of, unpack
+from engine.checkpoint.quantized.layer import (
     FLOATS,
     OF_MODULE,
     Layer,
@@ -18,14 +18,14 @@ from engine.checkpoint.quantised.layer import (
     check_shape,
     read_groups,
 )
-from engine.checkpoint.quantised.settings import (
+from engine.checkpoint.quantized.settings import (
     Settings,
     choice,
     format_of,
     group_size,
     refuse,
 )
-from engine.ops.quantise import CodesForm
+from engine.ops.quantize import CodesForm
 
 NAME = "gptq"
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores a zero minus one

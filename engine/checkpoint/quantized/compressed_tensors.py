@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of, in_blocks, unpack
-from engine.checkpoint.quantised.layer import (
+from engine.checkpoint.quantized.groups import Grouped, form_of, in_blocks, unpack
+from engine.checkpoint.quantized.layer import (
     FLOATS,
     OF_MODULE,
     Layer,
@@ -22,11 +22,11 @@ from engine.checkpoint.quantised.layer import (
     check_shape,
     read_groups,
 )
-from engine.checkpoint.quantised.scheme import NAME, Scheme, words
-from engine.checkpoint.quantised.settings import Settings, refuse
+from engine.checkpoint.quantized.scheme import NAME, Scheme, words
+from engine.checkpoint.quantized.settings import Settings, refuse
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
-from engine.ops.quantise import CodesForm
+from engine.ops.quantize import CodesForm
 
 CODES = ("weight_packed", "weight")
 

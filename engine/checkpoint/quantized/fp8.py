@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.checkpoint.quantised.groups import Grouped, in_blocks
-from engine.checkpoint.quantised.layer import FLOATS, OF_MODULE, Layer, check_shape
-from engine.checkpoint.quantised.settings import Settings, block_size, choice
+from engine.checkpoint.quantized.groups import Grouped, in_blocks
+from engine.checkpoint.quantized.layer import FLOATS, OF_MODULE, Layer, check_shape
+from engine.checkpoint.quantized.settings import Settings, block_size, choice
 
 NAME = "fp8"
 SCALES = ("weight_scale_inv", "weight_scale")
