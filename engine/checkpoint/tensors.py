@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.checkpoint.folder import read_json, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, read_tensors
-from engine.checkpoint.quantized.methods import method_of
+from engine.checkpoint.quantized.formats import storage_format
 from engine.checkpoint.quantized.tensors import QuantizedTensor, original_tensors
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 
@@ -28,5 +28,5 @@ def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
     if is_gguf(files[0]):
         return read_tensors(files)
     stored = stored_tensors(files)
-    method = method_of(read_json(folder / "config.json"))
-    return stored if method is None else original_tensors(stored, method)
+    storage = storage_format(read_json(folder / "config.json"))
+    return stored if storage is None else original_tensors(stored, storage)

@@ -12,7 +12,7 @@ from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.folder import model_folder, read_json
 from engine.checkpoint.loader import stored_codes
-from engine.checkpoint.quantized.methods import method_of
+from engine.checkpoint.quantized.formats import storage_format
 from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,
@@ -66,7 +66,7 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
-        self._has_codes = method_of(hf_config) is not None or any(self.folder.glob("*.gguf"))
+        self._has_codes = storage_format(hf_config) is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
             forbid_amx()
         self.device = device_of_rank(select_device(config.device), self.ranks)

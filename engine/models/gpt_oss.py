@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from engine.checkpoint.quantized.methods import quantization_key
+from engine.checkpoint.quantized.formats import quantization_key
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.layers.experts import ClampedSwiGLU, ExpertsShape
 from engine.models.base import experts_per_token, layer_windows, nullable, positive, positive_float

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.checkpoint.folder import model_folder, read_json, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
-from engine.checkpoint.quantized.methods import quantization_key
+from engine.checkpoint.quantized.formats import quantization_key
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 from engine.errors import ConfigError
 

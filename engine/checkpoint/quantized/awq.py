@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.groups import Grouped, form_of
-from engine.checkpoint.quantized.layer import FLOATS, OF_MODULE, Layer, check_divides, check_shape
+from engine.checkpoint.quantized.layer import FLOATS, Layer, check_divides, check_shape
 from engine.checkpoint.quantized.settings import Settings, choice, format_of, group_size
 from engine.ops.quantize import CodesForm
 
@@ -20,7 +21,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs of a word, the lowest bits first
 
 
 @dataclass(frozen=True, slots=True)
-class AWQ:
+class AWQ(StorageFormat):
     """A layer stores, for inputs in groups:
 
     - qweight [inputs, outputs / 8] int32;
@@ -32,12 +33,9 @@ class AWQ:
 
     group_size: int | None
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales"})
-    marks = endings  # that only quantised layers have
-    unused = frozenset[str]()
-    has_kv_scales = False
+    marks = endings
 
     @classmethod
     def of(cls, settings: Settings) -> AWQ:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.groups import Grouped, form_of, in_blocks, unpack
 from engine.checkpoint.quantized.layer import (
     FLOATS,
-    OF_MODULE,
     Layer,
     Shape,
     check_divides,
@@ -32,7 +32,7 @@ CODES = ("weight_packed", "weight")
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedTensors:
+class CompressedTensors(StorageFormat):
     """A layer stores, with `groups` = 1 for a scale for each output:
 
     - weight [outputs, inputs] int8 or fp8; or weight_shape [2] and weight_packed [outputs, words]
@@ -48,7 +48,6 @@ class CompressedTensors:
     schemes: Sequence[Scheme]
     has_kv_scales: bool
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset(
         {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.groups import Grouped, form_of, unpack
 from engine.checkpoint.quantized.layer import (
     FLOATS,
-    OF_MODULE,
     Layer,
     check_divides,
     check_shape,
@@ -32,7 +32,7 @@ ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores a zero minus
 
 
 @dataclass(frozen=True, slots=True)
-class GPTQ:
+class GPTQ(StorageFormat):
     """A layer stores, for words of 32 / bits codes:
 
     - qweight [inputs / codes per word, outputs] int32;
@@ -49,12 +49,9 @@ class GPTQ:
     zero_offset: int
     needs_groups: bool  # inputs were quantised in the order of their activations
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     marks = endings
-    unused = frozenset[str]()
-    has_kv_scales = False
 
     @classmethod
     def of(cls, settings: Settings) -> GPTQ:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoint.quantized.awq import AWQ
+from engine.checkpoint.quantized.formats import storage_format
 from engine.checkpoint.quantized.groups import ROWS, unpack
 from engine.checkpoint.quantized.layer import Layer
-from engine.checkpoint.quantized.methods import method_of
 from engine.checkpoint.quantized.tensors import QuantizedTensor, original_tensors
 from engine.checkpoint.stored import stored_tensors
 from tests.support.quantized_files import FORMATS, Format, Whole
@@ -39,7 +39,7 @@ def written(form: Format, folder: Path, weight: np.ndarray) -> tuple[QuantizedTe
     stored, due = form.quantize(weight)
     named = {f"block.up.{ending}": part.contiguous() for ending, part in stored.items()}
     save_file({"norm.weight": torch.ones(4), **named}, folder / "model.safetensors")
-    method = method_of({"quantization_config": form.settings})
+    method = storage_format({"quantization_config": form.settings})
     assert method
     found = original_tensors(stored_tensors([folder / "model.safetensors"]), method)
     assert found.keys() == {"norm.weight", "block.up.weight"}
@@ -90,7 +90,7 @@ def test_fp8_blocks_that_are_cut_off_keep_their_size(
     tensors = {"up.weight": codes, "up.weight_scale_inv": scales}
     save_file(tensors, tmp_path / "model.safetensors")
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    method = method_of({"quantization_config": settings})
+    method = storage_format({"quantization_config": settings})
     assert method
     read = original_tensors(stored_tensors([tmp_path / "model.safetensors"]), method)
     found = read["up.weight"].read()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.quantized.methods import METHODS, method_of
+from engine.checkpoint.quantized.formats import STORAGE_FORMATS, storage_format
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
@@ -61,17 +61,17 @@ def refusal(folder: Path) -> str:
 )
 def test_unknown_method_is_refused_with_the_list_of_those_served(key: str, given: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        method_of({key: given})
+        storage_format({key: given})
     said = str(caught.value)
     assert said.startswith(f"config.json has {key} (")
     name = given.get("quant_method") if isinstance(given, dict) else given
     assert repr(name)[:99] in said
-    assert all(method in said for method in METHODS)
+    assert all(method in said for method in STORAGE_FORMATS)
 
 
 @pytest.mark.parametrize("nothing", [None, {}, ""])
 def test_no_settings_are_plain_weights(nothing: Any) -> None:
-    assert method_of({"quantization_config": nothing}) is None
+    assert storage_format({"quantization_config": nothing}) is None
 
 
 def group(**weights: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_variant_that_is_not_served_is_refused_by_name(
     settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        method_of({"quantization_config": settings})
+        storage_format({"quantization_config": settings})
     assert words in str(caught.value)
     assert str(caught.value).startswith("config.json has ")
 
@@ -366,7 +366,7 @@ def test_settings_of_any_type_are_read_or_refused(settings: dict[str, Any]) -> N
     refused = 0
     for given in variants(known):
         try:
-            method_of({"quantization_config": given})
+            storage_format({"quantization_config": given})
         except ConfigError:
             refused += 1
     assert refused > 20

@@ -1,4 +1,4 @@
-"""The methods of quantisation that are served, by the name in config.json."""
+"""The storage formats that are served, by their `quant_method` in config.json."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from engine.checkpoint.quantized.awq import AWQ
 from engine.checkpoint.quantized.compressed_tensors import CompressedTensors
+from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.fp8 import FP8
 from engine.checkpoint.quantized.gptq import GPTQ
 from engine.checkpoint.quantized.mxfp4 import MXFP4
 from engine.errors import ConfigError
 
-Method = AWQ | GPTQ | FP8 | CompressedTensors | MXFP4
 KEYS = ("quantization_config", "compression_config")  # the second is older
-METHODS: dict[str, type[Method]] = {
+STORAGE_FORMATS: dict[str, type[StorageFormat]] = {
     "awq": AWQ,
     "compressed-tensors": CompressedTensors,
     "fbgemm_fp8": FP8,
@@ -29,19 +29,20 @@ def quantization_key(config: Mapping[str, Any]) -> str | None:
     return next((key for key in KEYS if config.get(key)), None)
 
 
-def method_of(config: Mapping[str, Any]) -> Method | None:
-    """Return the method that config.json names; None if the weights are not quantised.
+def storage_format(config: Mapping[str, Any]) -> StorageFormat | None:
+    """Return the format that config.json names; None if the weights are not quantised.
 
-    Raises ConfigError for a method, or a variant of it, that is not served.
+    Raises ConfigError for a format, or a variant of it, that is not served.
     """
     key = quantization_key(config)
     if key is None:
         return None
     settings = config[key]
     name = settings.get("quant_method") if isinstance(settings, dict) else settings
-    if not isinstance(settings, dict) or not isinstance(name, str) or name not in METHODS:
+    if not isinstance(settings, dict) or not isinstance(name, str) or name not in STORAGE_FORMATS:
         raise ConfigError(
             f"config.json has {key} ({name!r:.99}): quantised weights of this kind are not served; "
-            f"supported: {', '.join(METHODS)}. Use the original checkpoint, or one of these."
+            f"supported: {', '.join(STORAGE_FORMATS)}. Use the original checkpoint, or one of "
+            "these."
         )
-    return METHODS[name].of(settings)
+    return STORAGE_FORMATS[name].of(settings)
