@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from engine.device.ranks import Share
+from engine.device.ranks import Shard
 from engine.layers.weights.onednn import PackedWeight
+from engine.layers.weights.weight import Weight
 from engine.ops.experts import ExpertRows, rows_by_expert
 from engine.ops.kernels import Kernels
 from engine.ops.lora import AdapterGroup, Parts, TokenAdapters, add_lora
@@ -86,47 +87,38 @@ class LinearAdapters(Protocol):
 class LinearShape:
     """The shape of a layer, and the dtype and device of its outputs.
 
-    If ranks share the layer, the shape is that of this rank's `share`.
+    If ranks divide the layer, the shape is that of this rank's `shard`.
     """
 
     inputs: int
     outputs: int
-    parts: Mapping[str, slice]  # of the output rows
+    slices: Mapping[str, slice]  # of the output rows, by part
     dtype: torch.dtype
     device: torch.device
-    share: Share | None = None  # None: the whole layer
+    shard: Shard | None = None  # None: the whole layer
 
     @property
     def whole(self) -> tuple[int, int]:
         """The outputs and inputs of the layer in all ranks together."""
-        return (self.outputs, self.inputs) if self.share is None else self.share.shape
+        return (self.outputs, self.inputs) if self.shard is None else self.shard.shape
 
     @property
-    def whole_parts(self) -> Mapping[str, slice]:
-        """The parts of the output rows in all ranks together."""
-        return self.parts if self.share is None else self.share.parts
+    def whole_slices(self) -> Mapping[str, slice]:
+        """The output rows of each part in all ranks together."""
+        return self.slices if self.shard is None else self.shard.slices
 
-    def own(self, given: LowRankParts) -> LowRankParts:
+    def kept(self, given: LowRankParts) -> LowRankParts:
         """Return the columns of A and the rows of B that this rank computes with."""
-        share = self.share
-        if share is None:
+        shard = self.shard
+        if shard is None:
             return given
-        return {part: (a[:, share.columns], b[share.rows[part]]) for part, (a, b) in given.items()}
+        return {part: (a[:, shard.columns], b[shard.rows[part]]) for part, (a, b) in given.items()}
 
 
-class HasParts(Protocol):
-    """A linear layer before its weight is packed."""
-
-    weight: torch.nn.Parameter | None
-    parts: dict[str, slice]
-    share: Share | None
-
-
-def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> LinearShape:
+def shape_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> LinearShape:
     """Return the shape of a layer whose weight is not packed yet."""
-    assert layer.weight is not None
-    outputs, inputs = layer.weight.shape
-    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device, layer.share)
+    outputs, inputs = weight.plain.shape
+    return LinearShape(inputs, outputs, weight.slices, dtype, device, weight.shard)
 
 
 Matmul = TypeVar("Matmul")
@@ -147,10 +139,10 @@ def _joined(
     down = torch.zeros(width, shape.inputs, **place)
     up = torch.zeros(shape.outputs, width, **place)
     first = 0
-    for part, (a, b) in shape.own(given).items():
+    for part, (a, b) in shape.kept(given).items():
         rows = slice(first, first + len(a))
         down[rows] = a
-        up[shape.parts[part], rows] = b
+        up[shape.slices[part], rows] = b
         first += len(a)
     return down, up
 
@@ -211,7 +203,7 @@ class PanelAdapters:
         self._shape = shape
         self._tokens = tokens
         self._num_slots = num_slots
-        widest = self._width(len(shape.parts) * rank)
+        widest = self._width(len(shape.slices) * rank)
         self._none = Pair(
             *(narrow(torch.empty(n, 0, dtype=shape.dtype)) for n in (widest, shape.outputs))
         )
@@ -267,9 +259,9 @@ class StackedAdapters:
         self._tokens = tokens
         self._rank = rank
         self._kernels: Kernels = kernels
-        self.parts = Parts.of(shape.parts.values(), shape.device)
+        self.parts = Parts.of(shape.slices.values(), shape.device)
         place: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
-        self.a = torch.zeros(num_slots, len(shape.parts) * rank, shape.inputs, **place)
+        self.a = torch.zeros(num_slots, len(shape.slices) * rank, shape.inputs, **place)
         self.b = torch.zeros(num_slots, shape.outputs, rank, **place)
 
     @property
@@ -281,8 +273,8 @@ class StackedAdapters:
             return None
         a = torch.zeros(self.a.shape[1:], dtype=self._shape.dtype)
         b = torch.zeros(self.b.shape[1:], dtype=self._shape.dtype)
-        own = self._shape.own(given)
-        for place, (part, rows) in enumerate(self._shape.parts.items()):
+        own = self._shape.kept(given)
+        for place, (part, rows) in enumerate(self._shape.slices.items()):
             if part in own:
                 down, up = own[part]
                 first = place * self._rank

@@ -178,10 +178,9 @@ class ModelPlan:
         for layer in names:
             if isinstance(layer, Linear | LMHead):
                 tied = layer.tied_to if isinstance(layer, LMHead) else None
-                layer.stored_form = stored.forms.get(f"{names[tied or layer]}.weight")
-                if tied is not None:
-                    tied.stored_form = layer.stored_form
-                keeps_codes = keeps_codes or layer.stored_form is not None
+                form = stored.forms.get(f"{names[tied or layer]}.weight")
+                layer.tensors.keep_codes(form)
+                keeps_codes = keeps_codes or form is not None
         return stored.kind if keeps_codes else None
 
     @property

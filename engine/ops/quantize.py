@@ -91,6 +91,8 @@ def middle(bits: int) -> int:
 
 def stacked(parts: Sequence[Codes]) -> Codes:
     """Stack the outputs of several weights with the same inputs, without loss."""
+    if len(parts) == 1:
+        return parts[0]
     form = common_form([part.form for part in parts])
     kept = [part.kept_in(form) for part in parts]
     offsets = [part.offsets for part in kept if part.offsets is not None]

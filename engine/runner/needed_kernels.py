@@ -67,8 +67,8 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     has_bias = int(isinstance(layer, Linear) and layer.bias is not None)
     is_rounded = not isinstance(layer, Linear) or layer.is_rounded
     kind = kind_of(inputs, is_head, plan.rounds_to) if is_rounded else None
-    if layer.stored_form is not None:
-        bits, has_offsets = layer.stored_form
+    if layer.tensors.stored_form is not None:
+        bits, has_offsets = layer.tensors.stored_form
     elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
         bits, has_offsets = BITS[kind], kind == "int4"
     elif is_head and can_multiply_head(inputs, plan.dtype):

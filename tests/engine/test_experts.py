@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
+from engine.layers.experts import ExpertLinear
 from engine.memory.model_plan import _check_experts
 from engine.memory.report import PACKED_WEIGHTS
 from engine.offline.quantize.command import quantize_folder
@@ -74,8 +75,10 @@ def test_quantized_folder_keeps_the_experts_codes_and_a_plain_router(
     assert "model.layers.0.mlp.experts.4.down_proj.weight" in layers.rounded
     shared: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "numba"}
     driver = Driver(tmp_path / "out", **shared)
-    experts = [each for each in driver.loaded.plan.module.modules() if hasattr(each, "_experts")]
-    assert [each.stored_form.bits for each in experts] == [int(kind[3:])] * 4
+    experts = [
+        each for each in driver.loaded.plan.module.modules() if isinstance(each, ExpertLinear)
+    ]
+    assert [each.tensors.stored_form.bits for each in experts] == [int(kind[3:])] * 4
     assert answers(driver, together=True) == answers(
         Driver(tmp_path / "out", **shared), together=False
     )

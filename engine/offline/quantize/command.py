@@ -98,8 +98,7 @@ def _is_rounded(tensor: StoredTensor, owners: Mapping[Target, nn.Module], form: 
                 f"{tensor.name} in {tensor.file} is a Conv1D, as of GPT-2. Quantised ones are not "
                 "served, so they are not written."
             )
-        assert owner.weight is not None
-        check_shape(tensor, tuple(owner.weight[target.place(owner.parts)].shape))
+        check_shape(tensor, owner.tensors.expected_shape("weight", target))
         if tensor.dtype not in FLOATS:
             raise ConfigError(
                 f"{tensor.name} in {tensor.file} has dtype {tensor.dtype}; supported: "

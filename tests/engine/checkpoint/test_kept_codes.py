@@ -57,7 +57,7 @@ def check(model: Path, kind: str) -> None:
     assert kept.loaded.facts.quantization == kind
     assert plain.loaded.facts.quantization is None
     linears = [m for m in kept.runner.model.modules() if isinstance(m, Linear)]
-    assert all(isinstance(linear._packed, CodesLinear) for linear in linears)
+    assert all(isinstance(linear.tensors.packed, CodesLinear) for linear in linears)
     errors = [(logits(driver) - exact).norm() / exact.norm() for driver in (kept, plain)]
     assert errors[0] < 3 * errors[1] < 0.12
     assert kept.loaded.facts.weight_bytes < plain.loaded.facts.weight_bytes
@@ -123,8 +123,8 @@ def test_plain_layers_stay_plain(source: Path, tmp_path: Path) -> None:
     )
     driver = Driver(file, **BF16)
     blocks = driver.runner.model.blocks
-    assert not isinstance(blocks[0].attention.qkv._packed, CodesLinear)
-    assert isinstance(blocks[0].mlp.down._packed, CodesLinear)
+    assert not isinstance(blocks[0].attention.qkv.tensors.packed, CodesLinear)
+    assert isinstance(blocks[0].mlp.down.tensors.packed, CodesLinear)
     for entry in driver.loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name
 

@@ -252,12 +252,12 @@ def test_layers_keep_the_bytes_of_the_format(kind: Quantization) -> None:
         plain = module.weight.nbytes / 2
         use_kernels(module, "numba")
         module.prepack(kind)
-        assert module._packed is not None
+        assert module.tensors.packed is not None
         bits = 5 if kind == "int4" and module is layer else 8.5
-        assert module._packed.nbytes == plain * bits / 8
+        assert module.tensors.packed.nbytes == plain * bits / 8
         shape = (960, 576) if module is layer else (512, 576)
         planned = nbytes_of(*shape, module is head, torch.bfloat16, "numba", kind)
-        assert module._packed.nbytes == planned
+        assert module.tensors.packed.nbytes == planned
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

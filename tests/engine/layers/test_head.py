@@ -64,7 +64,9 @@ def test_logits_of_a_packed_bf16_head_are_fp32(
     head = make_head(vocab_size, torch.bfloat16, kernels, tied=tied)
     weight = head.table.data.clone()
     head.prepack()
-    assert head.packed_bytes == nbytes_of(vocab_size, HIDDEN, True, torch.bfloat16, kernels, None)
+    assert head.tensors.packed_bytes == nbytes_of(
+        vocab_size, HIDDEN, True, torch.bfloat16, kernels, None
+    )
     check_fp32(head, weight, random(33, HIDDEN).bfloat16())
 
 

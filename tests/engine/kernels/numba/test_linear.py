@@ -107,12 +107,12 @@ def test_linear_and_lm_head_prepacked_use_the_kernel() -> None:
         expected = module(x)
         use_kernels(module, "numba")
         module.prepack()
-        assert module._packed
+        assert module.tensors.packed
         torch.testing.assert_close(module(x), expected, rtol=2**-6, atol=2**-6)
-    assert isinstance(layer._packed, PackedWeight)
-    assert isinstance(layer._packed._own, PackedMultiply)
-    assert isinstance(head._packed, HeadWeight)
-    assert isinstance(head._packed._product, PackedMultiply)
+    assert isinstance(layer.tensors.packed, PackedWeight)
+    assert isinstance(layer.tensors.packed._own, PackedMultiply)
+    assert isinstance(head.tensors.packed, HeadWeight)
+    assert isinstance(head.tensors.packed._product, PackedMultiply)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 100])
