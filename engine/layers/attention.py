@@ -37,9 +37,9 @@ class Attention(nn.Module):
         spec = self.spec
         if spec.num_heads % ranks.count:
             raise ConfigError(f"has {spec.num_heads} heads, which {ranks.count} {UNEVEN}")
-        own = ranks.units(spec.num_kv_heads, spec.num_kv_heads)
+        shard = ranks.units(spec.num_kv_heads, spec.num_kv_heads)
         self.spec = replace(
-            spec, num_heads=spec.num_heads // ranks.count, num_kv_heads=own.stop - own.start
+            spec, num_heads=spec.num_heads // ranks.count, num_kv_heads=shard.stop - shard.start
         )
 
     def forward(
@@ -157,8 +157,8 @@ class RotaryAttention(LoadedLayer):
         """Keep the sinks of this rank's heads. Raises ConfigError if that is not possible."""
         if self.sinks is not None:
             heads = len(self.sinks)
-            kept = {"": ranks.units(heads, heads)}
-            self.tensors.take_shard(Shard((heads, 1), {"": slice(0, heads)}, kept, slice(0, 1)))
+            rows = {"": ranks.units(heads, heads)}
+            self.tensors.take_shard(Shard((heads, 1), {"": slice(0, heads)}, rows, slice(0, 1)))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

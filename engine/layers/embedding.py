@@ -40,8 +40,8 @@ class TokenEmbedding(LoadedLayer):
         whole = {"": slice(0, count)}
         if self.divisible:
             self._ranks = ranks
-            kept = {"": ranks.rows(count)}
-            self.tensors.take_shard(Shard((count, dim), whole, kept, slice(0, dim)))
+            rows = {"": ranks.rows(count)}
+            self.tensors.take_shard(Shard((count, dim), whole, rows, slice(0, dim)))
         elif self.column_units is not None:
             columns = ranks.units(dim, self.column_units)
             self.tensors.take_shard(Shard((count, dim), whole, whole, columns))
@@ -50,9 +50,9 @@ class TokenEmbedding(LoadedLayer):
         shard = self.tensors.shard
         if shard is None or not self.divisible:
             return embed(ids, self.weight, self.scale, kernels=self.kernels)
-        kept = shard.rows[""]
-        elsewhere = (ids < kept.start) | (ids >= kept.stop)
-        indices = (ids - kept.start).masked_fill_(elsewhere, 0)
+        first, past = shard.rows[""].start, shard.rows[""].stop
+        elsewhere = (ids < first) | (ids >= past)
+        indices = (ids - first).masked_fill_(elsewhere, 0)
         rows = embed(indices, self.weight, self.scale, kernels=self.kernels)
         return self._ranks.sum(rows.masked_fill(elsewhere[:, None], 0))
 
@@ -118,9 +118,9 @@ class LMHead(LoadedLayer):
             assert self.tied_to is not None
             assert self.tied_to.divisible, "a tied head needs a token embedding that is divisible"
             return
-        rows, width = self.weight.shape
-        kept = {"": ranks.rows(rows)}
-        self.tensors.take_shard(Shard((rows, width), {"": slice(0, rows)}, kept, slice(0, width)))
+        count, dim = self.weight.shape
+        whole, rows = {"": slice(0, count)}, {"": ranks.rows(count)}
+        self.tensors.take_shard(Shard((count, dim), whole, rows, slice(0, dim)))
 
     @property
     def tied_to(self) -> TokenEmbedding | None:

@@ -32,7 +32,7 @@ class SortedTokens(NamedTuple):
     """The tokens of a batch by slot, those of slot 0 first."""
 
     rows: ExpertRows
-    places: torch.Tensor  # [T]: the row of each token
+    indices: torch.Tensor  # [T]: the row of each token
 
 
 class Tokens:
@@ -107,7 +107,7 @@ class LinearShape:
         """The output rows of each part in all ranks together."""
         return self.slices if self.shard is None else self.shard.slices
 
-    def kept(self, given: LowRankParts) -> LowRankParts:
+    def shard_of(self, given: LowRankParts) -> LowRankParts:
         """Return the columns of A and the rows of B that this rank computes with."""
         shard = self.shard
         if shard is None:
@@ -135,11 +135,11 @@ def _joined(
     given: LowRankParts, shape: LinearShape, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return this rank's A [width, in] and B [out, width], with zeros for other parts."""
-    place: dict[str, Any] = {"dtype": shape.dtype}
-    down = torch.zeros(width, shape.inputs, **place)
-    up = torch.zeros(shape.outputs, width, **place)
+    options: dict[str, Any] = {"dtype": shape.dtype}
+    down = torch.zeros(width, shape.inputs, **options)
+    up = torch.zeros(shape.outputs, width, **options)
     first = 0
-    for part, (a, b) in shape.kept(given).items():
+    for part, (a, b) in shape.shard_of(given).items():
         rows = slice(first, first + len(a))
         down[rows] = a
         up[shape.slices[part], rows] = b
@@ -182,8 +182,8 @@ def _added(
 ) -> torch.Tensor:
     if group.tokens is None:
         return y.add_(pair.up(pair.down(x)))
-    own = x.index_select(0, group.tokens)
-    added = pair.up(pair.down(own))[: group.count]
+    selected = x.index_select(0, group.tokens)
+    added = pair.up(pair.down(selected))[: group.count]
     return y.index_add_(0, group.tokens[: group.count], added)
 
 
@@ -241,10 +241,10 @@ class PanelAdapters:
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if self._tokens.current is None:
             return y
-        rows, places = self._tokens.by_slot(self._num_slots)
-        own = x.index_select(0, rows.pairs)
-        added = self._ups(self._downs(own, rows.starts), rows.starts)
-        return y + added.index_select(0, places)
+        rows, indices = self._tokens.by_slot(self._num_slots)
+        sorted_x = x.index_select(0, rows.pairs)
+        added = self._ups(self._downs(sorted_x, rows.starts), rows.starts)
+        return y + added.index_select(0, indices)
 
 
 class StackedAdapters:
@@ -260,9 +260,9 @@ class StackedAdapters:
         self._rank = rank
         self._kernels: Kernels = kernels
         self.parts = Parts.of(shape.slices.values(), shape.device)
-        place: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
-        self.a = torch.zeros(num_slots, len(shape.slices) * rank, shape.inputs, **place)
-        self.b = torch.zeros(num_slots, shape.outputs, rank, **place)
+        options: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
+        self.a = torch.zeros(num_slots, len(shape.slices) * rank, shape.inputs, **options)
+        self.b = torch.zeros(num_slots, shape.outputs, rank, **options)
 
     @property
     def nbytes(self) -> int:
@@ -273,11 +273,11 @@ class StackedAdapters:
             return None
         a = torch.zeros(self.a.shape[1:], dtype=self._shape.dtype)
         b = torch.zeros(self.b.shape[1:], dtype=self._shape.dtype)
-        own = self._shape.kept(given)
-        for place, (part, rows) in enumerate(self._shape.slices.items()):
-            if part in own:
-                down, up = own[part]
-                first = place * self._rank
+        shard = self._shape.shard_of(given)
+        for index, (part, rows) in enumerate(self._shape.slices.items()):
+            if part in shard:
+                down, up = shard[part]
+                first = index * self._rank
                 a[first : first + len(down)] = down
                 b[rows, : len(down)] = up
         if self._shape.device.type == "cuda":

@@ -68,8 +68,8 @@ class SharedRMSNorm(RMSNorm):
     def divide(self, ranks: Ranks) -> None:
         """Keep the weights of this rank's heads. Raises ConfigError if that is not possible."""
         dim = len(self.weight)
-        kept = {"": ranks.units(dim, self.heads)}
-        self.tensors.take_shard(Shard((dim, 1), {"": slice(0, dim)}, kept, slice(0, 1)))
+        rows = {"": ranks.units(dim, self.heads)}
+        self.tensors.take_shard(Shard((dim, 1), {"": slice(0, dim)}, rows, slice(0, 1)))
         self.ranks = ranks
 
 
@@ -84,8 +84,8 @@ def norm_together(
     ranks = norms[0].ranks
     if ranks.count == 1:
         return [norm(x) for norm, x in zip(norms, tensors, strict=True)]
-    own = torch.cat([mean_square(x) for x in tensors], dim=1)
-    means = (ranks.sum(own) / ranks.count).split(1, dim=1)
+    squares = torch.cat([mean_square(x) for x in tensors], dim=1)
+    means = (ranks.sum(squares) / ranks.count).split(1, dim=1)
     return [
         divide_by_rms(x, mean, norm.weight, norm.eps)
         for norm, x, mean in zip(norms, tensors, means, strict=True)

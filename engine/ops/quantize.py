@@ -61,7 +61,7 @@ class Codes:
         offsets = None if self.offsets is None else self.offsets[:, groups]
         return Codes(self.codes[:, inputs], self.scales[:, groups], offsets, self.bits)
 
-    def kept_in(self, form: CodesForm) -> Codes:
+    def in_form(self, form: CodesForm) -> Codes:
         """Return the same weight in a form with as many bits, and offsets if it has some."""
         codes = self.codes
         offsets = self.offsets
@@ -77,11 +77,11 @@ class Codes:
         groups = self.codes.float().unflatten(1, (-1, GROUP))
         scales = self.scales.float()[..., None]
         if self.offsets is None:
-            numbers = (groups - middle(self.bits)) * scales
+            values = (groups - middle(self.bits)) * scales
         else:
             offsets = self.offsets.float()[..., None]
-            numbers = groups * scales + offsets
-        return numbers.flatten(1)
+            values = groups * scales + offsets
+        return values.flatten(1)
 
 
 def middle(bits: int) -> int:
@@ -94,11 +94,11 @@ def stacked(parts: Sequence[Codes]) -> Codes:
     if len(parts) == 1:
         return parts[0]
     form = common_form([part.form for part in parts])
-    kept = [part.kept_in(form) for part in parts]
-    offsets = [part.offsets for part in kept if part.offsets is not None]
+    same = [part.in_form(form) for part in parts]
+    offsets = [part.offsets for part in same if part.offsets is not None]
     return Codes(
-        torch.cat([part.codes for part in kept]),
-        torch.cat([part.scales for part in kept]),
+        torch.cat([part.codes for part in same]),
+        torch.cat([part.scales for part in same]),
         torch.cat(offsets) if offsets else None,
         form.bits,
     )
@@ -206,15 +206,15 @@ def int4_with_zeros(weight: torch.Tensor) -> ZeroedCodes:
     return ZeroedCodes(whole, scales.squeeze(-1), whole_zeros)
 
 
-def _seven_bits(numbers: torch.Tensor) -> torch.Tensor:
+def _seven_bits(values: torch.Tensor) -> torch.Tensor:
     """Round to 7 significant bits."""
-    fractions, exponents = torch.frexp(numbers)  # fractions are 0, or at least 1/2
+    fractions, exponents = torch.frexp(values)  # fractions are 0, or at least 1/2
     return torch.ldexp((fractions * 128).round() / 128, exponents)
 
 
-def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
+def _divided(values: torch.Tensor, by: float) -> torch.Tensor:
     """Divide, on a GPU too: torch would multiply by the rounded reciprocal of a Python number."""
-    return numbers / torch.full_like(numbers, by)
+    return values / torch.full_like(values, by)
 
 
 def _step(scales: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,6 @@ def _unpack(words: torch.Tensor) -> torch.Tensor:
     """[n, outputs / 8] int32 -> [outputs, n] uint8 codes."""
     words = words.t().contiguous()
     codes = torch.empty(len(words), PER_WORD, words.shape[1], dtype=torch.uint8)
-    for place, output in enumerate(ORDER):
-        codes[:, output] = words >> BITS * place & 15
+    for index, output in enumerate(ORDER):
+        codes[:, output] = words >> BITS * index & 15
     return codes.flatten(0, 1)

@@ -160,23 +160,23 @@ def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:
         raise ConfigError(
             f"{zeros.name} in {zeros.file} is a zero point; blocks with zero points are not served."
         )
-    due = scales.shape
+    expected = scales.shape
     if zeros.dtype == "I32":
-        due = (words(outputs, scheme.bits), *scales.shape[1:])
-    check_shape(zeros, due)
+        expected = (words(outputs, scheme.bits), *scales.shape[1:])
+    check_shape(zeros, expected)
 
 
 def _fitting(
     tensor: StoredTensor, schemes: Sequence[Scheme], shapes: Sequence[Sequence[Shape]]
 ) -> list[Scheme]:
     """Return the schemes that allow a tensor's shape. Raises ConfigError if none does."""
-    due = list(dict.fromkeys(itertools.chain(*shapes)))
-    check_shape(tensor, *due)
-    found = []
+    expected = list(dict.fromkeys(itertools.chain(*shapes)))
+    check_shape(tensor, *expected)
+    fitting = []
     for scheme, allowed in zip(schemes, shapes, strict=True):
         if tensor.shape in allowed:
-            found.append(scheme)
-    return found
+            fitting.append(scheme)
+    return fitting
 
 
 def _sizes(layer: Layer) -> tuple[int, int]:
@@ -236,8 +236,8 @@ def _groups(layer: Layer, groups: int) -> torch.Tensor | None:
     is_unset = stored.read() == -1
     if is_unset.any():
         return None
-    found = read_groups(stored, groups)
-    sizes = torch.bincount(found, minlength=groups)
+    group_of = read_groups(stored, groups)
+    sizes = torch.bincount(group_of, minlength=groups)
     if int(sizes.min()) != int(sizes.max()):
         raise ConfigError(f"{stored.name} in {stored.file} has groups of different sizes.")
-    return found
+    return group_of

@@ -108,11 +108,11 @@ class GPTQ(StorageFormat):
 
     def _groups(self, layer: Layer, inputs: int, groups: int) -> torch.Tensor | None:
         """Return the group of each input; None if they are equal runs."""
-        places = torch.arange(inputs)
-        found = places // (self.group_size or inputs)
+        indices = torch.arange(inputs)
+        group_of = indices // (self.group_size or inputs)
         if "g_idx" in layer.parts:
-            found = read_groups(layer.parts["g_idx"], groups)
+            group_of = read_groups(layer.parts["g_idx"], groups)
         if inputs % groups:
-            return found
-        runs = places // (inputs // groups)
-        return None if torch.equal(found, runs) else found
+            return group_of
+        runs = indices // (inputs // groups)
+        return None if torch.equal(group_of, runs) else group_of

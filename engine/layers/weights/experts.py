@@ -87,7 +87,7 @@ class ExpertsWeight(Weight):
         codes = [self.stored[part] for part in self.slices]
         parts = len(codes) // self._count
         for first in range(0, len(codes), parts):
-            yield stacked(codes[first : first + parts]).kept_in(self.stored_form)
+            yield stacked(codes[first : first + parts]).in_form(self.stored_form)
 
     def _biases(self) -> Sequence[torch.Tensor | None]:
         bias = self.bias

@@ -65,10 +65,10 @@ class Weight(LayerParameters):
         codes = source.codes()
         self.check_shape("weight", target, source, tuple(codes.codes.shape))
         for part, rows in target.rows(self.whole_slices).items():
-            kept = codes.of_outputs(rows)
+            of_part = codes.of_outputs(rows)
             if self.shard is not None:
-                kept = kept.of_outputs(self.shard.rows[part]).of_inputs(self.shard.columns)
-            self.stored[part] = kept
+                of_part = of_part.of_outputs(self.shard.rows[part]).of_inputs(self.shard.columns)
+            self.stored[part] = of_part
 
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         """Pack the weight and free the plain one; irreversible. See `pack` in pack.py."""

@@ -122,7 +122,7 @@ def test_weight_that_is_rounded_in_parts_is_the_same(
     kind: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due = weight(kind)
-    monkeypatch.setattr("engine.layers.weights.code_rows.NUMBERS_AT_ONCE", 3 * INPUTS)
+    monkeypatch.setattr("engine.layers.weights.code_rows.VALUES_AT_ONCE", 3 * INPUTS)
     found = weight(kind)
     assert torch.equal(found.codes, due.codes)
     assert torch.equal(found.scales, due.scales)
