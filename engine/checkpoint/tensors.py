@@ -12,11 +12,11 @@ from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, read_tensors
-from engine.checkpoint.quantised.methods import method_of
-from engine.checkpoint.quantised.tensors import QuantisedTensor, original_tensors
+from engine.checkpoint.quantized.formats import storage_format
+from engine.checkpoint.quantized.tensors import QuantizedTensor, original_tensors
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 
-CheckpointTensor = StoredTensor | QuantisedTensor | GGUFTensor
+CheckpointTensor = StoredTensor | QuantizedTensor | GGUFTensor
 
 
 def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
@@ -29,5 +29,5 @@ def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
     if is_gguf(files[0]):
         return read_tensors(files)
     stored = stored_tensors(files)
-    method = method_of(read_json(folder / "config.json"))
-    return stored if method is None else original_tensors(stored, method)
+    storage = storage_format(read_json(folder / "config.json"))
+    return stored if storage is None else original_tensors(stored, storage)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from engine.checkpoint.parameters import parameters_of
+
 BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -26,21 +28,20 @@ class Target:
     experts: int = 0  # if not 0, the first dimension: their rows follow each other
     groups: int = 0
 
-    def place(self, parts: Mapping[str, slice]) -> slice:
-        """Return which rows of the parameter the tensor fills, of all its `parts`."""
-        return slice(None) if self.groups else parts[self.part]
+    def slice_of(self, slices: Mapping[str, slice]) -> slice:
+        """Return which rows of the parameter the tensor fills, of the `slices` of its parts."""
+        return slice(None) if self.groups else slices[self.part]
 
-    def rows(self, parts: Mapping[str, slice]) -> dict[str, slice | torch.Tensor]:
-        """Return which rows of the tensor belong to each of the `parts` that it fills."""
+    def rows(self, slices: Mapping[str, slice]) -> dict[str, slice | torch.Tensor]:
+        """Return which rows of the tensor belong to each part that it fills, of all `slices`."""
         if not self.groups:
             return {self.part: slice(None)}
         if self.groups == 1:
-            return dict(parts)
-        sizes = [(rows.stop - rows.start) // self.groups for rows in parts.values()]
+            return dict(slices)
+        sizes = [(rows.stop - rows.start) // self.groups for rows in slices.values()]
         count = self.groups * sum(sizes)
-        numbers = torch.arange(count, device="cpu").view(self.groups, -1)
-        shares = numbers.split(sizes, dim=1)
-        return {part: share.flatten() for part, share in zip(parts, shares, strict=True)}
+        indices = torch.arange(count, device="cpu").view(self.groups, -1).split(sizes, dim=1)
+        return {part: each.flatten() for part, each in zip(slices, indices, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, T
         number = BLOCK_NUMBER.search(module)
         pattern = BLOCK_NUMBER.sub("{i}", module)
         assert pattern in names, f"{parameter}: no checkpoint name for {pattern!r}"
-        parts = list(getattr(model.get_submodule(module), "parts", [""]))
+        parts = list(parameters_of(model.get_submodule(module)).slices)
         is_fused = len(parts) > 1 and "{part}" not in names[pattern]
         for part in [""] if is_fused else parts:
             spelled = names[pattern].format(i=number and number[0], part=part)

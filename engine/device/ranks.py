@@ -21,17 +21,23 @@ TIMEOUT = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A rank's share of a weight [out, in] of this `shape`.
+class Shard:
+    """The part of a weight [out, in] of this `shape` that a rank keeps.
 
-    `parts` are the rows of the whole weight by the checkpoint tensor that fills them, and `rows`
+    `slices` are the rows of the whole weight by the checkpoint tensor that fills them, and `rows`
     those rows of each of these tensors that the rank keeps.
     """
 
     shape: tuple[int, int]
-    parts: Mapping[str, slice]
+    slices: Mapping[str, slice]
     rows: Mapping[str, slice]
     columns: slice
+
+    @property
+    def kept_shape(self) -> tuple[int, int]:
+        """The shape of what the rank keeps."""
+        outputs = sum(rows.stop - rows.start for rows in self.rows.values())
+        return outputs, self.columns.stop - self.columns.start
 
 
 class Ranks:

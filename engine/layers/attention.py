@@ -11,7 +11,8 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.device.ranks import UNEVEN, Ranks, Share
+from engine.checkpoint.parameters import LoadedLayer
+from engine.device.ranks import UNEVEN, Ranks, Shard
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -36,9 +37,9 @@ class Attention(nn.Module):
         spec = self.spec
         if spec.num_heads % ranks.count:
             raise ConfigError(f"has {spec.num_heads} heads, which {ranks.count} {UNEVEN}")
-        own = ranks.units(spec.num_kv_heads, spec.num_kv_heads)
+        shard = ranks.units(spec.num_kv_heads, spec.num_kv_heads)
         self.spec = replace(
-            spec, num_heads=spec.num_heads // ranks.count, num_kv_heads=own.stop - own.start
+            spec, num_heads=spec.num_heads // ranks.count, num_kv_heads=shard.stop - shard.start
         )
 
     def forward(
@@ -105,7 +106,7 @@ def kv_specs(model: nn.Module) -> list[AttentionSpec]:
     return [layer.spec for layer in layers]
 
 
-class RotaryAttention(nn.Module):
+class RotaryAttention(LoadedLayer):
     """Grouped-query attention (arXiv 2305.13245) of layer `index` with rotary embedding.
 
     `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
@@ -137,7 +138,6 @@ class RotaryAttention(nn.Module):
         self.q_norm = qk_norm() if qk_norm else None
         self.k_norm = qk_norm() if qk_norm else None
         self.sinks = nn.Parameter(torch.empty(heads)) if spec.has_sinks else None
-        self.share: Share | None = None  # of the sinks
         self.attend = Attention(spec, index)
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
 
@@ -157,9 +157,8 @@ class RotaryAttention(nn.Module):
         """Keep the sinks of this rank's heads. Raises ConfigError if that is not possible."""
         if self.sinks is not None:
             heads = len(self.sinks)
-            own = ranks.units(heads, heads)
-            self.share = Share((heads, 1), {"": slice(0, heads)}, {"": own}, slice(0, 1))
-            self.sinks = nn.Parameter(self.sinks.new_empty(own.stop - own.start))
+            rows = {"": ranks.units(heads, heads)}
+            self.tensors.take_shard(Shard((heads, 1), {"": slice(0, heads)}, rows, slice(0, 1)))
 
     def _norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from engine.device.ranks import Share
+from engine.device.ranks import Shard
 from engine.layers.weights.onednn import PackedWeight
+from engine.layers.weights.weight import Weight
 from engine.ops.experts import ExpertRows, rows_by_expert
 from engine.ops.kernels import Kernels
 from engine.ops.lora import AdapterGroup, Parts, TokenAdapters, add_lora
@@ -31,7 +32,7 @@ class SortedTokens(NamedTuple):
     """The tokens of a batch by slot, those of slot 0 first."""
 
     rows: ExpertRows
-    places: torch.Tensor  # [T]: the row of each token
+    indices: torch.Tensor  # [T]: the row of each token
 
 
 class Tokens:
@@ -86,47 +87,38 @@ class LinearAdapters(Protocol):
 class LinearShape:
     """The shape of a layer, and the dtype and device of its outputs.
 
-    If ranks share the layer, the shape is that of this rank's `share`.
+    If ranks divide the layer, the shape is that of this rank's `shard`.
     """
 
     inputs: int
     outputs: int
-    parts: Mapping[str, slice]  # of the output rows
+    slices: Mapping[str, slice]  # of the output rows, by part
     dtype: torch.dtype
     device: torch.device
-    share: Share | None = None  # None: the whole layer
+    shard: Shard | None = None  # None: the whole layer
 
     @property
     def whole(self) -> tuple[int, int]:
         """The outputs and inputs of the layer in all ranks together."""
-        return (self.outputs, self.inputs) if self.share is None else self.share.shape
+        return (self.outputs, self.inputs) if self.shard is None else self.shard.shape
 
     @property
-    def whole_parts(self) -> Mapping[str, slice]:
-        """The parts of the output rows in all ranks together."""
-        return self.parts if self.share is None else self.share.parts
+    def whole_slices(self) -> Mapping[str, slice]:
+        """The output rows of each part in all ranks together."""
+        return self.slices if self.shard is None else self.shard.slices
 
-    def own(self, given: LowRankParts) -> LowRankParts:
+    def shard_of(self, given: LowRankParts) -> LowRankParts:
         """Return the columns of A and the rows of B that this rank computes with."""
-        share = self.share
-        if share is None:
+        shard = self.shard
+        if shard is None:
             return given
-        return {part: (a[:, share.columns], b[share.rows[part]]) for part, (a, b) in given.items()}
+        return {part: (a[:, shard.columns], b[shard.rows[part]]) for part, (a, b) in given.items()}
 
 
-class HasParts(Protocol):
-    """A linear layer before its weight is packed."""
-
-    weight: torch.nn.Parameter | None
-    parts: dict[str, slice]
-    share: Share | None
-
-
-def shape_of(layer: HasParts, dtype: torch.dtype, device: torch.device) -> LinearShape:
+def shape_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> LinearShape:
     """Return the shape of a layer whose weight is not packed yet."""
-    assert layer.weight is not None
-    outputs, inputs = layer.weight.shape
-    return LinearShape(inputs, outputs, dict(layer.parts), dtype, device, layer.share)
+    outputs, inputs = weight.plain.shape
+    return LinearShape(inputs, outputs, weight.slices, dtype, device, weight.shard)
 
 
 Matmul = TypeVar("Matmul")
@@ -143,14 +135,14 @@ def _joined(
     given: LowRankParts, shape: LinearShape, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return this rank's A [width, in] and B [out, width], with zeros for other parts."""
-    place: dict[str, Any] = {"dtype": shape.dtype}
-    down = torch.zeros(width, shape.inputs, **place)
-    up = torch.zeros(shape.outputs, width, **place)
+    options: dict[str, Any] = {"dtype": shape.dtype}
+    down = torch.zeros(width, shape.inputs, **options)
+    up = torch.zeros(shape.outputs, width, **options)
     first = 0
-    for part, (a, b) in shape.own(given).items():
+    for part, (a, b) in shape.shard_of(given).items():
         rows = slice(first, first + len(a))
         down[rows] = a
-        up[shape.parts[part], rows] = b
+        up[shape.slices[part], rows] = b
         first += len(a)
     return down, up
 
@@ -190,8 +182,8 @@ def _added(
 ) -> torch.Tensor:
     if group.tokens is None:
         return y.add_(pair.up(pair.down(x)))
-    own = x.index_select(0, group.tokens)
-    added = pair.up(pair.down(own))[: group.count]
+    selected = x.index_select(0, group.tokens)
+    added = pair.up(pair.down(selected))[: group.count]
     return y.index_add_(0, group.tokens[: group.count], added)
 
 
@@ -211,7 +203,7 @@ class PanelAdapters:
         self._shape = shape
         self._tokens = tokens
         self._num_slots = num_slots
-        widest = self._width(len(shape.parts) * rank)
+        widest = self._width(len(shape.slices) * rank)
         self._none = Pair(
             *(narrow(torch.empty(n, 0, dtype=shape.dtype)) for n in (widest, shape.outputs))
         )
@@ -249,10 +241,10 @@ class PanelAdapters:
     def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if self._tokens.current is None:
             return y
-        rows, places = self._tokens.by_slot(self._num_slots)
-        own = x.index_select(0, rows.pairs)
-        added = self._ups(self._downs(own, rows.starts), rows.starts)
-        return y + added.index_select(0, places)
+        rows, indices = self._tokens.by_slot(self._num_slots)
+        sorted_x = x.index_select(0, rows.pairs)
+        added = self._ups(self._downs(sorted_x, rows.starts), rows.starts)
+        return y + added.index_select(0, indices)
 
 
 class StackedAdapters:
@@ -267,10 +259,10 @@ class StackedAdapters:
         self._tokens = tokens
         self._rank = rank
         self._kernels: Kernels = kernels
-        self.parts = Parts.of(shape.parts.values(), shape.device)
-        place: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
-        self.a = torch.zeros(num_slots, len(shape.parts) * rank, shape.inputs, **place)
-        self.b = torch.zeros(num_slots, shape.outputs, rank, **place)
+        self.parts = Parts.of(shape.slices.values(), shape.device)
+        options: dict[str, Any] = {"dtype": shape.dtype, "device": shape.device}
+        self.a = torch.zeros(num_slots, len(shape.slices) * rank, shape.inputs, **options)
+        self.b = torch.zeros(num_slots, shape.outputs, rank, **options)
 
     @property
     def nbytes(self) -> int:
@@ -281,11 +273,11 @@ class StackedAdapters:
             return None
         a = torch.zeros(self.a.shape[1:], dtype=self._shape.dtype)
         b = torch.zeros(self.b.shape[1:], dtype=self._shape.dtype)
-        own = self._shape.own(given)
-        for place, (part, rows) in enumerate(self._shape.parts.items()):
-            if part in own:
-                down, up = own[part]
-                first = place * self._rank
+        shard = self._shape.shard_of(given)
+        for index, (part, rows) in enumerate(self._shape.slices.items()):
+            if part in shard:
+                down, up = shard[part]
+                first = index * self._rank
                 a[first : first + len(down)] = down
                 b[rows, : len(down)] = up
         if self._shape.device.type == "cuda":

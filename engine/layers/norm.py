@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from engine.device.ranks import Ranks, Share
+from engine.checkpoint.parameters import LoadedLayer
+from engine.device.ranks import Ranks, Shard
 from engine.ops.kernels import Kernels
 from engine.ops.norm import (
     Tensors,
@@ -23,7 +24,7 @@ from engine.ops.norm import (
 )
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(LoadedLayer):
     offset = False  # whether the stored weight is weight - 1
 
     def __init__(self, dim: int, eps: float) -> None:
@@ -57,20 +58,18 @@ class OffsetRMSNorm(RMSNorm):
 
 
 class SharedRMSNorm(RMSNorm):
-    """RMSNorm of `heads` heads together. Ranks may share them: see `norm_together`."""
+    """RMSNorm of `heads` heads together. Ranks may divide them: see `norm_together`."""
 
     def __init__(self, heads: int, head_dim: int, eps: float) -> None:
         super().__init__(heads * head_dim, eps)
         self.heads = heads
-        self.share: Share | None = None  # None: the whole weight
         self.ranks = Ranks()
 
     def divide(self, ranks: Ranks) -> None:
         """Keep the weights of this rank's heads. Raises ConfigError if that is not possible."""
         dim = len(self.weight)
-        own = ranks.units(dim, self.heads)
-        self.share = Share((dim, 1), {"": slice(0, dim)}, {"": own}, slice(0, 1))
-        self.weight = nn.Parameter(self.weight.new_empty(own.stop - own.start))
+        rows = {"": ranks.units(dim, self.heads)}
+        self.tensors.take_shard(Shard((dim, 1), {"": slice(0, dim)}, rows, slice(0, 1)))
         self.ranks = ranks
 
 
@@ -85,8 +84,8 @@ def norm_together(
     ranks = norms[0].ranks
     if ranks.count == 1:
         return [norm(x) for norm, x in zip(norms, tensors, strict=True)]
-    own = torch.cat([mean_square(x) for x in tensors], dim=1)
-    means = (ranks.sum(own) / ranks.count).split(1, dim=1)
+    squares = torch.cat([mean_square(x) for x in tensors], dim=1)
+    means = (ranks.sum(squares) / ranks.count).split(1, dim=1)
     return [
         divide_by_rms(x, mean, norm.weight, norm.eps)
         for norm, x, mean in zip(norms, tensors, means, strict=True)

@@ -92,8 +92,8 @@ class RopeScaling:
             mscale=_optional(given, "mscale") or 0.0,
             mscale_all_dim=_optional(given, "mscale_all_dim") or 0.0,
             truncate=bool(given.get("truncate", True)),
-            short_factors=_numbers(given, "short_factor") if is_long else (),
-            long_factors=_numbers(given, "long_factor") if is_long else (),
+            short_factors=_floats(given, "short_factor") if is_long else (),
+            long_factors=_floats(given, "long_factor") if is_long else (),
             share=share,
         )
 
@@ -156,7 +156,7 @@ def _share(given: dict[str, Any], config: dict[str, Any]) -> float:
     return share
 
 
-def _numbers(given: dict[str, Any], key: str) -> tuple[float, ...]:
+def _floats(given: dict[str, Any], key: str) -> tuple[float, ...]:
     values = given[key]
     if not isinstance(values, list):
         raise ConfigError(f"config.json has {key} = {values!r:.40}; it must be a list of numbers.")

@@ -34,7 +34,7 @@ def plan_adapters(plan: ModelPlan) -> AdapterPlan | None:
             f"{plan.kind}, and adapters need a decoder."
         )
     shapes = {
-        name: shape_of(layer, plan.dtype, plan.device)
+        name: shape_of(layer.tensors, plan.dtype, plan.device)
         for name, layer in plan.module.named_modules()
         if isinstance(layer, Linear) and not isinstance(layer, ExpertLinear)
     }

@@ -8,7 +8,7 @@ from engine.device.ranks import FLAG
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.ops.codes import GROUPS
-from engine.ops.quantise import is_quantised
+from engine.ops.quantize import is_quantized
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -27,15 +27,16 @@ def check_ranks(plan: ModelPlan) -> None:
 def check_groups(plan: ModelPlan) -> None:
     """Raise ConfigError if a rank's share of quantised inputs does not consist of whole groups."""
     for name, layer in plan.module.named_modules():
-        if not isinstance(layer, Linear) or layer.share is None:
+        if not isinstance(layer, Linear) or layer.tensors.shard is None:
             continue
-        own, whole = layer.share.columns, layer.share.shape[1]
+        shard = layer.tensors.shard
+        whole, columns = shard.shape[1], shard.columns
         kind = plan.rounds_to if layer.is_rounded else None
-        if layer.stored_form is not None:
+        if layer.tensors.stored_form is not None:
             kind = "int8"  # of every kind of stored codes, groups have the same size
-        if kind is None or not is_quantised(whole, kind):
+        if kind is None or not is_quantized(whole, kind):
             continue
-        size = own.stop - own.start
+        size = columns.stop - columns.start
         if size < whole and size % GROUPS[kind]:
             raise ConfigError(
                 f"{FLAG} {plan.ranks.count} is not possible with these quantised weights: a rank "

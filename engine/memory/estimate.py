@@ -61,7 +61,7 @@ def packed_bytes(plan: ModelPlan) -> int:
             plan.dtype,
             plan.kernels,
             _rounds_to(plan, layer),
-            layer.stored_form,
+            layer.tensors.stored_form,
         )
         for layer, weight in _packed(plan)
     )

@@ -13,7 +13,7 @@ from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
 from engine.checkpoint.loader import stored_codes
-from engine.checkpoint.quantised.methods import method_of
+from engine.checkpoint.quantized.formats import storage_format
 from engine.config import MAX_TOKENS, EngineConfig
 from engine.device.facts import (
     available_memory,
@@ -67,7 +67,7 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
-        self._has_codes = method_of(hf_config) is not None or any(self.folder.glob("*.gguf"))
+        self._has_codes = storage_format(hf_config) is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
             forbid_amx()
         self.device = device_of_rank(select_device(config.device), self.ranks)
@@ -179,10 +179,9 @@ class ModelPlan:
         for layer in names:
             if isinstance(layer, Linear | LMHead):
                 tied = layer.tied_to if isinstance(layer, LMHead) else None
-                layer.stored_form = stored.forms.get(f"{names[tied or layer]}.weight")
-                if tied is not None:
-                    tied.stored_form = layer.stored_form
-                keeps_codes = keeps_codes or layer.stored_form is not None
+                form = stored.forms.get(f"{names[tied or layer]}.weight")
+                layer.tensors.keep_codes(form)
+                keeps_codes = keeps_codes or form is not None
         return stored.kind if keeps_codes else None
 
     @property

@@ -100,7 +100,7 @@ def weights_bytes(module: nn.Module) -> int:
 
 def _packed_bytes(module: nn.Module) -> int:
     layers = [layer for layer in module.modules() if isinstance(layer, Linear | LMHead)]
-    return sum(layer.packed_bytes for layer in layers)
+    return sum(layer.tensors.packed_bytes for layer in layers)
 
 
 def _packed_name(plan: ModelPlan) -> str:

@@ -44,7 +44,7 @@ class AdapterPlan:
         """The bytes of full slots, if every adapter has all layers and the largest rank."""
         total = 0
         for shape in self.shapes.values():
-            width = len(shape.parts) * self.rank
+            width = len(shape.slices) * self.rank
             up = width if self.is_packed else self.rank
             total += (width * shape.inputs + up * shape.outputs) * shape.dtype.itemsize
         return total * self.num_slots
@@ -257,10 +257,10 @@ def _places(weight_map: WeightMap, plan: AdapterPlan) -> dict[str, Place]:
         layer = target.parameter.removesuffix(".weight")
         if layer not in plan.shapes:
             continue
-        parts = plan.shapes[layer].whole_parts
-        filled = target.place(parts)
+        slices = plan.shapes[layer].whole_slices
+        filled = target.slice_of(slices)
         count = len(range(*filled.indices(plan.shapes[layer].whole[0])))
-        place = Place(layer, target.rows(parts), count)
+        place = Place(layer, target.rows(slices), count)
         for spelling in weight_map.spellings(name):
             for prefix in weight_map.prefixes:
                 module = (prefix + spelling).removesuffix(".weight")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from engine.checkpoint.quantised.methods import quantisation_key
+from engine.checkpoint.quantized.formats import quantization_key
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.layers.experts import ClampedSwiGLU, ExpertsShape
 from engine.models.base import experts_per_token, layer_windows, nullable, positive, positive_float
@@ -30,7 +30,7 @@ class GptOss(Llama):
 
     def __init__(self, config: dict[str, Any], **options: Any) -> None:
         super().__init__(config, **options)
-        self._is_quantised = quantisation_key(config) is not None
+        self._is_quantized = quantization_key(config) is not None
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
@@ -68,7 +68,7 @@ class GptOss(Llama):
             module, _, kind = name.rpartition(".")
             if kind == "bias":
                 targets[f"{module}_bias"] = replace(target, experts=self._count)
-            elif self._is_quantised:
+            elif self._is_quantized:
                 targets[module] = target
             else:
                 targets[module] = replace(target, experts=self._count, transpose=True)

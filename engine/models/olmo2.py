@@ -48,7 +48,7 @@ class Olmo2Attention(nn.Module):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
     ) -> torch.Tensor:
         """x [T, hidden], cos and sin [T, 1, head_dim] -> [T, hidden]."""
-        sizes = [rows.stop - rows.start for rows in self.qkv.parts.values()]
+        sizes = [rows.stop - rows.start for rows in self.qkv.tensors.slices.values()]
         q, k, v = self.qkv(x).split(sizes, dim=1)
         qk = torch.cat(norm_together((self.q_norm, self.k_norm), (q, k)), dim=1)
         heads = (-1, self.attend.spec.head_dim)

@@ -13,7 +13,7 @@ from typing import Any
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
-from engine.checkpoint.quantised.methods import quantisation_key
+from engine.checkpoint.quantized.formats import quantization_key
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 from engine.errors import ConfigError
 
@@ -33,7 +33,7 @@ class Checkpoint:
         """
         folder = model_folder(model)
         config = read_json(folder / "config.json")
-        if key := quantisation_key(config):
+        if key := quantization_key(config):
             raise ConfigError(
                 f"{folder} has {key} in config.json: quantised checkpoints cannot be {to_be}. Use "
                 "the original."

@@ -293,7 +293,7 @@ def _parts(layer: nn.Module) -> str:
         return ""
     sizes = [
         f"{name} {rows.stop - rows.start}"
-        for name, rows in layer.parts.items()
+        for name, rows in layer.tensors.slices.items()
         if name and not name.isdigit()  # whole experts have no names
     ]
     return ", ".join(sizes)

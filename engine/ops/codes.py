@@ -31,7 +31,7 @@ class CodeRows(NamedTuple):
     scales: torch.Tensor  # [out, groups], fp16, of fp8 fp32
     offsets: torch.Tensor | None  # like scales; of int4 only
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the weight [out, in] in fp32."""
         if self.kind == "fp8":
             values = self.codes.view(torch.float8_e4m3fn).float()
@@ -69,4 +69,4 @@ def codes_linear(
             kind=weight.kind,
             group=GROUPS[weight.kind],
         )
-    return linear(x, weight.numbers().to(x.dtype), bias, dtype, kernels=kernels)
+    return linear(x, weight.dequantize().to(x.dtype), bias, dtype, kernels=kernels)

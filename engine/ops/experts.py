@@ -63,8 +63,8 @@ def combine(y: torch.Tensor, rows: ExpertRows, weights: torch.Tensor) -> torch.T
     A token's results are added in fp32 in the order of its experts' ranks, so that its bits depend
     on no other token.
     """
-    places = rows.pairs.argsort()
-    by_token = y.index_select(0, places)
+    indices = rows.pairs.argsort()
+    by_token = y.index_select(0, indices)
     ranked = by_token.unflatten(0, weights.shape).float()
     shares = weights[..., None]
     total = ranked[:, 0] * shares[:, 0]
@@ -82,8 +82,8 @@ def expert_by_expert(
     products = []
     for (first, end), multiply in zip(spans, experts, strict=True):
         if end > first:
-            own = x[first:end]
-            products.append(multiply(own))
+            selected = x[first:end]
+            products.append(multiply(selected))
     return torch.cat(products)
 
 
@@ -104,7 +104,7 @@ def experts_linear(
 
         return multiply_experts(x, weight, bias, rows.starts)
     multiplies = []
-    for expert, own in enumerate(weight):
-        own_bias = None if bias is None else bias[expert]
-        multiplies.append(partial(linear, weight=own, bias=own_bias, kernels=kernels))
+    for expert, expert_weight in enumerate(weight):
+        expert_bias = None if bias is None else bias[expert]
+        multiplies.append(partial(linear, weight=expert_weight, bias=expert_bias, kernels=kernels))
     return expert_by_expert(x, multiplies, rows)

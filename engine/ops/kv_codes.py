@@ -21,17 +21,17 @@ def is_coded(dtype: torch.dtype) -> bool:
     return dtype in LARGEST
 
 
-def to_codes(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round numbers [..., D] to codes [..., D] of `dtype` with scales [...] fp32.
+def to_codes(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round values [..., D] to codes [..., D] of `dtype` with scales [...] fp32.
 
     If a number is NaN or infinite, the scale is too, and no number of its head stays finite.
     """
     largest = LARGEST[dtype]
-    numbers = numbers.float()
+    values = values.float()
     # A product, because a division by a constant has other bits on a GPU.
-    scales = numbers.abs().amax(-1) * (1 / largest)
+    scales = values.abs().amax(-1) * (1 / largest)
     divisors = scales.where(scales > 0, 1.0)
-    quotients = (numbers / divisors.unsqueeze(-1)).nan_to_num(0.0).clamp(-largest, largest)
+    quotients = (values / divisors.unsqueeze(-1)).nan_to_num(0.0).clamp(-largest, largest)
     if dtype == torch.int8:
         quotients = quotients.round()
     return quotients.to(dtype), scales

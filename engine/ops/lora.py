@@ -74,7 +74,7 @@ def add_lora(
     is_own = slots[:, None] == numbers
     shrunk = torch.where(is_own[..., None], shrunk, 0)
     added = []
-    for place, rows in enumerate(parts.rows):
-        own = shrunk[..., place * rank : (place + 1) * rank].flatten(1)
+    for index, rows in enumerate(parts.rows):
+        own = shrunk[..., index * rank : (index + 1) * rank].flatten(1)
         added.append(own @ b[:, rows].transpose(1, 2).flatten(0, 1))
     return y + torch.cat(added, 1)

@@ -23,7 +23,7 @@ from engine.layers.rotary import RotaryEmbedding
 from engine.layers.weights.pack import has_kernel as has_codes_kernel
 from engine.layers.weights.pack import kind_of
 from engine.memory.model_plan import ModelPlan
-from engine.ops.quantise import BITS
+from engine.ops.quantize import BITS
 
 USUAL_WIDTH = HEAD_PANEL  # outputs per panel of most weights that oneDNN packs
 ACTIVATIONS = {GATED["silu"]: SILU, GATED["gelu_pytorch_tanh"]: GELU_TANH}
@@ -67,8 +67,8 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     has_bias = int(isinstance(layer, Linear) and layer.bias is not None)
     is_rounded = not isinstance(layer, Linear) or layer.is_rounded
     kind = kind_of(inputs, is_head, plan.rounds_to) if is_rounded else None
-    if layer.stored_form is not None:
-        bits, has_offsets = layer.stored_form
+    if layer.tensors.stored_form is not None:
+        bits, has_offsets = layer.tensors.stored_form
     elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
         bits, has_offsets = BITS[kind], kind == "int4"
     elif is_head and can_multiply_head(inputs, plan.dtype):

@@ -125,7 +125,7 @@ def test_adapters_with_drafts_give_tokens_of_merged_models(adapted: Adapted) -> 
     assert driver.stats.drafted_right > 0
 
 
-def test_adapters_over_a_quantised_base_correct_its_outputs(adapted: Adapted) -> None:
+def test_adapters_over_a_quantized_base_correct_its_outputs(adapted: Adapted) -> None:
     driver = adapted.driver(quantization="int8")
     ids = [driver.submit(PROMPTS[3], COUNT, adapter=adapter) for adapter in (0, 1, 2)]
     driver.run()

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
+from engine.layers.experts import ExpertLinear
 from engine.memory.model_plan import _check_experts
 from engine.memory.report import PACKED_WEIGHTS
-from engine.offline.quantize.command import quantise_folder
+from engine.offline.quantize.command import quantize_folder
 from engine.ops.codes import Quantization
 from tests.engine.models.test_qwen3_moe import config
 from tests.support.driver import Driver
@@ -66,16 +67,18 @@ def test_memory_table_counts_the_experts_codes(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantised_folder_keeps_the_experts_codes_and_a_plain_router(
+def test_quantized_folder_keeps_the_experts_codes_and_a_plain_router(
     model: Path, kind: str, tmp_path: Path
 ) -> None:
-    layers = quantise_folder(str(model), tmp_path / "out", kind)
+    layers = quantize_folder(str(model), tmp_path / "out", kind)
     assert "model.layers.0.mlp.gate" in layers.ignored
     assert "model.layers.0.mlp.experts.4.down_proj.weight" in layers.rounded
     shared: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "numba"}
     driver = Driver(tmp_path / "out", **shared)
-    experts = [each for each in driver.loaded.plan.module.modules() if hasattr(each, "_experts")]
-    assert [each.stored_form.bits for each in experts] == [int(kind[3:])] * 4
+    experts = [
+        each for each in driver.loaded.plan.module.modules() if isinstance(each, ExpertLinear)
+    ]
+    assert [each.tensors.stored_form.bits for each in experts] == [int(kind[3:])] * 4
     assert answers(driver, together=True) == answers(
         Driver(tmp_path / "out", **shared), together=False
     )

@@ -12,7 +12,7 @@ from engine.config import EngineConfig, KVCacheDtype
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.runner.load import load_engine
-from tests.engine.test_quantised import SMALL, answers, prompts
+from tests.engine.test_quantized import SMALL, answers, prompts
 from tests.support.driver import Driver, tiny_llama
 from tests.support.tiny_bert import tiny_bert
 

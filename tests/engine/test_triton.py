@@ -49,7 +49,7 @@ def test_triton_engine_matches_reference() -> None:
 @pytest.mark.parametrize(
     "kind", ["int4", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("int8", "fp8"))]
 )
-def test_triton_engine_with_quantised_weights_equals_torch(
+def test_triton_engine_with_quantized_weights_equals_torch(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the kernel, the rounded weights are multiplied in fp32: the numbers are the same."""

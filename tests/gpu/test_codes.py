@@ -31,7 +31,7 @@ def test_codes_kernel_equals_torch(
     inputs, outputs = 1184, 1000
     weight = code_rows((draw(outputs, inputs) / inputs**0.5).to(cuda), kind)
     x, bias = draw(rows, inputs, seed=1).to(cuda, dtype), draw(outputs, seed=2).to(cuda, dtype)
-    due = x.double() @ weight.numbers().to(dtype).double().t() + bias.double()
+    due = x.double() @ weight.dequantize().to(dtype).double().t() + bias.double()
     found = codes_linear(x, weight, bias, kernels="triton")
     check(found, due.to(dtype))
     if rows <= 16:

@@ -20,7 +20,9 @@ from engine.assembly import make_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.inspect.inspectors import Inspectors
+from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
+from engine.layers.linear import Linear
 from engine.protocol.embed import EmbedOutput, EmbedRequest, Pooling
 from engine.protocol.generate import (
     Ablation,
@@ -240,9 +242,10 @@ class Driver:
         runner, model = self.runner, cast(nn.Module, self.runner.model)
         weights = [*model.parameters(), *model.buffers()]
         adapters = [m.adapters for m in model.modules() if getattr(m, "adapters", None)]
-        packed = [m._packed._packed for m in model.modules() if getattr(m, "_packed", None)]
-        experts = [m._experts.weights for m in model.modules() if isinstance(m, ExpertLinear)]
-        packed += [weight._packed for weights in experts for weight in weights]
+        forms = [m.tensors.packed for m in model.modules() if isinstance(m, Linear | LMHead)]
+        packed = [form._packed for form in forms if form is not None]
+        experts = [m.tensors for m in model.modules() if isinstance(m, ExpertLinear)]
+        packed += [form._packed for each in experts for form in each.packed_experts.weights]
         owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}

@@ -121,8 +121,8 @@ def converted(
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, tensor: np.ndarray, kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
-    quantised = gguf.quants.quantize(np.ascontiguousarray(tensor, dtype=np.float32), number)
-    writer.add_tensor(name, quantised, raw_dtype=number)
+    quantized = gguf.quants.quantize(np.ascontiguousarray(tensor, dtype=np.float32), number)
+    writer.add_tensor(name, quantized, raw_dtype=number)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, **more: Any) -> None:

@@ -103,7 +103,7 @@ class TapeRecorder:
         tolist, numpy = map(only_elsewhere, (torch.Tensor.tolist, torch.Tensor.numpy))
         with (
             mock.patch("engine.attention.torch.backend.query_groups", captured_groups),
-            mock.patch("engine.layers.experts.expert_by_expert", captured_experts),
+            mock.patch("engine.layers.weights.experts.expert_by_expert", captured_experts),
             mock.patch("engine.ops.experts.expert_by_expert", captured_experts),
         ):
             compute()

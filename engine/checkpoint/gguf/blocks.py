@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.quantise import GROUP, Codes, CodesForm, quantise
+from engine.ops.quantize import GROUP, Codes, CodesForm, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Groups:
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the numbers [n, groups * size] in fp32."""
         found = self.codes * self.scales[..., None]
         if self.offsets is not None:
@@ -124,7 +124,7 @@ def _q6_k(raw: torch.Tensor) -> Groups:
     return Groups(codes.reshape(-1, 16, 16), _half(raw[:, 208:]) * scales)
 
 
-QUANTISED: dict[str, Callable[[torch.Tensor], Groups]] = {
+QUANTIZED: dict[str, Callable[[torch.Tensor], Groups]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
@@ -155,7 +155,7 @@ def regrouped(groups: Groups, form: CodesForm, outputs: int, inputs: int) -> Cod
     Scales and offsets are rounded to fp16, which those of Q4_K and Q5_K may not fit.
     """
     if groups.codes.shape[2] != GROUP:
-        found = quantise(groups.numbers().view(outputs, inputs), "int8")
+        found = quantize(groups.dequantize().view(outputs, inputs), "int8")
         assert isinstance(found, Codes)
         return found
     codes, offsets = groups.codes.view(torch.uint8), groups.offsets

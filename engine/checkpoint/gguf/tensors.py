@@ -14,12 +14,12 @@ from engine.checkpoint.gguf.architecture import (
     stored_offset,
     tensor_name,
 )
-from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTISED, regrouped
+from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.checkpoint.gguf.settings import architecture_of, own_settings
 from engine.checkpoint.gguf.shapes import ROPE_FACTORS, absent_biases, all_tensors
 from engine.errors import ConfigError
-from engine.ops.quantise import GROUP, Codes, CodesForm
+from engine.ops.quantize import GROUP, Codes, CodesForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class GGUFTensor:
         16, and is rounded to int8.
         """
         outputs, inputs = self.stored.shape
-        groups = QUANTISED[self.stored.kind.name](_blocks(self.stored))
+        groups = QUANTIZED[self.stored.kind.name](_blocks(self.stored))
         form = FORMS[self.stored.kind.name]
         found = regrouped(groups, form, outputs, inputs)
         if self.heads is None:
@@ -108,7 +108,7 @@ def decode(stored: StoredTensor) -> torch.Tensor:
     name = stored.kind.name
     if name in PLAIN:
         return blocks.flatten().view(PLAIN[name]).reshape(stored.shape)
-    return QUANTISED[name](blocks).numbers().reshape(stored.shape)
+    return QUANTIZED[name](blocks).dequantize().reshape(stored.shape)
 
 
 def _blocks(stored: StoredTensor) -> torch.Tensor:

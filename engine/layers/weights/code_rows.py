@@ -6,9 +6,9 @@ import torch
 
 from engine.ops.codes import CodeRows, Quantization, codes_linear
 from engine.ops.kernels import Kernels
-from engine.ops.quantise import Float8Codes, quantise
+from engine.ops.quantize import Float8Codes, quantize
 
-NUMBERS_AT_ONCE = 2**24  # of a weight that is rounded, to limit the memory of fp32 copies
+VALUES_AT_ONCE = 2**24  # of a weight that is rounded, to limit the memory of fp32 copies
 
 
 class CodeRowsWeight:
@@ -41,7 +41,7 @@ class CodeRowsWeight:
 def code_rows(weight: torch.Tensor, kind: Quantization) -> CodeRows:
     """Round a weight [out, in], some of its outputs at a time."""
     outputs, inputs = weight.shape
-    count = max(1, NUMBERS_AT_ONCE // inputs)
+    count = max(1, VALUES_AT_ONCE // inputs)
     pieces = [_rounded(weight[first : first + count], kind) for first in range(0, outputs, count)]
     codes = torch.cat([piece.codes for piece in pieces])
     scales = torch.cat([piece.scales for piece in pieces])
@@ -50,11 +50,11 @@ def code_rows(weight: torch.Tensor, kind: Quantization) -> CodeRows:
 
 
 def _rounded(weight: torch.Tensor, kind: Quantization) -> CodeRows:
-    found = quantise(weight, kind)
+    quantized = quantize(weight, kind)
     inputs = weight.shape[1]
-    if isinstance(found, Float8Codes):
-        return CodeRows(kind, inputs, found.codes.view(torch.uint8), found.scales, None)
-    codes = found.codes
+    if isinstance(quantized, Float8Codes):
+        return CodeRows(kind, inputs, quantized.codes.view(torch.uint8), quantized.scales, None)
+    codes = quantized.codes
     if kind == "int4":
         codes = codes[:, 0::2] | codes[:, 1::2] << 4
-    return CodeRows(kind, inputs, codes, found.scales, found.offsets)
+    return CodeRows(kind, inputs, codes, quantized.scales, quantized.offsets)

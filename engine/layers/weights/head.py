@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from engine.layers.weights.onednn import PackedWeight
-from engine.layers.weights.weight import Weight
+from engine.layers.weights.packed import PackedForm
 from engine.ops.kernels import Kernels
 
 
@@ -21,7 +21,7 @@ class HeadWeight:
     def __init__(self, weight: torch.Tensor, *, kernels: Kernels) -> None:
         self._vocab_size, hidden = weight.shape
         self._is_fp32 = not has_head_kernel(hidden, weight.dtype, kernels)
-        self._product: Weight
+        self._product: PackedForm
         if self._is_fp32:
             self._product = PackedWeight(weight.float())
             return

@@ -34,14 +34,14 @@ class PackedWeight:
     ) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         self._bias = bias
-        self._own: PackedMultiply | None = None
+        self._kernel: PackedMultiply | None = None
         self.any_rows: PackedMultiply | None = None  # our own kernel, if it takes all rows
-        self._most = 0  # the largest number of rows for our own kernel
+        self._max_rows = 0  # the largest number of rows for our own kernel
         if kernels == "numba":
             from engine.kernels.numba.linear import ANY_ROWS, multiply_for
 
             if kernel := multiply_for(weight, self._packed, bias):
-                self._own, self._most = kernel, kernel.most
+                self._kernel, self._max_rows = kernel, kernel.most
                 self.any_rows = kernel if kernel.most == ANY_ROWS else None
 
     @property
@@ -51,8 +51,8 @@ class PackedWeight:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> [T, out]."""
         count = x.shape[0]
-        if self._own is not None and count <= self._most:
-            return self._own(x)
+        if self._kernel is not None and count <= self._max_rows:
+            return self._kernel(x)
         rows = torch.cat((x, x)) if count == 1 else x
         y = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         return y[:1] if count == 1 else y

@@ -11,16 +11,16 @@ from engine.kernels.numba.call import LANES
 from engine.layers.weights.code_rows import CodeRowsWeight
 from engine.layers.weights.head import HeadWeight, head_nbytes
 from engine.layers.weights.onednn import PackedWeight
-from engine.layers.weights.weight import Weight
+from engine.layers.weights.packed import PackedForm
 from engine.ops.codes import GROUPS, Quantization
 from engine.ops.kernels import Kernels
-from engine.ops.quantise import (
+from engine.ops.quantize import (
     BITS,
     SCALE_BYTES,
     Codes,
     CodesForm,
-    is_quantised,
-    quantise,
+    is_quantized,
+    quantize,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def pack(
     kernels: Kernels,
     is_head: bool = False,
     quantization: Quantization | None = None,
-) -> Weight | None:
+) -> PackedForm | None:
     """Return the weight [out, in] packed, or None if it stays plain. A head returns fp32.
 
     Without a kernel for the device or dtype, a quantised weight is rounded and keeps its dtype.
@@ -48,24 +48,24 @@ def pack(
         has_codes = has_kernel(quantization, weight.dtype, kernels)
         if has_codes and kernels == "triton":
             return CodeRowsWeight(weight, kind, bias, kernels=kernels, wide=is_head)
-        codes = quantise(weight, kind)
+        codes = quantize(weight, kind)
         if has_codes:
             assert isinstance(codes, Codes)
-            return pack_codes(codes, bias, wide=is_head)
-        weight = codes.numbers().to(weight.dtype)
+            return pack_codes(codes, bias, is_head=is_head)
+        weight = codes.dequantize().to(weight.dtype)
     if is_head and weight.dtype != torch.float32:
         return HeadWeight(weight, kernels=kernels)
     return PackedWeight(weight, bias, kernels=kernels)
 
 
-def pack_codes(codes: Codes, bias: torch.Tensor | None, *, wide: bool = False) -> Weight:
-    """Return the codes as Numba's kernel multiplies them. With `wide` it returns fp32."""
+def pack_codes(codes: Codes, bias: torch.Tensor | None, *, is_head: bool = False) -> PackedForm:
+    """Return the codes as Numba's kernel multiplies them. A head returns fp32."""
     from engine.kernels.numba.codes import CodesLinear
 
-    return CodesLinear(codes.codes, codes.scales, codes.offsets, codes.bits, bias, wide=wide)
+    return CodesLinear(codes.codes, codes.scales, codes.offsets, codes.bits, bias, wide=is_head)
 
 
-def experts_kernel(weights: Sequence[Weight], kernels: Kernels) -> ExpertsMultiply | None:
+def experts_kernel(weights: Sequence[PackedForm], kernels: Kernels) -> ExpertsMultiply | None:
     """Return a kernel for the packed weights of all experts, or None if each one goes alone."""
     if kernels != "numba":
         return None
@@ -111,7 +111,7 @@ def kind_of(inputs: int, is_head: bool, quantization: Quantization | None) -> Qu
     if quantization is None:
         return None
     kind: Quantization = "int8" if is_head else quantization
-    return kind if is_quantised(inputs, kind) else None
+    return kind if is_quantized(inputs, kind) else None
 
 
 def nbytes_of(

@@ -15,7 +15,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import full_path
-from engine.checkpoint.loader import FLOATS
+from engine.checkpoint.source import FLOATS
 from engine.errors import ConfigError, one_line
 
 MAX_NAMED = 20  # folders that an error message lists

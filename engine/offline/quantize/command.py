@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.checkpoint.folder import full_path, weight_files
 from engine.checkpoint.loader import assign, listed
-from engine.checkpoint.quantised.layer import FLOATS, check_shape
+from engine.checkpoint.quantized.layer import FLOATS, check_shape
 from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.weight_map import Target
 from engine.errors import ConfigError
@@ -25,7 +25,7 @@ from engine.models.registry import model_class
 from engine.offline.new_folder_command import write_folder
 from engine.offline.plain import Checkpoint
 from engine.offline.quantize.forms import FORMS, Form
-from engine.offline.quantize.write import write_quantised
+from engine.offline.quantize.write import write_quantized
 
 
 class Layers(NamedTuple):
@@ -35,7 +35,7 @@ class Layers(NamedTuple):
     ignored: Sequence[str]  # names of layers that stay plain, or patterns after "re:"
 
 
-def quantise_folder(
+def quantize_folder(
     model: str, out: Path, kind: str, progress: Callable[[float], None] = lambda share: None
 ) -> Layers:
     """Write the model in the folder `model` to the folder `out`, rounded to a form of FORMS.
@@ -49,7 +49,7 @@ def quantise_folder(
     _, _, build = model_class(source.config)
     module = on_meta_device(build, source.config, 1, torch.float32)
     layers = _layers_of(module, source, FORMS[kind])
-    write_quantised(source, out, kind, layers.rounded, layers.ignored, progress)
+    write_quantized(source, out, kind, layers.rounded, layers.ignored, progress)
     return layers
 
 
@@ -98,8 +98,7 @@ def _is_rounded(tensor: StoredTensor, owners: Mapping[Target, nn.Module], form: 
                 f"{tensor.name} in {tensor.file} is a Conv1D, as of GPT-2. Quantised ones are not "
                 "served, so they are not written."
             )
-        assert owner.weight is not None
-        check_shape(tensor, tuple(owner.weight[target.place(owner.parts)].shape))
+        check_shape(tensor, owner.tensors.expected_shape("weight", target))
         if tensor.dtype not in FLOATS:
             raise ConfigError(
                 f"{tensor.name} in {tensor.file} has dtype {tensor.dtype}; supported: "
@@ -120,14 +119,14 @@ def _patterns(prefixes: Sequence[str], source: Checkpoint) -> list[str]:
 
 def main() -> int:
     """Quantise and return the exit status of `write_folder`."""
-    return write_folder("quantising", _quantise_as_given)
+    return write_folder("quantising", _quantize_as_given)
 
 
-def _quantise_as_given(progress: Callable[[float], None]) -> list[str]:
+def _quantize_as_given(progress: Callable[[float], None]) -> list[str]:
     model, out, kind = sys.argv[1:]
     # Follow links: the finished folder is renamed to `out`, which cannot replace a link.
     folder = full_path(Path(out))
-    layers = quantise_folder(model, folder, kind, progress)
+    layers = quantize_folder(model, folder, kind, progress)
     size = sum(file.stat().st_size for file in weight_files(folder))
     lines = [f"wrote {folder}: {len(layers.rounded)} weights as {kind}, {decimal(size)} in all"]
     if layers.ignored:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.quantised.groups import pack
-from engine.checkpoint.quantised.layer import Shape
-from engine.checkpoint.quantised.scheme import NAME, PACKED, Scheme, words
+from engine.checkpoint.quantized.groups import pack
+from engine.checkpoint.quantized.layer import Shape
+from engine.checkpoint.quantized.scheme import NAME, PACKED, Scheme, words
 from engine.checkpoint.stored import DTYPES
 from engine.offline.new_folder import Declared
-from engine.ops.quantise import GROUP, Codes, float8, int4_with_zeros, quantise
+from engine.ops.quantize import GROUP, Codes, float8, int4_with_zeros, quantize
 
 ROWS = 8  # zero points of 8 outputs fill a word
 
@@ -80,7 +80,7 @@ def _declared(dtype: str, shape: Shape) -> Declared:
 
 
 def _int8(rows: torch.Tensor) -> Stored:
-    codes = quantise(rows, "int8")
+    codes = quantize(rows, "int8")
     assert isinstance(codes, Codes)
     return {"weight_packed": pack(codes.codes, 8), "weight_scale": codes.scales}
 

@@ -23,7 +23,7 @@ from engine.offline.quantize.forms import FORMS, ROWS, Form
 RECORD = "quantize.json"
 
 
-def write_quantised(
+def write_quantized(
     source: Checkpoint,
     out: Path,
     kind: str,

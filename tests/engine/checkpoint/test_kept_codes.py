@@ -14,7 +14,7 @@ from tests.support.driver import Driver
 from tests.support.forward import forward, whole
 from tests.support.gguf_files import write_gguf
 from tests.support.golden import of_transformers
-from tests.support.quantised_files import FORMATS, write_quantised
+from tests.support.quantized_files import FORMATS, write_quantized
 from tests.support.ranks import ranked
 
 pytestmark = [
@@ -57,7 +57,7 @@ def check(model: Path, kind: str) -> None:
     assert kept.loaded.facts.quantization == kind
     assert plain.loaded.facts.quantization is None
     linears = [m for m in kept.runner.model.modules() if isinstance(m, Linear)]
-    assert all(isinstance(linear._packed, CodesLinear) for linear in linears)
+    assert all(isinstance(linear.tensors.packed, CodesLinear) for linear in linears)
     errors = [(logits(driver) - exact).norm() / exact.norm() for driver in (kept, plain)]
     assert errors[0] < 3 * errors[1] < 0.12
     assert kept.loaded.facts.weight_bytes < plain.loaded.facts.weight_bytes
@@ -76,7 +76,7 @@ def test_codes_of_several_kinds_share_a_layer(source: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["awq", "gptq 4", "pack 4", "int8 channel"])
 def test_codes_of_checkpoints_are_kept(name: str, source: Path, tmp_path: Path) -> None:
-    write_quantised(source, tmp_path / "model", FORMATS[name])
+    write_quantized(source, tmp_path / "model", FORMATS[name])
     check(tmp_path / "model", FORMATS[name].settings["quant_method"])
 
 
@@ -87,7 +87,7 @@ def test_codes_of_fused_layers_are_kept(tmp_path: Path) -> None:
     sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96}
     config = GPTNeoXConfig(**sizes, num_hidden_layers=2, num_attention_heads=4)
     of_transformers(config, tmp_path / "source")
-    write_quantised(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
+    write_quantized(tmp_path / "source", tmp_path / "model", FORMATS["gptq 4"])
     check(tmp_path / "model", "gptq")
 
 
@@ -123,8 +123,8 @@ def test_plain_layers_stay_plain(source: Path, tmp_path: Path) -> None:
     )
     driver = Driver(file, **BF16)
     blocks = driver.runner.model.blocks
-    assert not isinstance(blocks[0].attention.qkv._packed, CodesLinear)
-    assert isinstance(blocks[0].mlp.down._packed, CodesLinear)
+    assert not isinstance(blocks[0].attention.qkv.tensors.packed, CodesLinear)
+    assert isinstance(blocks[0].mlp.down.tensors.packed, CodesLinear)
     for entry in driver.loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name
 

@@ -19,7 +19,7 @@ from engine.layers.weights.onednn import PackedWeight
 from engine.layers.weights.pack import nbytes_of, pack
 from engine.ops.codes import Quantization
 from engine.ops.kernels import use_kernels
-from engine.ops.quantise import Codes, Float8Codes, quantise
+from engine.ops.quantize import Codes, Float8Codes, quantize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 needs_vnni = pytest.mark.skipif(
@@ -53,9 +53,9 @@ def test_codes_are_those_of_the_definition(kind: Quantization) -> None:
     step = scale.astype(np.float32)
     middle = 128 if kind == "int8" else 0
     due = np.rint((groups - (0 if middle else low)) / step) + middle
-    found = quantise(torch.from_numpy(weight), kind)
+    found = quantize(torch.from_numpy(weight), kind)
     assert np.array_equal(found.codes.numpy().reshape(7, 3, 32), np.clip(due, 0, 2**found.bits - 1))
-    numbers = found.numbers().numpy().reshape(7, 3, 32)
+    numbers = found.dequantize().numpy().reshape(7, 3, 32)
     assert np.allclose(numbers, due * step + low, rtol=0, atol=1e-6)
     assert (np.abs(numbers - groups) <= 0.52 * step + 2e-3).all()
 
@@ -84,14 +84,14 @@ def test_fp8_codes_are_those_of_the_definition(inputs: int) -> None:
     distance = np.abs(np.abs(steps)[..., None].astype(np.float64) - table)
     is_odd = np.arange(127) & 1
     nearest = np.lexsort((np.broadcast_to(is_odd, distance.shape), distance))[..., 0]
-    found = quantise(torch.from_numpy(weight), "fp8")
+    found = quantize(torch.from_numpy(weight), "fp8")
     assert isinstance(found, Float8Codes)
     assert np.array_equal(found.scales.numpy(), scales)
     codes = found.codes.view(torch.uint8).numpy()
     assert np.array_equal(codes & 127, nearest)
     assert np.array_equal(codes >> 7, np.signbit(steps))
     due = np.copysign(table[nearest], steps) * by_input
-    assert np.array_equal(found.numbers().numpy(), due)
+    assert np.array_equal(found.dequantize().numpy(), due)
     assert (np.abs(due - weight) <= np.abs(weight) / 16 + by_input * 2.0**-10).all()
 
 
@@ -100,20 +100,20 @@ def test_fp8_codes_are_those_of_the_definition(inputs: int) -> None:
 def test_rows_for_a_gpu_have_the_same_numbers(outputs: int, kind: Quantization) -> None:
     weight = random(outputs, 160)
     rows = code_rows(weight, kind)
-    assert torch.equal(rows.numbers(), quantise(weight, kind).numbers())
+    assert torch.equal(rows.dequantize(), quantize(weight, kind).dequantize())
     packed = CodeRowsWeight(weight, kind, kernels="torch")
     assert packed.nbytes == nbytes_of(outputs, 160, False, torch.bfloat16, "triton", kind)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_weights_that_have_codes_already_are_kept(kind: Quantization) -> None:
-    weight = quantise(random(48, 128), kind).numbers()
-    assert torch.allclose(quantise(weight, kind).numbers(), weight, rtol=1e-3, atol=1e-5)
+    weight = quantize(random(48, 128), kind).dequantize()
+    assert torch.allclose(quantize(weight, kind).dequantize(), weight, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_weight_of_zeros_stays_zero(kind: Quantization) -> None:
-    assert not quantise(torch.zeros(16, 64), kind).numbers().any()
+    assert not quantize(torch.zeros(16, 64), kind).dequantize().any()
 
 
 # ---- the kernel ------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_products_of_whole_numbers_are_exact(
     codes = Codes(given, torch.ones(groups).half(), offsets, bits)
     x = torch.randint(-127, 128, (max(ROWS), shape[1]), generator=generator)
     x.unflatten(1, (-1, 32))[:, :, 5] = 127
-    due = x @ codes.numbers().long().t()
+    due = x @ codes.dequantize().long().t()
     multiply = multiplier(codes)
     for rows in ROWS:
         assert torch.equal(multiply(x[:rows].bfloat16()).long(), due[:rows])
@@ -151,9 +151,9 @@ def test_products_of_whole_numbers_are_exact(
 def test_products_are_near_those_of_the_rounded_weight(
     shape: tuple[int, int], kind: Quantization
 ) -> None:
-    codes, bias = quantise(random(*shape), kind), random(shape[0], seed=4).bfloat16()
+    codes, bias = quantize(random(*shape), kind), random(shape[0], seed=4).bfloat16()
     x = random(max(ROWS), shape[1], seed=3).bfloat16()
-    due = x.float() @ codes.numbers().t()
+    due = x.float() @ codes.dequantize().t()
     wide, biased = multiplier(codes), multiplier(codes, bias, wide=False)
     together = wide(x)
     assert together.dtype == torch.float32
@@ -171,11 +171,11 @@ def test_outliers_are_exact_and_take_no_precision_from_their_group(
     kind: Quantization, place: int
 ) -> None:
     """Within 8 bits the error would be ten times the limit."""
-    codes, x = quantise(random(64, 576), kind), random(9, 576, seed=3)
-    others = x @ codes.numbers().t()
+    codes, x = quantize(random(64, 576), kind), random(9, 576, seed=3)
+    others = x @ codes.dequantize().t()
     x[:, place] = 100
     x = x.bfloat16()
-    due = x.float() @ codes.numbers().t()
+    due = x.float() @ codes.dequantize().t()
     assert (multiplier(codes)(x) - due).norm() < 0.01 * others.norm()
 
 
@@ -194,20 +194,20 @@ def test_products_of_the_most_outliers_are_exact(bits: int, has_offsets: bool) -
     for row in x:
         row[torch.randperm(576, generator=generator)[:most]] = 258
     x = x.bfloat16()
-    due = x.double() @ codes.numbers().double().t()
+    due = x.double() @ codes.dequantize().double().t()
     assert torch.equal(multiplier(codes)(x).double(), due)
 
 
 @needs_vnni
 def test_rows_with_a_stride_of_zeros_and_of_one_large_number() -> None:
-    codes = quantise(random(64, 64), "int4")
+    codes = quantize(random(64, 64), "int4")
     multiply = multiplier(codes)
     wide_rows = random(4, 128, seed=5).bfloat16()
     assert torch.equal(multiply(wide_rows[:, :64]), multiply(wide_rows[:, :64].contiguous()))
     assert not multiply(torch.zeros(3, 64).bfloat16()).any()
     spike = torch.zeros(1, 64).bfloat16()
     spike[0, 9] = 3e4
-    assert torch.allclose(multiply(spike), 3e4 * codes.numbers()[:, 9], rtol=1e-2, atol=1)
+    assert torch.allclose(multiply(spike), 3e4 * codes.dequantize()[:, 9], rtol=1e-2, atol=1)
 
 
 @needs_vnni
@@ -217,7 +217,7 @@ def test_input_that_is_not_finite_makes_its_row_nan_and_no_other(
     kind: Quantization, bad: float
 ) -> None:
     """The request of this row then ends with an error, not with made-up numbers."""
-    multiply = multiplier(quantise(random(48, 96), kind))
+    multiply = multiplier(quantize(random(48, 96), kind))
     x = random(9, 96, seed=1).bfloat16()
     due = multiply(x)
     x[4, 40] = bad
@@ -229,7 +229,7 @@ def test_input_that_is_not_finite_makes_its_row_nan_and_no_other(
 
 @needs_vnni
 def test_all_threads_get_the_same_bits() -> None:
-    codes = quantise(random(192, 576), "int8")
+    codes = quantize(random(192, 576), "int8")
     x = random(9, 576, seed=1).bfloat16()
     due = multiplier(codes)(x)
     for threads in (1, 2, 7):
@@ -252,12 +252,12 @@ def test_layers_keep_the_bytes_of_the_format(kind: Quantization) -> None:
         plain = module.weight.nbytes / 2
         use_kernels(module, "numba")
         module.prepack(kind)
-        assert module._packed is not None
+        assert module.tensors.packed is not None
         bits = 5 if kind == "int4" and module is layer else 8.5
-        assert module._packed.nbytes == plain * bits / 8
+        assert module.tensors.packed.nbytes == plain * bits / 8
         shape = (960, 576) if module is layer else (512, 576)
         planned = nbytes_of(*shape, module is head, torch.bfloat16, "numba", kind)
-        assert module._packed.nbytes == planned
+        assert module.tensors.packed.nbytes == planned
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
@@ -265,10 +265,10 @@ def test_without_a_kernel_the_weight_is_rounded(kind: Quantization) -> None:
     weight, x = random(64, 96), random(5, 96, seed=1)
     packed = pack(weight, None, kernels="torch", quantization=kind)
     assert isinstance(packed, PackedWeight)
-    torch.testing.assert_close(packed(x), x @ quantise(weight, kind).numbers().t())
+    torch.testing.assert_close(packed(x), x @ quantize(weight, kind).dequantize().t())
 
 
-def test_weight_whose_inputs_fill_no_groups_is_not_quantised() -> None:
+def test_weight_whose_inputs_fill_no_groups_is_not_quantized() -> None:
     weight, x = random(64, 40), random(5, 40, seed=1)
     packed = pack(weight, None, kernels="torch", quantization="int4")
     assert packed is not None
@@ -281,7 +281,7 @@ def test_fp8_on_a_cpu_is_rounded_only_and_so_is_its_head() -> None:
     for is_head, kind in ((False, "fp8"), (True, "int8")):
         packed = pack(weight, None, kernels="numba", is_head=is_head, quantization="fp8")
         assert isinstance(packed, HeadWeight if is_head else PackedWeight)
-        due = x.float() @ quantise(weight, kind).numbers().bfloat16().float().t()
+        due = x.float() @ quantize(weight, kind).dequantize().bfloat16().float().t()
         torch.testing.assert_close(packed(x).float(), due, rtol=1e-2, atol=1e-2)
         assert packed.nbytes == nbytes_of(64, 96, is_head, torch.bfloat16, "numba", "fp8")
 

@@ -65,8 +65,8 @@ def test_all_experts_are_multiplied_in_one_launch(kind: Quantization | None) -> 
     layer.weight.data = random(*layer.weight.shape).bfloat16()
     use_kernels(layer, "numba")
     layer.prepack(kind)
-    assert layer._experts is not None
-    assert layer._experts._together is not None
+    assert layer.tensors.packed_experts is not None
+    assert layer.tensors.packed_experts._together is not None
 
 
 def test_threads_give_the_same_bits() -> None:

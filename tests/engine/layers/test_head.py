@@ -64,7 +64,9 @@ def test_logits_of_a_packed_bf16_head_are_fp32(
     head = make_head(vocab_size, torch.bfloat16, kernels, tied=tied)
     weight = head.table.data.clone()
     head.prepack()
-    assert head.packed_bytes == nbytes_of(vocab_size, HIDDEN, True, torch.bfloat16, kernels, None)
+    assert head.tensors.packed_bytes == nbytes_of(
+        vocab_size, HIDDEN, True, torch.bfloat16, kernels, None
+    )
     check_fp32(head, weight, random(33, HIDDEN).bfloat16())
 
 
@@ -100,7 +102,7 @@ def test_reference_product_of_codes_is_not_rounded_before_fp32() -> None:
     from engine.layers.weights.code_rows import code_rows
 
     rows = code_rows(random(97, HIDDEN, seed=1), "int8")
-    weight = rows.numbers().bfloat16()
+    weight = rows.dequantize().bfloat16()
 
     def product(x: torch.Tensor) -> torch.Tensor:
         return codes_linear(x, rows, None, torch.float32, kernels="torch")

@@ -60,17 +60,17 @@ def test_linear_plain_and_packed_match_fp64(
 
 def test_linear_parts_are_row_slices_in_order() -> None:
     linear = Linear(8, {"q": 6, "k": 2, "v": 3}, bias=True)
-    assert linear.parts == {"q": slice(0, 6), "k": slice(6, 8), "v": slice(8, 11)}
+    assert linear.tensors.slices == {"q": slice(0, 6), "k": slice(6, 8), "v": slice(8, 11)}
     fill(linear, torch.float32)
     x = rows(4, 8, torch.float32)
     stacked = linear(x)
-    for part in linear.parts.values():
+    for part in linear.tensors.slices.values():
         due = x.double() @ linear.weight[part].double().T + linear.bias[part].double()
         check(stacked[:, part], due, torch.float32)
 
 
 def test_linear_without_parts_has_one_part() -> None:
-    assert Linear(8, 5).parts == {"": slice(0, 5)}
+    assert Linear(8, 5).tensors.slices == {"": slice(0, 5)}
     assert Linear(8, 5).bias is None
 
 

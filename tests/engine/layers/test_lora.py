@@ -22,7 +22,7 @@ def given(seed: int, rank: int, *parts: str) -> dict[str, tuple[torch.Tensor, to
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for part in parts:
-        rows = SHAPE.parts[part]
+        rows = SHAPE.slices[part]
         b = torch.randn(rows.stop - rows.start, rank, generator=generator)
         found[part] = torch.randn(rank, 96, generator=generator) * 0.1, b
     return found
@@ -71,7 +71,7 @@ def test_adapters_change_only_their_tokens_and_parts(
     due = y.float()
     for token, slot in ((0, 2), (3, 1), (4, 2)):
         for part, (a, b) in low_rank[slot - 1].items():
-            due[token, SHAPE.parts[part]] += b @ (a @ x[token].float())
+            due[token, SHAPE.slices[part]] += b @ (a @ x[token].float())
     torch.testing.assert_close(found.float(), due, rtol=2e-2, atol=5e-2)
     assert torch.equal(found[1:3], y[1:3])
     assert torch.equal(found[[0, 4], :128], y[[0, 4], :128])

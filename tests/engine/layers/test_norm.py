@@ -34,8 +34,8 @@ def test_ranks_norm_their_heads_by_the_root_mean_square_of_all(
             rows = slice(None)
             if ranks.count > 1:
                 norm.divide(ranks)
-                assert norm.share is not None
-                rows = norm.share.rows[""]
+                assert norm.tensors.shard is not None
+                rows = norm.tensors.shard.rows[""]
             norm.weight = nn.Parameter(weight[rows], requires_grad=False)
         return made
 

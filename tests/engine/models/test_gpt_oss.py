@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.quantised.mxfp4 import DOUBLED
+from engine.checkpoint.quantized.mxfp4 import DOUBLED
 from engine.errors import ConfigError
 from engine.kernels.numba.codes import has_instructions
 from engine.models.gpt_oss import GptOss
@@ -100,7 +100,7 @@ def pack_mxfp4(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 @pytest.fixture(scope="module")
-def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a folder with mxfp4 weights, and one with the same numbers in fp32."""
     pytest.importorskip("transformers")
     plain = tmp_path_factory.mktemp("gpt-oss") / "plain"
@@ -123,8 +123,8 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder, plain
 
 
-def test_mxfp4_gives_the_numbers_of_its_definition(quantised: tuple[Path, Path]) -> None:
-    folder, plain = quantised
+def test_mxfp4_gives_the_numbers_of_its_definition(quantized: tuple[Path, Path]) -> None:
+    folder, plain = quantized
     prompt = torch.randint(211, (50,), generator=torch.Generator().manual_seed(2)).tolist()
     found, due = (_logits(load(each), prompt) for each in (folder, plain))
     torch.testing.assert_close(found, due, **TOLERANCE)
@@ -135,8 +135,8 @@ def _logits(runner: Any, prompt: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
-def test_mxfp4_codes_are_kept(quantised: tuple[Path, Path]) -> None:
-    folder, plain = quantised
+def test_mxfp4_codes_are_kept(quantized: tuple[Path, Path]) -> None:
+    folder, plain = quantized
     prompt = torch.randint(211, (50,), generator=torch.Generator().manual_seed(2)).tolist()
     shared: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "numba"}
     kept, rounded = Driver(folder, **shared), Driver(plain, **shared)
@@ -150,8 +150,8 @@ def test_mxfp4_codes_are_kept(quantised: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
-def test_mxfp4_codes_are_divided(quantised: tuple[Path, Path], tmp_path: Path) -> None:
-    folder, _ = quantised
+def test_mxfp4_codes_are_divided(quantized: tuple[Path, Path], tmp_path: Path) -> None:
+    folder, _ = quantized
     prompt = torch.randint(211, (50,), generator=torch.Generator().manual_seed(2)).tolist()
     shared: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "numba"}
 

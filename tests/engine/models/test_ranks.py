@@ -78,7 +78,7 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
     ) as driver:
         for name, layer in driver.runner.model.named_modules():
             if isinstance(layer, Linear):
-                assert (layer.share is None) == name.endswith(WHOLE), name
+                assert (layer.tensors.shard is None) == name.endswith(WHOLE), name
         found = answers(driver, golden.prompts, golden.sources)
         for answer, due in zip(found, golden.alone, strict=True):
             assert [token for token, _ in answer] == [token for token, _ in due]
@@ -102,6 +102,6 @@ def test_two_ranks_embed_like_one(encoder: Encoder, tmp_path: Path) -> None:
     with ranked(encoder.folder, tmp_path / "ranks", max_num_encoder_tokens=40) as driver:
         for name, layer in driver.runner.model.named_modules():
             if isinstance(layer, Linear):
-                assert (layer.share is None) == (name == "project"), name
+                assert (layer.tensors.shard is None) == (name == "project"), name
         found, due = vectors(driver, encoder.texts), vectors(alone, encoder.texts)
         assert (found - due).norm() <= 1e-6 * due.norm()

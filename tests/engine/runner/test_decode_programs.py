@@ -70,7 +70,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
 
 @pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_decodes_with_quantised_weights_are_recorded(kind: str, tmp_path: Path) -> None:
+def test_decodes_with_quantized_weights_are_recorded(kind: str, tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "model", hidden_size=64, intermediate_size=96)
     options: dict[str, Any] = {"dtype": "bfloat16", "quantization": kind, **SMALL}
     found, due = Driver(folder, **options), Driver(folder, **options)

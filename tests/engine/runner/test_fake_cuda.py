@@ -82,7 +82,7 @@ def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
-def test_engine_on_fake_cuda_keeps_quantised_weights(quantization: str, tmp_path: Path) -> None:
+def test_engine_on_fake_cuda_keeps_quantized_weights(quantization: str, tmp_path: Path) -> None:
     """Weights are rounded on the device, and their bytes are those that were planned."""
     with fake_cuda() as launches:
         driver = engine("qwen3-0.6b", tmp_path, quantization=quantization)
@@ -106,7 +106,7 @@ def test_engine_on_fake_cuda_keeps_quantised_weights(quantization: str, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
-def test_engine_on_fake_cuda_quantises_every_kind_of_model(name: str, tmp_path: Path) -> None:
+def test_engine_on_fake_cuda_quantizes_every_kind_of_model(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, quantization="int4")
 
 

@@ -138,10 +138,10 @@ VARIED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
-def test_sample_row_in_any_batch_gives_the_same_token(quantised: bool) -> None:
+def test_sample_row_in_any_batch_gives_the_same_token(quantized: bool) -> None:
     """Also with ties, as in bf16 logits: a wider filter of another row must not reorder them."""
     logits = torch.stack([logits_of(20_000, 1.0, seed) for seed in range(45)])
-    if quantised:
+    if quantized:
         logits = (logits * 8).round() / 8
     rows = [row(3 + n % 5, seed=n, **VARIED[n % len(VARIED)]) for n in range(45)]
     together, _ = sample_rows(logits.clone(), rows)

@@ -14,7 +14,7 @@ from server.cli import commands
 from tests.support.process import ROOT
 
 
-def test_model_of_the_hub_is_quantised_from_its_pulled_folder(
+def test_model_of_the_hub_is_quantized_from_its_pulled_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pulled = tmp_path / "org/name"

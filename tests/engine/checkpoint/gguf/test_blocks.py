@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.gguf.blocks import FORMS, QUANTISED, regrouped
+from engine.checkpoint.gguf.blocks import FORMS, QUANTIZED, regrouped
 from engine.checkpoint.gguf.kinds import KINDS
 
 BLOCKS = 300
@@ -23,33 +23,33 @@ def random_blocks(name: str) -> np.ndarray:
     return raw
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_numbers_equal_the_definition(name: str) -> None:
     raw = random_blocks(name)
     due = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
-    found = QUANTISED[name](torch.from_numpy(raw)).numbers()
+    found = QUANTIZED[name](torch.from_numpy(raw)).dequantize()
     assert np.array_equal(found.numpy().view(np.int32), due.view(np.int32))
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_numbers_are_near_those_that_were_quantised(name: str) -> None:
+def test_numbers_are_near_those_that_were_quantized(name: str) -> None:
     numbers = np.random.default_rng(1).normal(size=(40, 256)).astype(np.float32)
     raw = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[name])
     kind = next(kind for kind in KINDS.values() if kind.name == name)
     blocks = torch.from_numpy(raw).view(-1, kind.nbytes)
-    found = QUANTISED[name](blocks).numbers().reshape(numbers.shape).numpy()
+    found = QUANTIZED[name](blocks).dequantize().reshape(numbers.shape).numpy()
     assert np.abs(found - numbers).max() < {"Q8": 0.02, "Q5": 0.2, "Q4": 0.4}[name[:2]]
 
 
-@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("name", QUANTIZED)
 def test_codes_in_groups_of_32_are_the_same_numbers(name: str) -> None:
     """Without loss, but for products of two fp16 numbers, and groups of 16."""
-    groups = QUANTISED[name](torch.from_numpy(random_blocks(name)))
-    due = groups.numbers().view(BLOCKS // 10, -1)
+    groups = QUANTIZED[name](torch.from_numpy(random_blocks(name)))
+    due = groups.dequantize().view(BLOCKS // 10, -1)
     codes = regrouped(groups, FORMS[name], *due.shape)
     assert codes.form == FORMS[name]
     assert int(codes.codes.max()) < 1 << codes.bits
-    found = codes.numbers()
+    found = codes.dequantize()
     if name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
         assert torch.equal(found, due)
     else:

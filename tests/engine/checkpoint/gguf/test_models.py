@@ -110,7 +110,7 @@ def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_quantised_logits_equal_those_of_the_rounded_checkpoint(kind: str, tmp_path: Path) -> None:
+def test_quantized_logits_equal_those_of_the_rounded_checkpoint(kind: str, tmp_path: Path) -> None:
     """The reference computes with the numbers that the definition of the encoding gives."""
     reference = of_transformers(llama(), tmp_path / "checkpoint")
     file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "llama", kind)

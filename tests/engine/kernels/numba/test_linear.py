@@ -53,7 +53,7 @@ def test_kernel_equals_onednn_bitwise(sizes: tuple[int, int], biased: bool) -> N
         [bf16(128, inputs, seed=2), bf16(outputs, inputs, seed=3)],
     ):
         ours = PackedWeight(weight, bias, kernels="numba")
-        assert ours._most == ANY_ROWS, "the kernel is not used"
+        assert ours._max_rows == ANY_ROWS, "the kernel is not used"
         together = PackedWeight(weight, bias)(x)
         assert together.any()
         for count in (*range(1, 10), 13, 33, 128):
@@ -107,12 +107,12 @@ def test_linear_and_lm_head_prepacked_use_the_kernel() -> None:
         expected = module(x)
         use_kernels(module, "numba")
         module.prepack()
-        assert module._packed
+        assert module.tensors.packed
         torch.testing.assert_close(module(x), expected, rtol=2**-6, atol=2**-6)
-    assert isinstance(layer._packed, PackedWeight)
-    assert isinstance(layer._packed._own, PackedMultiply)
-    assert isinstance(head._packed, HeadWeight)
-    assert isinstance(head._packed._product, PackedMultiply)
+    assert isinstance(layer.tensors.packed, PackedWeight)
+    assert isinstance(layer.tensors.packed._kernel, PackedMultiply)
+    assert isinstance(head.tensors.packed, HeadWeight)
+    assert isinstance(head.tensors.packed._product, PackedMultiply)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 9, 100])
@@ -165,7 +165,7 @@ from tests.engine.kernels.numba.test_linear import SIZES, bf16
 for inputs, outputs in SIZES:
     x, weight, bias = bf16(4, inputs), bf16(outputs, inputs, seed=1), bf16(outputs, seed=2)
     ours = PackedWeight(weight, bias, kernels="numba")
-    assert ours._most == 4, (inputs, outputs, ours._most)
+    assert ours._max_rows == 4, (inputs, outputs, ours._max_rows)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     for rows in range(1, 5):
         torch.testing.assert_close(ours(x[:rows]).double(), exact[:rows], rtol=2**-7, atol=2**-4)

@@ -30,7 +30,7 @@ def compare(
     x: torch.Tensor, rows: CodeRows, bias: torch.Tensor | None = None, dtype=torch.float32
 ) -> None:
     """Compare with sums in fp64 of the numbers in the dtype of x."""
-    due = x.double() @ rows.numbers().to(x.dtype).double().t()
+    due = x.double() @ rows.dequantize().to(x.dtype).double().t()
     if bias is not None:
         due += bias.double()
     found = codes_linear(x, rows, bias, dtype, kernels="triton")
@@ -122,11 +122,11 @@ def test_weight_that_is_rounded_in_parts_is_the_same(
     kind: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due = weight(kind)
-    monkeypatch.setattr("engine.layers.weights.code_rows.NUMBERS_AT_ONCE", 3 * INPUTS)
+    monkeypatch.setattr("engine.layers.weights.code_rows.VALUES_AT_ONCE", 3 * INPUTS)
     found = weight(kind)
     assert torch.equal(found.codes, due.codes)
     assert torch.equal(found.scales, due.scales)
-    assert torch.equal(found.numbers(), due.numbers())
+    assert torch.equal(found.dequantize(), due.dequantize())
 
 
 @kinds

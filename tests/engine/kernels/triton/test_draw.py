@@ -59,11 +59,11 @@ def test_noise_kernel_has_reference_bits() -> None:
     ],
 )
 def test_draw_kernel_mixed_rows_equal_reference(
-    vocabulary: int, rows: int, quantised: bool
+    vocabulary: int, rows: int, quantized: bool
 ) -> None:
     """Rows of all kinds share a batch; quantised logits tie as bf16 logits do."""
     logits = torch.stack([logits_of(vocabulary, 1.0, seed) for seed in range(rows)])
-    logits = (logits * 4).round() / 4 if quantised else logits
+    logits = (logits * 4).round() / 4 if quantized else logits
     params = params_of(
         [row(3 + n % 5, seed=n * 2**33 - n, **PLAIN[n % len(PLAIN)]) for n in range(rows)]
     )

@@ -226,7 +226,7 @@ def test_merge_non_float_tensors_must_be_equal(make: Make, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_merge_refuses_quantised_checkpoints(make: Make, tmp_path: Path, key: str) -> None:
+def test_merge_refuses_quantized_checkpoints(make: Make, tmp_path: Path, key: str) -> None:
     folders = [make("a", random(0)), make("b", random(1), **{key: {"quant_method": "gptq"}})]
     said = refusal(tmp_path / "out", linear(folders))
     assert f"{folders[1]} has {key} in config.json: quantised checkpoints cannot be" in said

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.offline.quantize.command import quantise_folder
+from engine.offline.quantize.command import quantize_folder
 from tests.support.driver import tiny_llama
 from tests.support.golden import Tensors, edit_checkpoint, of_transformers
 
@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Path:
 def refusal(source: Path, out: Path, kind: str = "int8") -> str:
     before = sorted(out.parent.iterdir())
     with pytest.raises(ConfigError) as caught:
-        quantise_folder(str(source), out, kind)
+        quantize_folder(str(source), out, kind)
     assert sorted(out.parent.iterdir()) == before
     return str(caught.value)
 
@@ -50,12 +50,12 @@ def test_unknown_form_is_refused(source: Path, tmp_path: Path) -> None:
 def test_folder_with_files_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     assert "is not an empty folder; give a new one" in refusal(source, source)
     (tmp_path / "empty").mkdir()
-    quantise_folder(str(source), tmp_path / "empty", "int8")
+    quantize_folder(str(source), tmp_path / "empty", "int8")
     assert (tmp_path / "empty" / "config.json").is_file()
 
 
-def test_quantised_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
-    quantise_folder(str(source), tmp_path / "out", "int8")
+def test_quantized_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
+    quantize_folder(str(source), tmp_path / "out", "int8")
     said = refusal(tmp_path / "out", tmp_path / "again")
     assert "quantization_config in config.json: quantised checkpoints cannot be" in said
 
@@ -99,7 +99,7 @@ def test_missing_tensor_is_named(source: Path, tmp_path: Path) -> None:
 def test_model_without_a_layer_that_fills_groups_is_refused(tmp_path: Path) -> None:
     source = tiny_llama(tmp_path / "source", **SIZES | {"hidden_size": 40, "intermediate_size": 48})
     assert "has no linear layer that can be rounded" in refusal(source, tmp_path / "out", "int4")
-    assert len(quantise_folder(str(source), tmp_path / "out", "fp8").rounded) == 7
+    assert len(quantize_folder(str(source), tmp_path / "out", "fp8").rounded) == 7
 
 
 def test_interrupted_folder_is_never_a_model(source: Path, tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_interrupted_folder_is_never_a_model(source: Path, tmp_path: Path) -> No
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quantise_folder(str(source), tmp_path / "out", "int8", stop)
+        quantize_folder(str(source), tmp_path / "out", "int8", stop)
     assert shares == sorted(shares)
     assert sorted(tmp_path.iterdir()) == [source]

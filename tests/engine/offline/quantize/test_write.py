@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.folder import WEIGHTS_INDEX, safetensors_header, weight_files
-from engine.checkpoint.quantised.tensors import QuantisedTensor
+from engine.checkpoint.quantized.tensors import QuantizedTensor
 from engine.checkpoint.tensors import checkpoint_tensors
-from engine.offline.quantize.command import quantise_folder
+from engine.offline.quantize.command import quantize_folder
 from engine.offline.quantize.forms import FORMS
 from engine.offline.quantize.write import RECORD
-from engine.ops.quantise import int4_with_zeros, quantise
+from engine.ops.quantize import int4_with_zeros, quantize
 from tests.support.driver import tiny_llama
 from tests.support.forward import forward, whole
 from tests.support.golden import TOLERANCE, load, of_transformers
 from tests.support.process import ROOT
-from tests.support.quantised_files import (
+from tests.support.quantized_files import (
     Matrix,
     Stored,
     Whole,
@@ -70,7 +70,7 @@ def float8(weight: Matrix) -> tuple[Stored, Matrix]:
 
 
 DEFINITIONS: dict[str, Callable[[Matrix], tuple[Stored, Matrix]]] = {
-    "int8": Whole(8, "group", GROUP, packed=True).format.quantise,
+    "int8": Whole(8, "group", GROUP, packed=True).format.quantize,
     "int4": int4,
     "fp8": float8,
 }
@@ -110,7 +110,7 @@ def test_folder_holds_the_definition_and_serves_its_numbers(
     monkeypatch.setattr("engine.checkpoint.stored.CHUNK", 1000)  # a matrix has several pieces
     model, source = llama
     out = tmp_path / "out"
-    quantise_folder(str(source), out, kind)
+    quantize_folder(str(source), out, kind)
     due, numbers = {}, {}
     for name, plain in tensors_in(source).items():
         if not name.endswith("_proj.weight"):
@@ -133,13 +133,13 @@ def test_folder_holds_the_definition_and_serves_its_numbers(
 
 
 def test_int8_has_the_codes_and_scales_of_the_flag(llama: tuple[Any, Path], tmp_path: Path) -> None:
-    quantise_folder(str(llama[1]), tmp_path / "out", "int8")
+    quantize_folder(str(llama[1]), tmp_path / "out", "int8")
     read = checkpoint_tensors(tmp_path / "out")
-    layers = {name: each for name, each in read.items() if isinstance(each, QuantisedTensor)}
+    layers = {name: each for name, each in read.items() if isinstance(each, QuantizedTensor)}
     assert len(layers) == 14
     for name, plain in tensors_in(llama[1]).items():
         if name in layers:
-            codes, due = layers[name].codes(), quantise(plain, "int8")
+            codes, due = layers[name].codes(), quantize(plain, "int8")
             assert torch.equal(codes.codes, due.codes)
             assert same_bits(codes.scales, due.scales)
 
@@ -149,12 +149,12 @@ def test_kept_codes_stand_for_the_same_numbers(
     kind: str, llama: tuple[Any, Path], tmp_path: Path
 ) -> None:
     """The loader keeps fp16 scales and offsets. No rounding is needed for either."""
-    quantise_folder(str(llama[1]), tmp_path / "out", kind)
+    quantize_folder(str(llama[1]), tmp_path / "out", kind)
     read = checkpoint_tensors(tmp_path / "out").values()
-    layers = [each for each in read if isinstance(each, QuantisedTensor)]
+    layers = [each for each in read if isinstance(each, QuantizedTensor)]
     assert layers
     for layer in layers:
-        assert torch.equal(layer.codes().numbers(), layer.read())
+        assert torch.equal(layer.codes().dequantize(), layer.read())
         scales = layer.layer.parts["weight_scale"].read()
         assert kind == "int8" or torch.equal(scales.bfloat16().half(), scales)
 
@@ -188,7 +188,7 @@ def test_names_dtypes_and_settings_are_those_of_the_format(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "out"
-    quantise_folder(str(llama[1]), out, kind)
+    quantize_folder(str(llama[1]), out, kind)
     declared = {}
     for file in weight_files(out):
         header = safetensors_header(file)
@@ -219,7 +219,7 @@ def test_files_and_index_are_divided_as_in_the_source(
     llama: tuple[Any, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    quantise_folder(str(llama[1]), out, "int4")
+    quantize_folder(str(llama[1]), out, "int4")
     names = [file.name for file in weight_files(out)]
     assert names == [file.name for file in weight_files(llama[1])]
     assert len(names) > 1
@@ -263,7 +263,7 @@ def test_layers_that_do_not_fill_groups_stay_plain(tmp_path: Path) -> None:
     weights = load_file(source / "model.safetensors")
     weights |= {"pooler.dense.weight": torch.ones(32, 32), "pooler.dense.bias": torch.ones(32)}
     save_file(weights, source / "model.safetensors")
-    layers = quantise_folder(str(source), tmp_path / "out", "int8")
+    layers = quantize_folder(str(source), tmp_path / "out", "int8")
     down = [f"encoder.layer.{i}.output.dense" for i in range(2)]
     assert sorted(layers.ignored) == [*down, "pooler.dense"]
     assert config_of(tmp_path / "out")["quantization_config"]["ignore"] == layers.ignored
@@ -276,7 +276,7 @@ def test_layers_that_do_not_fill_groups_stay_plain(tmp_path: Path) -> None:
 def test_head_of_tied_embeddings_is_ignored(tmp_path: Path) -> None:
     """Other programs have a layer for it. The demo of an encoder–decoder has one too."""
     for model in ("demo", "demo-translate"):
-        layers = quantise_folder(model, tmp_path / model, "int4")
+        layers = quantize_folder(model, tmp_path / model, "int4")
         assert layers.ignored == ["lm_head"]
         load(tmp_path / model)
 
@@ -291,7 +291,7 @@ def test_parts_that_are_not_served_are_ignored_by_pattern(tmp_path: Path) -> Non
     vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path / "gemma")
-    layers = quantise_folder(str(tmp_path / "gemma"), tmp_path / "out", "int8")
+    layers = quantize_folder(str(tmp_path / "gemma"), tmp_path / "out", "int8")
     names = tensors_in(tmp_path / "gemma")
     plain = [n for n in names if n.endswith(".weight") and n not in layers.rounded]
     patterns = [p.removeprefix("re:") for p in layers.ignored if p.startswith("re:")]
@@ -306,14 +306,14 @@ MEASURE = """
 import re, sys
 from pathlib import Path
 import torch
-from engine.offline.quantize.command import quantise_folder
+from engine.offline.quantize.command import quantize_folder
 torch.set_num_threads(1)
-quantise_folder("demo", Path(sys.argv[2]) / "small", sys.argv[3])  # imports and warms up
+quantize_folder("demo", Path(sys.argv[2]) / "small", sys.argv[3])  # imports and warms up
 def status(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = status("VmRSS")
-quantise_folder(sys.argv[1], Path(sys.argv[2]) / "out", sys.argv[3])
+quantize_folder(sys.argv[1], Path(sys.argv[2]) / "out", sys.argv[3])
 print(status("VmHWM") - before)
 """
 

@@ -79,7 +79,7 @@ def test_formats_of_plain_weights_are_their_dtypes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_parts_of_a_quantised_weight_count_as_one_tensor(
+def test_parts_of_a_quantized_weight_count_as_one_tensor(
     tmp_path: Path, settings: dict[str, Any], parts: dict[str, str], name: str
 ) -> None:
     layers = ("model.layers.0.q_proj", "model.layers.1.weight_net.q_proj")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.checkpoint.quantised.layer import Shape
-from engine.checkpoint.quantised.settings import Settings, block_size, choice, group_size, refuse
+from engine.checkpoint.quantized.layer import Shape
+from engine.checkpoint.quantized.settings import Settings, block_size, choice, group_size, refuse
 
 NAME = "compressed-tensors"
 PACKED = "pack-quantized"

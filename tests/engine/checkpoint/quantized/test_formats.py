@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.checkpoint.quantised.awq import AWQ
-from engine.checkpoint.quantised.groups import ROWS, unpack
-from engine.checkpoint.quantised.layer import Layer
-from engine.checkpoint.quantised.methods import method_of
-from engine.checkpoint.quantised.tensors import QuantisedTensor, original_tensors
+from engine.checkpoint.quantized.awq import AWQ
+from engine.checkpoint.quantized.formats import storage_format
+from engine.checkpoint.quantized.groups import ROWS, unpack
+from engine.checkpoint.quantized.layer import Layer
+from engine.checkpoint.quantized.tensors import QuantizedTensor, original_tensors
 from engine.checkpoint.stored import stored_tensors
-from tests.support.quantised_files import FORMATS, Format, Whole
+from tests.support.quantized_files import FORMATS, Format, Whole
 
 SHAPE = 48, 96  # outputs, inputs
 # Groups of other sizes, in any order, blocks and e4m3.
@@ -34,17 +34,17 @@ def both(form: Format, folder: Path, weight: np.ndarray) -> tuple[np.ndarray, np
     return tensor.read().numpy(), due
 
 
-def written(form: Format, folder: Path, weight: np.ndarray) -> tuple[QuantisedTensor, np.ndarray]:
+def written(form: Format, folder: Path, weight: np.ndarray) -> tuple[QuantizedTensor, np.ndarray]:
     """Return the tensor that is found, and the numbers that are due."""
-    stored, due = form.quantise(weight)
+    stored, due = form.quantize(weight)
     named = {f"block.up.{ending}": part.contiguous() for ending, part in stored.items()}
     save_file({"norm.weight": torch.ones(4), **named}, folder / "model.safetensors")
-    method = method_of({"quantization_config": form.settings})
+    method = storage_format({"quantization_config": form.settings})
     assert method
     found = original_tensors(stored_tensors([folder / "model.safetensors"]), method)
     assert found.keys() == {"norm.weight", "block.up.weight"}
     tensor = found["block.up.weight"]
-    assert isinstance(tensor, QuantisedTensor)
+    assert isinstance(tensor, QuantizedTensor)
     return tensor, due
 
 
@@ -59,7 +59,7 @@ def test_codes_in_groups_of_32_are_the_same_numbers(name: str, tmp_path: Path) -
     assert codes.form == tensor.form
     assert codes.codes.shape == SHAPE
     assert int(codes.codes.max()) < 1 << codes.bits
-    assert np.abs(codes.numbers().numpy() - due).max() < 2e-3 * np.abs(due).max()
+    assert np.abs(codes.dequantize().numpy() - due).max() < 2e-3 * np.abs(due).max()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -90,7 +90,7 @@ def test_fp8_blocks_that_are_cut_off_keep_their_size(
     tensors = {"up.weight": codes, "up.weight_scale_inv": scales}
     save_file(tensors, tmp_path / "model.safetensors")
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    method = method_of({"quantization_config": settings})
+    method = storage_format({"quantization_config": settings})
     assert method
     read = original_tensors(stored_tensors([tmp_path / "model.safetensors"]), method)
     found = read["up.weight"].read()
@@ -113,7 +113,7 @@ def test_rows_that_do_not_fill_words_are_padded(bits: int, symmetric: bool, tmp_
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_scales_of_every_dtype_are_multiplied_in_fp32(dtype: torch.dtype, tmp_path: Path) -> None:
     form = Whole(8, "channel", scale_dtype=dtype).format
-    stored, _ = form.quantise(matrix(*SHAPE))
+    stored, _ = form.quantize(matrix(*SHAPE))
     found, _ = both(form, tmp_path, matrix(*SHAPE))
     due = stored["weight"].double() * stored["weight_scale"].double()
     assert np.array_equal(found, due.float().numpy())
@@ -135,13 +135,13 @@ def test_awq_takes_outputs_from_a_word_in_its_order(tmp_path: Path) -> None:
     save_file(parts, tmp_path / "x.safetensors")
     stored = stored_tensors([tmp_path / "x.safetensors"])
     layer = Layer("x", {name.removeprefix("x."): part for name, part in stored.items()})
-    assert AWQ(None).read(layer).numbers().flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert AWQ(None).read(layer).dequantize().flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_gptq_zero_is_not_cut_to_its_bits(tmp_path: Path) -> None:
     """A stored zero of 15 is the zero 16 in the first format, as AutoGPTQ computes it."""
     form = FORMATS["gptq 4"]
-    stored, _ = form.quantise(matrix(8, 32))
+    stored, _ = form.quantize(matrix(8, 32))
     stored["qzeros"] = torch.full_like(stored["qzeros"], -1)
     stored["qweight"] = torch.zeros_like(stored["qweight"])
     stored["scales"] = torch.ones_like(stored["scales"])

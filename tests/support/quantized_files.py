@@ -1,7 +1,7 @@
 """Write quantised checkpoints: each format as its definition says, in NumPy.
 
 A writer rounds a matrix, packs the codes, and returns the numbers that the codes stand for. It
-shares no code with `engine/checkpoint/quantised`.
+shares no code with `engine/checkpoint/quantized`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # nibble i of a word holds this one of eig
 @dataclass(frozen=True)
 class Format:
     settings: dict[str, Any]  # quantization_config
-    quantise: Callable[[Matrix], tuple[Stored, Matrix]]  # [outputs, inputs] -> stored, numbers
+    quantize: Callable[[Matrix], tuple[Stored, Matrix]]  # [outputs, inputs] -> stored, numbers
 
 
 def rounded(
@@ -81,7 +81,7 @@ def runs(inputs: int, size: int | None) -> Matrix:
 
 
 def awq(size: int | None) -> Format:
-    def quantise(weight: Matrix) -> tuple[Stored, Matrix]:
+    def quantize(weight: Matrix) -> tuple[Stored, Matrix]:
         group_of = runs(weight.shape[1], size)
         codes, scales, zeros = rounded(weight, group_of, (0, 15), symmetric=False)
 
@@ -97,7 +97,7 @@ def awq(size: int | None) -> Format:
         return stored, numbers_of(codes, scales, zeros, group_of)
 
     settings = {"quant_method": "awq", "bits": 4, "group_size": size or -1, "version": "gemm"}
-    return Format(settings | {"zero_point": True, "modules_to_not_convert": None}, quantise)
+    return Format(settings | {"zero_point": True, "modules_to_not_convert": None}, quantize)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class GPTQ:
     form: str = "gptq"
     has_groups: bool = True
 
-    def quantise(self, weight: Matrix) -> tuple[Stored, Matrix]:
+    def quantize(self, weight: Matrix) -> tuple[Stored, Matrix]:
         group_of = runs(weight.shape[1], self.size)
         if self.reorders:
             group_of = np.random.default_rng(5).permutation(group_of)
@@ -129,7 +129,7 @@ class GPTQ:
     def format(self) -> Format:
         settings = {"quant_method": "gptq", "bits": self.bits, "group_size": self.size or -1}
         settings |= {"desc_act": self.reorders, "sym": self.symmetric}
-        return Format(settings | {"checkpoint_format": self.form}, self.quantise)
+        return Format(settings | {"checkpoint_format": self.form}, self.quantize)
 
 
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
@@ -155,13 +155,13 @@ class Whole:
     form: str = "int-quantized"
     scale_dtype: torch.dtype = field(default=torch.float16)
 
-    def quantise(self, weight: Matrix) -> tuple[Stored, Matrix]:
+    def quantize(self, weight: Matrix) -> tuple[Stored, Matrix]:
         if self.strategy == "tensor":
-            flat, numbers = self._quantise(weight.reshape(1, -1), weight.shape)
+            flat, numbers = self._quantize(weight.reshape(1, -1), weight.shape)
             return flat | {"weight_scale": flat["weight_scale"].reshape(1)}, numbers
-        return self._quantise(weight, weight.shape)
+        return self._quantize(weight, weight.shape)
 
-    def _quantise(self, weight: Matrix, shape: tuple[int, ...]) -> tuple[Stored, Matrix]:
+    def _quantize(self, weight: Matrix, shape: tuple[int, ...]) -> tuple[Stored, Matrix]:
         group_of = runs(weight.shape[1], self.size)
         if self.reorders:
             group_of = np.random.default_rng(5).permutation(group_of)
@@ -191,7 +191,7 @@ class Whole:
         form = "pack-quantized" if self.packed else self.form
         weights = {"num_bits": self.bits, "type": "int", "strategy": self.strategy}
         weights |= {"group_size": self.size, "symmetric": self.symmetric}
-        return Format(compressed(form, **weights), self.quantise)
+        return Format(compressed(form, **weights), self.quantize)
 
 
 def e4m3(code: int) -> float:
@@ -234,7 +234,7 @@ class Floats:
     name: str = "weight_scale"
     shape: tuple[int, ...] | None = None  # of the scales
 
-    def quantise(self, weight: Matrix) -> tuple[Stored, Matrix]:
+    def quantize(self, weight: Matrix) -> tuple[Stored, Matrix]:
         height, width = self.height or weight.shape[0], self.width or weight.shape[1]
         codes, scales, numbers = fp8(weight, height, width)
         shape = scales.shape if self.shape is None else self.shape
@@ -242,7 +242,7 @@ class Floats:
 
     @property
     def format(self) -> Format:
-        return Format(self.settings, self.quantise)
+        return Format(self.settings, self.quantize)
 
 
 def float_group(**weights: Any) -> dict[str, Any]:
@@ -285,7 +285,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def write_quantised(source: Path, folder: Path, form: Format, **more: Any) -> dict[str, Matrix]:
+def write_quantized(source: Path, folder: Path, form: Format, **more: Any) -> dict[str, Matrix]:
     """Write the checkpoint in `source` with quantised linear layers; return their numbers by name.
 
     `more` are settings of quantization_config.
@@ -300,7 +300,7 @@ def write_quantised(source: Path, folder: Path, form: Format, **more: Any) -> di
         if value.dim() < 2 or "embed" in name or "lm_head" in name:
             tensors[name] = value
             continue
-        stored, numbers[name] = form.quantise(value.float().numpy())
+        stored, numbers[name] = form.quantize(value.float().numpy())
         base = name.removesuffix("weight")
         tensors |= {base + ending: part.contiguous() for ending, part in stored.items()}
     save_file(tensors, folder / "model.safetensors")

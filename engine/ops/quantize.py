@@ -61,7 +61,7 @@ class Codes:
         offsets = None if self.offsets is None else self.offsets[:, groups]
         return Codes(self.codes[:, inputs], self.scales[:, groups], offsets, self.bits)
 
-    def kept_in(self, form: CodesForm) -> Codes:
+    def in_form(self, form: CodesForm) -> Codes:
         """Return the same weight in a form with as many bits, and offsets if it has some."""
         codes = self.codes
         offsets = self.offsets
@@ -72,16 +72,16 @@ class Codes:
             codes = codes + (middle(form.bits) - zero)
         return Codes(codes, self.scales, offsets, form.bits)
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the weight that the codes stand for, in fp32."""
         groups = self.codes.float().unflatten(1, (-1, GROUP))
         scales = self.scales.float()[..., None]
         if self.offsets is None:
-            numbers = (groups - middle(self.bits)) * scales
+            values = (groups - middle(self.bits)) * scales
         else:
             offsets = self.offsets.float()[..., None]
-            numbers = groups * scales + offsets
-        return numbers.flatten(1)
+            values = groups * scales + offsets
+        return values.flatten(1)
 
 
 def middle(bits: int) -> int:
@@ -91,12 +91,14 @@ def middle(bits: int) -> int:
 
 def stacked(parts: Sequence[Codes]) -> Codes:
     """Stack the outputs of several weights with the same inputs, without loss."""
+    if len(parts) == 1:
+        return parts[0]
     form = common_form([part.form for part in parts])
-    kept = [part.kept_in(form) for part in parts]
-    offsets = [part.offsets for part in kept if part.offsets is not None]
+    same = [part.in_form(form) for part in parts]
+    offsets = [part.offsets for part in same if part.offsets is not None]
     return Codes(
-        torch.cat([part.codes for part in kept]),
-        torch.cat([part.scales for part in kept]),
+        torch.cat([part.codes for part in same]),
+        torch.cat([part.scales for part in same]),
         torch.cat(offsets) if offsets else None,
         form.bits,
     )
@@ -112,7 +114,7 @@ class Float8Codes:
     codes: torch.Tensor
     scales: torch.Tensor
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the weight that the codes stand for, in fp32."""
         scales = self.scales.repeat_interleave(FLOAT_GROUP, 1)
         return self.codes.float() * scales[:, : self.codes.shape[1]]
@@ -126,13 +128,13 @@ class ZeroedCodes(NamedTuple):
     zeros: torch.Tensor  # uint8, like scales
 
 
-def is_quantised(inputs: int, kind: Quantization) -> bool:
+def is_quantized(inputs: int, kind: Quantization) -> bool:
     """Return whether a weight [out, inputs] is quantised: whole numbers need whole groups."""
     return kind == "fp8" or inputs % GROUP == 0
 
 
-def quantise(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
-    """Round a weight [out, in] for which `is_quantised`.
+def quantize(weight: torch.Tensor, kind: Quantization) -> Codes | Float8Codes:
+    """Round a weight [out, in] for which `is_quantized`.
 
     `int8` divides the range from -largest to largest into 254 steps, as Q8_0 of GGUF; `int4` that
     from smallest to largest into 15 steps, as Q4_1. `fp8` scales a group so that its largest number
@@ -185,7 +187,7 @@ def float8(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int4_with_zeros(weight: torch.Tensor) -> ZeroedCodes:
-    """Round a weight [out, in] for which `is_quantised` to whole numbers with a whole zero.
+    """Round a weight [out, in] for which `is_quantized` to whole numbers with a whole zero.
 
     The range from smallest to largest number, which is made to include 0, has 15 steps. A scale has
     7 significant bits: bfloat16 holds it, and fp16 its product with every zero.
@@ -204,15 +206,15 @@ def int4_with_zeros(weight: torch.Tensor) -> ZeroedCodes:
     return ZeroedCodes(whole, scales.squeeze(-1), whole_zeros)
 
 
-def _seven_bits(numbers: torch.Tensor) -> torch.Tensor:
+def _seven_bits(values: torch.Tensor) -> torch.Tensor:
     """Round to 7 significant bits."""
-    fractions, exponents = torch.frexp(numbers)  # fractions are 0, or at least 1/2
+    fractions, exponents = torch.frexp(values)  # fractions are 0, or at least 1/2
     return torch.ldexp((fractions * 128).round() / 128, exponents)
 
 
-def _divided(numbers: torch.Tensor, by: float) -> torch.Tensor:
+def _divided(values: torch.Tensor, by: float) -> torch.Tensor:
     """Divide, on a GPU too: torch would multiply by the rounded reciprocal of a Python number."""
-    return numbers / torch.full_like(numbers, by)
+    return values / torch.full_like(values, by)
 
 
 def _step(scales: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from engine.memory.model_plan import ModelPlan
 from tests.support.driver import Driver
 from tests.support.forward import forward, whole
 from tests.support.golden import TOLERANCE, edit_checkpoint, load, of_transformers
-from tests.support.quantised_files import FORMATS, write_quantised
+from tests.support.quantized_files import FORMATS, write_quantized
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -52,7 +52,7 @@ def logits_of(folder: Path) -> torch.Tensor:
 def check(reference: Reference, folder: Path, name: str) -> None:
     """Compare logits and greedy tokens with `transformers`, whose weights become the numbers."""
     model, source = reference
-    numbers = write_quantised(source, folder, FORMATS[name])
+    numbers = write_quantized(source, folder, FORMATS[name])
     driver = Driver(folder)
     request = driver.submit(PROMPT, STEPS, temperature=0)
     driver.run()
@@ -89,14 +89,14 @@ def test_fused_layers_equal_transformers(architecture: str, tmp_path: Path) -> N
 def test_rounding_is_seen(llama: Reference, tmp_path: Path) -> None:
     """Another format gives other logits, so the comparisons above can fail."""
     for name in ("awq", "gptq 4"):
-        write_quantised(llama[1], tmp_path / name, FORMATS[name])
+        write_quantized(llama[1], tmp_path / name, FORMATS[name])
     found = [logits_of(tmp_path / name) for name in ("awq", "gptq 4")]
     assert (found[0] - found[1]).abs().max() > 0.1
 
 
 def test_tensors_of_a_layer_may_be_in_two_files(llama: Reference, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    write_quantised(llama[1], folder, FORMATS["gptq 4"])
+    write_quantized(llama[1], folder, FORMATS["gptq 4"])
     due = logits_of(folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -113,7 +113,7 @@ def test_tensors_of_a_layer_may_be_in_two_files(llama: Reference, tmp_path: Path
 @pytest.mark.parametrize("name", ["int8 channel", "fp8 tensor"])
 def test_scales_of_activations_are_not_used(name: str, llama: Reference, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    write_quantised(llama[1], folder, FORMATS[name], kv_cache_scheme={"num_bits": 8})
+    write_quantized(llama[1], folder, FORMATS[name], kv_cache_scheme={"num_bits": 8})
     due = logits_of(folder)
 
     def add(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -133,7 +133,7 @@ def test_quantization_rounds_the_numbers_of_the_checkpoint(
 ) -> None:
     """--quantization on top gives the bits of --quantization of the dequantised checkpoint."""
     folder, plain = tmp_path / "model", tmp_path / "plain"
-    numbers = write_quantised(llama[1], folder, FORMATS["awq"])
+    numbers = write_quantized(llama[1], folder, FORMATS["awq"])
     plain.mkdir()
     tensors = load_file(llama[1] / "model.safetensors")
     for name, given in numbers.items():
@@ -152,7 +152,7 @@ def test_quantization_rounds_the_numbers_of_the_checkpoint(
 def test_plan_counts_the_weights_that_are_served(llama: Reference, tmp_path: Path) -> None:
     """Parameters and bytes are those of the checkpoint that was quantised."""
     folder = tmp_path / "model"
-    write_quantised(llama[1], folder, FORMATS["gptq 4"])
+    write_quantized(llama[1], folder, FORMATS["gptq 4"])
     plans = [
         ModelPlan(EngineConfig(model=str(model), device="cpu", dtype="float32"))
         for model in (folder, llama[1])
@@ -167,7 +167,7 @@ def test_plan_counts_the_weights_that_are_served(llama: Reference, tmp_path: Pat
 
 def test_older_key_of_config_json_is_read(llama: Reference, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    write_quantised(llama[1], folder, FORMATS["pack 4"])
+    write_quantized(llama[1], folder, FORMATS["pack 4"])
     due = logits_of(folder)
     config = json.loads((folder / "config.json").read_text())
     config["compression_config"] = config.pop("quantization_config")
@@ -175,10 +175,10 @@ def test_older_key_of_config_json_is_read(llama: Reference, tmp_path: Path) -> N
     assert torch.equal(logits_of(folder), due)
 
 
-def test_zero_biases_that_a_quantiser_added_are_left_out(llama: Reference, tmp_path: Path) -> None:
+def test_zero_biases_that_a_quantizer_added_are_left_out(llama: Reference, tmp_path: Path) -> None:
     """AutoGPTQ stores biases of layers that have none. One that is not zero is refused."""
     folder = tmp_path / "model"
-    write_quantised(llama[1], folder, FORMATS["gptq 4"])
+    write_quantized(llama[1], folder, FORMATS["gptq 4"])
     due = logits_of(folder)
     name = "model.layers.1.mlp.down_proj.bias"
     edit_checkpoint(folder, lambda config, tensors: tensors.update({name: torch.zeros(64).half()}))
@@ -192,8 +192,8 @@ def test_layers_of_two_groups_are_read_by_their_own(llama: Reference, tmp_path: 
     """In a mixed-precision checkpoint every group has a format, and every layer fits one."""
     first, second = FORMATS["pack 4 zeros"], FORMATS["float channel"]
     folder, other = tmp_path / "model", tmp_path / "other"
-    numbers = write_quantised(llama[1], folder, first)
-    more = write_quantised(llama[1], other, second)
+    numbers = write_quantized(llama[1], folder, first)
+    more = write_quantized(llama[1], other, second)
     tensors = load_file(folder / "model.safetensors")
     chosen = "model.layers.1.mlp."
     kept = {name: value for name, value in tensors.items() if not name.startswith(chosen)}

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of
-from engine.checkpoint.quantised.layer import FLOATS, OF_MODULE, Layer, check_divides, check_shape
-from engine.checkpoint.quantised.settings import Settings, choice, format_of, group_size
-from engine.ops.quantise import CodesForm
+from engine.checkpoint.quantized.format import StorageFormat
+from engine.checkpoint.quantized.groups import Grouped, form_of
+from engine.checkpoint.quantized.layer import FLOATS, Layer, check_divides, check_shape
+from engine.checkpoint.quantized.settings import Settings, choice, format_of, group_size
+from engine.ops.quantize import CodesForm
 
 NAME = "awq"
 BITS, PER_WORD = 4, 8
@@ -20,7 +21,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs of a word, the lowest bits first
 
 
 @dataclass(frozen=True, slots=True)
-class AWQ:
+class AWQ(StorageFormat):
     """A layer stores, for inputs in groups:
 
     - qweight [inputs, outputs / 8] int32;
@@ -32,12 +33,9 @@ class AWQ:
 
     group_size: int | None
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales"})
-    marks = endings  # that only quantised layers have
-    unused = frozenset[str]()
-    has_kv_scales = False
+    marks = endings
 
     @classmethod
     def of(cls, settings: Settings) -> AWQ:
@@ -73,6 +71,6 @@ def _unpack(words: torch.Tensor) -> torch.Tensor:
     """[n, outputs / 8] int32 -> [outputs, n] uint8 codes."""
     words = words.t().contiguous()
     codes = torch.empty(len(words), PER_WORD, words.shape[1], dtype=torch.uint8)
-    for place, output in enumerate(ORDER):
-        codes[:, output] = words >> BITS * place & 15
+    for index, output in enumerate(ORDER):
+        codes[:, output] = words >> BITS * index & 15
     return codes.flatten(0, 1)

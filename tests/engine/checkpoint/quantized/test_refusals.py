@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.quantised.methods import METHODS, method_of
+from engine.checkpoint.quantized.formats import STORAGE_FORMATS, storage_format
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.runner.load import load_engine
 from tests.support.driver import tiny_llama
 from tests.support.golden import Tensors, edit_checkpoint
-from tests.support.quantised_files import FORMATS, compressed, write_quantised
+from tests.support.quantized_files import FORMATS, compressed, write_quantized
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FILE = "model.safetensors"
@@ -61,17 +61,17 @@ def refusal(folder: Path) -> str:
 )
 def test_unknown_method_is_refused_with_the_list_of_those_served(key: str, given: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        method_of({key: given})
+        storage_format({key: given})
     said = str(caught.value)
     assert said.startswith(f"config.json has {key} (")
     name = given.get("quant_method") if isinstance(given, dict) else given
     assert repr(name)[:99] in said
-    assert all(method in said for method in METHODS)
+    assert all(method in said for method in STORAGE_FORMATS)
 
 
 @pytest.mark.parametrize("nothing", [None, {}, ""])
 def test_no_settings_are_plain_weights(nothing: Any) -> None:
-    assert method_of({"quantization_config": nothing}) is None
+    assert storage_format({"quantization_config": nothing}) is None
 
 
 def group(**weights: Any) -> dict[str, Any]:
@@ -132,13 +132,13 @@ def test_variant_that_is_not_served_is_refused_by_name(
     settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        method_of({"quantization_config": settings})
+        storage_format({"quantization_config": settings})
     assert words in str(caught.value)
     assert str(caught.value).startswith("config.json has ")
 
 
 def test_plan_refuses_before_weights_are_read(source: Path, tmp_path: Path) -> None:
-    write_quantised(source, tmp_path / "model", FORMATS["awq"], version="gemv")
+    write_quantized(source, tmp_path / "model", FORMATS["awq"], version="gemv")
     (tmp_path / "model" / FILE).unlink()
     with pytest.raises(ConfigError, match="version = 'gemv'"):
         ModelPlan(EngineConfig(model=str(tmp_path / "model"), device="cpu"))
@@ -265,7 +265,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
 def test_damaged_layer_is_refused_by_name(case: str, source: Path, tmp_path: Path) -> None:
     name, damage, words = DAMAGE[case]
     folder = tmp_path / "model"
-    write_quantised(source, folder, FORMATS[name])
+    write_quantized(source, folder, FORMATS[name])
     edit_checkpoint(folder, lambda config, tensors: damage(tensors))
     said = refusal(folder)
     assert words in said
@@ -276,7 +276,7 @@ def test_damaged_layer_is_refused_by_name(case: str, source: Path, tmp_path: Pat
 
 def test_missing_layer_is_named_as_the_model_has_it(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    write_quantised(source, folder, FORMATS["awq"])
+    write_quantized(source, folder, FORMATS["awq"])
 
     def remove(config: dict[str, Any], tensors: Tensors) -> None:
         for ending in ("qweight", "qzeros", "scales"):
@@ -288,19 +288,19 @@ def test_missing_layer_is_named_as_the_model_has_it(source: Path, tmp_path: Path
 
 def test_layer_of_another_shape_than_the_model_is_refused(source: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    write_quantised(source, folder, FORMATS["awq"])
+    write_quantized(source, folder, FORMATS["awq"])
     edit_checkpoint(folder, lambda config, tensors: config.update(intermediate_size=104))
     assert "has shape [64, 96]; config.json asks for [64, 104]" in refusal(folder)
 
 
-def test_quantised_conv1d_is_refused(tmp_path: Path) -> None:
+def test_quantized_conv1d_is_refused(tmp_path: Path) -> None:
     from transformers import GPT2Config
 
     from tests.support.golden import of_transformers
 
     config = GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     of_transformers(config, tmp_path / "model")
-    codes, _ = FORMATS["awq"].quantise(torch.randn(32, 32).numpy())
+    codes, _ = FORMATS["awq"].quantize(torch.randn(32, 32).numpy())
 
     def edit(config: dict[str, Any], tensors: Tensors) -> None:
         name = "transformer.h.0.attn.c_proj"
@@ -316,7 +316,7 @@ def test_quantised_conv1d_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["awq", "gptq act order", "pack 4 zeros", "int8 group"])
 def test_random_damage_loads_or_is_refused(name: str, source: Path, tmp_path: Path) -> None:
     """Tensors that are cut, cast, transposed or missing never raise another exception."""
-    write_quantised(source, tmp_path / "good", FORMATS[name])
+    write_quantized(source, tmp_path / "good", FORMATS[name])
     good = load_file(tmp_path / "good" / FILE)
     config = json.loads((tmp_path / "good" / "config.json").read_text())
     rng, refusals = random.Random(0), []
@@ -366,7 +366,7 @@ def test_settings_of_any_type_are_read_or_refused(settings: dict[str, Any]) -> N
     refused = 0
     for given in variants(known):
         try:
-            method_of({"quantization_config": given})
+            storage_format({"quantization_config": given})
         except ConfigError:
             refused += 1
     assert refused > 20

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from tests.support import web
 from tests.support.driver import Driver
-from tests.support.quantised_files import FORMATS, write_quantised
+from tests.support.quantized_files import FORMATS, write_quantized
 from tests.support.serve import serving
 from tests.support.stories import cases_of
 
 
 def test_answers_over_http_are_those_of_the_engine(llama: Path, tmp_path: Path) -> None:
-    write_quantised(llama, tmp_path / "tales", FORMATS["int8 channel"])
+    write_quantized(llama, tmp_path / "tales", FORMATS["int8 channel"])
     case = cases_of(llama)[0]
     driver = Driver(tmp_path / "tales")
     request = driver.submit(case.prompt_ids, 30, temperature=0)

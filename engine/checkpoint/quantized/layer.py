@@ -35,35 +35,35 @@ class Layer:
 
     def part(self, ending: str, dtypes: Collection[str], ndim: int | None = None) -> StoredTensor:
         """Return a tensor. Raises ConfigError if it is missing or of another dtype or rank."""
-        found = self.parts.get(ending)
-        if found is None:
+        tensor = self.parts.get(ending)
+        if tensor is None:
             other = next(iter(self.parts.values()))
             raise ConfigError(f"{self.name}.{ending} is missing: {other.file} has {other.name}.")
-        if found.dtype not in dtypes:
+        if tensor.dtype not in dtypes:
             raise ConfigError(
-                f"{found.name} in {found.file} has dtype {found.dtype}; its method stores "
+                f"{tensor.name} in {tensor.file} has dtype {tensor.dtype}; its method stores "
                 f"{' or '.join(dtypes)}."
             )
-        if ndim is not None and (len(found.shape) != ndim or 0 in found.shape):
+        if ndim is not None and (len(tensor.shape) != ndim or 0 in tensor.shape):
             raise ConfigError(
-                f"{found.name} in {found.file} has shape {list(found.shape)}; it must have {ndim} "
-                "dimensions above 0."
+                f"{tensor.name} in {tensor.file} has shape {list(tensor.shape)}; it must have "
+                f"{ndim} dimensions above 0."
             )
-        return found
+        return tensor
 
     def refuse_both(self, one: str, other: str) -> None:
         """Raise ConfigError if a layer has two tensors that exclude each other."""
         if one in self.parts and other in self.parts:
-            found = self.parts[one]
+            tensor = self.parts[one]
             raise ConfigError(
-                f"{found.name} in {found.file} and {self.name}.{other} exclude each other."
+                f"{tensor.name} in {tensor.file} and {self.name}.{other} exclude each other."
             )
 
 
-def check_shape(tensor: StoredTensor, *due: Shape) -> None:
-    """Raise ConfigError if a tensor has none of the shapes that are due."""
-    if tensor.shape not in due:
-        shapes = " or ".join(str(list(shape)) for shape in due)
+def check_shape(tensor: StoredTensor, *expected: Shape) -> None:
+    """Raise ConfigError if a tensor has none of the shapes that are expected."""
+    if tensor.shape not in expected:
+        shapes = " or ".join(str(list(shape)) for shape in expected)
         raise ConfigError(
             f"{tensor.name} in {tensor.file} has shape {list(tensor.shape)}; the layer and "
             f"config.json ask for {shapes}."
@@ -80,10 +80,10 @@ def check_divides(tensor: StoredTensor, count: int, by: int, what: str) -> None:
 
 def read_groups(tensor: StoredTensor, groups: int) -> torch.Tensor:
     """Return the group of each input [inputs]. Raises ConfigError if one is out of range."""
-    found = tensor.read().long()
-    if found.numel() and not 0 <= int(found.min()) <= int(found.max()) < groups:
+    groups_of = tensor.read().long()
+    if groups_of.numel() and not 0 <= int(groups_of.min()) <= int(groups_of.max()) < groups:
         raise ConfigError(
-            f"{tensor.name} in {tensor.file} names groups from {int(found.min())} to "
-            f"{int(found.max())}; the layer has {groups}."
+            f"{tensor.name} in {tensor.file} names groups from {int(groups_of.min())} to "
+            f"{int(groups_of.max())}; the layer has {groups}."
         )
-    return found
+    return groups_of

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.checkpoint.quantised.groups import Grouped, in_blocks
-from engine.checkpoint.quantised.layer import FLOATS, OF_MODULE, Layer, check_shape
-from engine.checkpoint.quantised.settings import Settings, block_size, choice
+from engine.checkpoint.quantized.format import StorageFormat
+from engine.checkpoint.quantized.groups import Grouped, in_blocks
+from engine.checkpoint.quantized.layer import FLOATS, Layer, check_shape
+from engine.checkpoint.quantized.settings import Settings, block_size, choice
 
 NAME = "fp8"
 SCALES = ("weight_scale_inv", "weight_scale")
 
 
 @dataclass(frozen=True, slots=True)
-class FP8:
+class FP8(StorageFormat):
     """A layer stores weight [outputs, inputs] fp8, and its scales under one of two names.
 
     They are weight_scale_inv, as of DeepSeek and Qwen3, or weight_scale. A weight is the stored one
@@ -24,7 +25,6 @@ class FP8:
     block: tuple[int, int] | None  # height and width
     has_kv_scales: bool
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset({"weight", *SCALES})
     marks = frozenset(SCALES)

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint.quantised.layer import Layer
-from engine.checkpoint.quantised.methods import Method
+from engine.checkpoint.quantized.format import StorageFormat
+from engine.checkpoint.quantized.layer import Layer
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
-from engine.ops.quantise import Codes, CodesForm
+from engine.ops.quantize import Codes, CodesForm
 
 CODES = ("I8", "F8_E4M3")  # dtypes of `weight` that mean a quantised layer
 OF_KV_CACHE = ("k_scale", "v_scale", "q_scale", "kv_scale", "k_zero_point", "v_zero_point")
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedTensor:
+class QuantizedTensor:
     """A weight matrix that a checkpoint stores as the tensors of a quantised layer."""
 
     layer: Layer
-    method: Method
+    storage: StorageFormat
 
     @property
     def file(self) -> Path:
@@ -32,61 +32,61 @@ class QuantisedTensor:
 
     @property
     def kind(self) -> str:
-        return self.method.kind
+        return self.storage.kind
 
     @property
     def form(self) -> CodesForm | None:
         """How `codes` keeps the tensor; None if it cannot."""
-        return self.method.form(self.layer)
+        return self.storage.form(self.layer)
 
     def codes(self) -> Codes:
         """Return the stored codes, of a tensor with a form, with scales rounded to fp16."""
         form = self.form
         assert form is not None
-        return self.method.read(self.layer).regrouped(form)
+        return self.storage.read(self.layer).regrouped(form)
 
     def read(self) -> torch.Tensor:
         """Return the weights [outputs, inputs] in fp32."""
-        return self.method.read(self.layer).numbers()
+        return self.storage.read(self.layer).dequantize()
 
 
 def original_tensors(
-    stored: Mapping[str, StoredTensor], method: Method
-) -> dict[str, StoredTensor | QuantisedTensor]:
+    stored: Mapping[str, StoredTensor], storage: StorageFormat
+) -> dict[str, StoredTensor | QuantizedTensor]:
     """Return the tensors of the checkpoint that was quantised, by name, in the order of the files.
 
     Scales of activations and of the KV cache are left out: both are computed in the dtype that is
     served. Raises ConfigError if the tensors of a layer do not fit each other or config.json.
     """
-    layers = _layers_of(stored, method)
-    found: dict[str, StoredTensor | QuantisedTensor] = {}
+    layers = _layers_of(stored, storage)
+    found: dict[str, StoredTensor | QuantizedTensor] = {}
     for name, tensor in stored.items():
-        base, _, ending = name.rpartition(method.names.separator)
-        if base in layers and ending in method.endings:
-            weight = base + method.names.weight
-            found.setdefault(weight, QuantisedTensor(layers[base], method))
+        base, _, ending = name.rpartition(storage.names.separator)
+        if base in layers and ending in storage.endings:
+            weight = base + storage.names.weight
+            found.setdefault(weight, QuantizedTensor(layers[base], storage))
             continue
-        is_of_inputs = base in layers and ending in method.unused
-        is_of_kv_cache = method.has_kv_scales and ending in OF_KV_CACHE
+        is_of_inputs = base in layers and ending in storage.unused
+        is_of_kv_cache = storage.has_kv_scales and ending in OF_KV_CACHE
         if not is_of_inputs and not is_of_kv_cache:
             found[name] = tensor
     for layer in layers.values():
-        method.check(layer)
+        storage.check(layer)
     return found
 
 
-def _layers_of(stored: Mapping[str, StoredTensor], method: Method) -> dict[str, Layer]:
+def _layers_of(stored: Mapping[str, StoredTensor], storage: StorageFormat) -> dict[str, Layer]:
     """Return the quantised layers by name. Raises ConfigError if one has a plain weight too."""
     names = set()
     for name, tensor in stored.items():
-        base, _, ending = name.rpartition(method.names.separator)
-        holds_codes = ending == "weight" and ending in method.endings and tensor.dtype in CODES
-        if ending in method.marks or holds_codes:
+        base, _, ending = name.rpartition(storage.names.separator)
+        holds_codes = ending == "weight" and ending in storage.endings and tensor.dtype in CODES
+        if ending in storage.marks or holds_codes:
             names.add(base)
     parts: dict[str, dict[str, StoredTensor]] = {name: {} for name in names}
     for name, tensor in stored.items():
-        base, _, ending = name.rpartition(method.names.separator)
-        if base in names and ending in method.endings:
+        base, _, ending = name.rpartition(storage.names.separator)
+        if base in names and ending in storage.endings:
             parts[base][ending] = tensor
         elif base in names and ending == "weight":
             raise ConfigError(f"{name} in {tensor.file} is stored twice: plain and quantised.")

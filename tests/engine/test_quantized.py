@@ -87,7 +87,7 @@ def test_planned_bytes_are_those_that_are_measured(model: Path, kind: Quantizati
     assert loaded.facts.quantization == (kind if has_codes else None)
 
 
-def test_layers_are_quantised_while_others_are_not_read_yet(
+def test_layers_are_quantized_while_others_are_not_read_yet(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of eight layers, only those of a block whose tensors are being read are plain at once."""

@@ -9,30 +9,30 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of, unpack
-from engine.checkpoint.quantised.layer import (
+from engine.checkpoint.quantized.format import StorageFormat
+from engine.checkpoint.quantized.groups import Grouped, form_of, unpack
+from engine.checkpoint.quantized.layer import (
     FLOATS,
-    OF_MODULE,
     Layer,
     check_divides,
     check_shape,
     read_groups,
 )
-from engine.checkpoint.quantised.settings import (
+from engine.checkpoint.quantized.settings import (
     Settings,
     choice,
     format_of,
     group_size,
     refuse,
 )
-from engine.ops.quantise import CodesForm
+from engine.ops.quantize import CodesForm
 
 NAME = "gptq"
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # the first format stores a zero minus one
 
 
 @dataclass(frozen=True, slots=True)
-class GPTQ:
+class GPTQ(StorageFormat):
     """A layer stores, for words of 32 / bits codes:
 
     - qweight [inputs / codes per word, outputs] int32;
@@ -49,12 +49,9 @@ class GPTQ:
     zero_offset: int
     needs_groups: bool  # inputs were quantised in the order of their activations
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset({"qweight", "qzeros", "scales", "g_idx"})
     marks = endings
-    unused = frozenset[str]()
-    has_kv_scales = False
 
     @classmethod
     def of(cls, settings: Settings) -> GPTQ:
@@ -111,11 +108,11 @@ class GPTQ:
 
     def _groups(self, layer: Layer, inputs: int, groups: int) -> torch.Tensor | None:
         """Return the group of each input; None if they are equal runs."""
-        places = torch.arange(inputs)
-        found = places // (self.group_size or inputs)
+        indices = torch.arange(inputs)
+        group_of = indices // (self.group_size or inputs)
         if "g_idx" in layer.parts:
-            found = read_groups(layer.parts["g_idx"], groups)
+            group_of = read_groups(layer.parts["g_idx"], groups)
         if inputs % groups:
-            return found
-        runs = places // (inputs // groups)
-        return None if torch.equal(found, runs) else found
+            return group_of
+        runs = indices // (inputs // groups)
+        return None if torch.equal(group_of, runs) else group_of

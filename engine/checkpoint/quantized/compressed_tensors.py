@@ -12,27 +12,27 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of, in_blocks, unpack
-from engine.checkpoint.quantised.layer import (
+from engine.checkpoint.quantized.format import StorageFormat
+from engine.checkpoint.quantized.groups import Grouped, form_of, in_blocks, unpack
+from engine.checkpoint.quantized.layer import (
     FLOATS,
-    OF_MODULE,
     Layer,
     Shape,
     check_divides,
     check_shape,
     read_groups,
 )
-from engine.checkpoint.quantised.scheme import NAME, Scheme, words
-from engine.checkpoint.quantised.settings import Settings, refuse
+from engine.checkpoint.quantized.scheme import NAME, Scheme, words
+from engine.checkpoint.quantized.settings import Settings, refuse
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
-from engine.ops.quantise import CodesForm
+from engine.ops.quantize import CodesForm
 
 CODES = ("weight_packed", "weight")
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedTensors:
+class CompressedTensors(StorageFormat):
     """A layer stores, with `groups` = 1 for a scale for each output:
 
     - weight [outputs, inputs] int8 or fp8; or weight_shape [2] and weight_packed [outputs, words]
@@ -48,7 +48,6 @@ class CompressedTensors:
     schemes: Sequence[Scheme]
     has_kv_scales: bool
 
-    names = OF_MODULE
     kind = NAME
     endings = frozenset(
         {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
@@ -161,23 +160,23 @@ def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:
         raise ConfigError(
             f"{zeros.name} in {zeros.file} is a zero point; blocks with zero points are not served."
         )
-    due = scales.shape
+    expected = scales.shape
     if zeros.dtype == "I32":
-        due = (words(outputs, scheme.bits), *scales.shape[1:])
-    check_shape(zeros, due)
+        expected = (words(outputs, scheme.bits), *scales.shape[1:])
+    check_shape(zeros, expected)
 
 
 def _fitting(
     tensor: StoredTensor, schemes: Sequence[Scheme], shapes: Sequence[Sequence[Shape]]
 ) -> list[Scheme]:
     """Return the schemes that allow a tensor's shape. Raises ConfigError if none does."""
-    due = list(dict.fromkeys(itertools.chain(*shapes)))
-    check_shape(tensor, *due)
-    found = []
+    expected = list(dict.fromkeys(itertools.chain(*shapes)))
+    check_shape(tensor, *expected)
+    fitting = []
     for scheme, allowed in zip(schemes, shapes, strict=True):
         if tensor.shape in allowed:
-            found.append(scheme)
-    return found
+            fitting.append(scheme)
+    return fitting
 
 
 def _sizes(layer: Layer) -> tuple[int, int]:
@@ -237,8 +236,8 @@ def _groups(layer: Layer, groups: int) -> torch.Tensor | None:
     is_unset = stored.read() == -1
     if is_unset.any():
         return None
-    found = read_groups(stored, groups)
-    sizes = torch.bincount(found, minlength=groups)
+    group_of = read_groups(stored, groups)
+    sizes = torch.bincount(group_of, minlength=groups)
     if int(sizes.min()) != int(sizes.max()):
         raise ConfigError(f"{stored.name} in {stored.file} has groups of different sizes.")
-    return found
+    return group_of

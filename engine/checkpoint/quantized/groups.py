@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.ops.quantise import GROUP, Codes, CodesForm
+from engine.ops.quantize import GROUP, Codes, CodesForm
 
 ROWS = 256  # of a matrix, for which scales are spread over the inputs at once
 
@@ -42,23 +42,23 @@ class Grouped:
     zeros: torch.Tensor | None = None
     group_of: torch.Tensor | None = None
 
-    def numbers(self) -> torch.Tensor:
+    def dequantize(self) -> torch.Tensor:
         """Return the matrix in fp32, rounded once."""
-        numbers = self.codes.float()
+        values = self.codes.float()
         scales = self.scales.float().contiguous()  # few: converted once, not at every use
         zeros = None if self.zeros is None else self.zeros.float().contiguous()
         if self.group_of is None:
-            grouped = numbers.unflatten(1, (scales.shape[1], -1))  # a view
+            grouped = values.unflatten(1, (scales.shape[1], -1))  # a view
             if zeros is not None:
                 grouped -= zeros[..., None]
             grouped *= scales[..., None]
-            return numbers
-        for begin in range(0, len(numbers), ROWS):
+            return values
+        for begin in range(0, len(values), ROWS):
             rows = slice(begin, begin + ROWS)
             if zeros is not None:
-                numbers[rows] -= zeros[rows, self.group_of]
-            numbers[rows] *= scales[rows, self.group_of]
-        return numbers
+                values[rows] -= zeros[rows, self.group_of]
+            values[rows] *= scales[rows, self.group_of]
+        return values
 
     def regrouped(self, form: CodesForm) -> Codes:
         """Return the codes with scales for 32 inputs, rounded to fp16. See `form_of`."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.checkpoint.quantised.groups import Grouped, form_of
-from engine.checkpoint.quantised.layer import OF_PARAMETER, Layer, check_shape
-from engine.checkpoint.quantised.settings import Settings
-from engine.ops.quantise import GROUP, CodesForm
+from engine.checkpoint.quantized.format import StorageFormat
+from engine.checkpoint.quantized.groups import Grouped, form_of
+from engine.checkpoint.quantized.layer import OF_PARAMETER, Layer, check_shape
+from engine.checkpoint.quantized.settings import Settings
+from engine.ops.quantize import GROUP, CodesForm
 
 NAME = "mxfp4"
 # Twice the number of each code, which is whole. The codes from 8 on are negative.
@@ -21,7 +22,7 @@ BIAS = 127  # of a scale's exponent
 
 
 @dataclass(frozen=True, slots=True)
-class MXFP4:
+class MXFP4(StorageFormat):
     """A layer stores the matrices of all experts.
 
     - blocks [experts, outputs, groups, 16] uint8: 32 codes, the lower half of a byte first
@@ -32,12 +33,10 @@ class MXFP4:
     kind = NAME
     endings = frozenset({"blocks", "scales"})
     marks = frozenset({"blocks"})
-    unused = frozenset[str]()
-    has_kv_scales = False
 
     @classmethod
     def of(cls, settings: Settings) -> MXFP4:
-        """Return the method, which has no variants."""
+        """Return the format, which has no variants."""
         return cls()
 
     def check(self, layer: Layer) -> None:
