@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its label, and those that use the reference data; sort by duration."""
     for item in items:
-        item.add_marker(label_of(item))
+        item.add_marker(getattr(pytest.mark, label_of(item)))
         if "assets" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.assets)
         if item.get_closest_marker("assets") and not ASSETS.is_dir():

@@ -1,4 +1,4 @@
-"""What a test needs, as a marker: `pytest -m unit` runs the tests that need neither of the others.
+"""Markers for what a test needs: `pytest -m unit` runs the tests without torch and processes.
 
 The folder of a test gives its label, or what its module imports.
 """
@@ -26,7 +26,7 @@ FOLDERS = {
     "tests/engine/scheduling/": "unit",
     "tests/engine/": "engine",
 }
-# A test module that imports one of these, or a name of one, has the label whatever its folder.
+# A test module that imports one of these, or a name of one, has the label in any folder.
 IMPORTS = {
     "process": {"subprocess", "tests.support.process", "tests.support.serve"},
     "engine": {"torch"},
