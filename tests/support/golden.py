@@ -296,7 +296,7 @@ def scored(golden: Golden) -> None:
 
 
 def preempted(golden: Golden) -> None:
-    blocks = 12 * len(golden.runner.kv.groups)
+    blocks = 8 * len(golden.runner.kv.groups)
     driver = golden.driver(num_gpu_blocks_override=blocks, enable_prefix_caching=False)
     assert answers(driver, golden.prompts, golden.sources) == golden.alone
     assert driver.stats.preemptions, "the pool was meant to be too small"
