@@ -25,6 +25,7 @@ from engine.protocol.generate import GenerateRequest, SamplingParams
 from engine.protocol.message import Message
 from engine.protocol.wire import ToEngine
 from engine.runner.load import load_engine
+from engine.runner.step_graphs import StepGraphs
 from loadtest.program import run_program
 
 PROMPT = 20  # tokens of each prompt
@@ -74,10 +75,11 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
     timed(core.scheduler, "schedule", took)
     timed(core.runner, "launch", took)
     timed(core, "publish", took)
-    assert core.runner.graphs
-    while core.runner.graphs.capture_next():
+    graphs = core.runner.graphs
+    assert isinstance(graphs, StepGraphs)
+    while graphs.capture_next():
         pass
-    core.runner.graphs.tokens.fill_(TOKEN)
+    graphs.tokens.fill_(TOKEN)
     for _ in range(WARM_UP):
         core.turn()
     took.clear()

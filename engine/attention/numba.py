@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import chunk_groups
 from engine.attention.torch.fused import FusedAttention

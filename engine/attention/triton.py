@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 import triton
 
+from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.device.facts import gpu_has_bf16
 from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, Features, Scales

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
+
+from engine.errors import ConfigError
 
 # The format of safetensors allows 100 MB of header, which take long to read. An entry takes some
 # 130 bytes, so this is room for over 200,000 tensors in a file.
@@ -37,3 +40,25 @@ def _integer(text: str) -> int:
     if abs(value) > sys.float_info.max:
         raise ValueError(f"the number {text[:20]}… is too large")
     return value
+
+
+def read_any_json(path: Path) -> Any:
+    """Return the JSON value in a file. Raises OSError or one of BAD_JSON."""
+    with path.open("rb") as stream:
+        return loads(stream.read(MAX_JSON_BYTES + 1))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ConfigError with the file name if there is none."""
+    try:
+        value = read_any_json(path)
+    except (OSError, *BAD_JSON) as error:
+        raise ConfigError(f"Cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
+    return value
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`, or {} if there is no such file."""
+    return read_json(path) if path.is_file() else {}

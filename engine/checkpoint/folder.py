@@ -12,13 +12,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine.checkpoint import bounded_json
-from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES
+from engine.checkpoint.bounded_json import (
+    BAD_JSON,
+    MAX_JSON_BYTES,
+    read_any_json,
+    read_json,
+    read_optional,
+)
 from engine.checkpoint.gguf.parts import (
     is_first_part,
     is_gguf,
     is_sidecar,
     present_parts,
 )
+from engine.checkpoint.pointer import refuse_pointer
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
 
@@ -47,7 +54,6 @@ WHERE = (
     f"Give a folder with config.json and *.safetensors, a GGUF file, {', '.join(DEMO_FOLDERS)}, or "
     "ORG/NAME on huggingface.co, such as HuggingFaceTB/SmolLM2-135M-Instruct, which is downloaded."
 )
-POINTER = b"version https://git-lfs.github.com/"
 
 
 def is_hub_name(model: str) -> bool:
@@ -256,20 +262,6 @@ def check_weight_file(file: Path) -> None:
         safetensors_header(file)
 
 
-def refuse_pointer(file: Path) -> None:
-    """Raise ConfigError if `file` is a Git LFS pointer, left by a clone without Git LFS."""
-    try:
-        with file.open("rb") as stream:
-            is_pointer = stream.read(len(POINTER)) == POINTER
-    except OSError:
-        return  # the caller reports it when it reads the file
-    if is_pointer:
-        raise ConfigError(
-            f"{file} is a Git LFS pointer, not the file. Run `git lfs pull` in its folder, or "
-            "`penstock pull ORG/NAME`."
-        )
-
-
 def safetensors_header(file: Path) -> dict[str, Any]:
     """Return the header of a safetensors file without `__metadata__`: name -> {dtype, shape,
     data_offsets}.
@@ -300,25 +292,3 @@ def safetensors_header(file: Path) -> dict[str, Any]:
             f"{said}it has {size} bytes, its header says {due}{where}. Copy or download it again."
         )
     return header
-
-
-def read_any_json(path: Path) -> Any:
-    """Return the JSON value in a file. Raises OSError or one of BAD_JSON."""
-    with path.open("rb") as stream:
-        return bounded_json.loads(stream.read(bounded_json.MAX_JSON_BYTES + 1))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises ConfigError with the file name if there is none."""
-    try:
-        value = read_any_json(path)
-    except (OSError, *BAD_JSON) as error:
-        raise ConfigError(f"Cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}.")
-    return value
-
-
-def read_optional(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`, or {} if there is no such file."""
-    return read_json(path) if path.is_file() else {}

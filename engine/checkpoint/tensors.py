@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.checkpoint.folder import read_json, weight_files
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, read_tensors
 from engine.checkpoint.quantised.methods import method_of

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
+from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import QueryGroup
 from engine.attention.torch.mask import attention_mask

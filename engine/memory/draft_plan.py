@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine.checkpoint.folder import model_folder, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder
 from engine.errors import ConfigError
 from engine.models.registry import model_class
 from engine.scheduling.drafts import MOST_ROWS

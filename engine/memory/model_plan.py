@@ -10,7 +10,8 @@ import torch
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
-from engine.checkpoint.folder import model_folder, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder
 from engine.checkpoint.loader import stored_codes
 from engine.checkpoint.quantised.methods import method_of
 from engine.config import MAX_TOKENS, EngineConfig

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.checkpoint.folder import CHECKPOINT_FILES, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import CHECKPOINT_FILES
 from engine.errors import ConfigError
 
 

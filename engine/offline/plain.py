@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import model_folder, read_json, weight_files
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.quantised.methods import quantisation_key
 from engine.checkpoint.stored import StoredTensor, stored_tensors

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.checkpoint.folder import read_json
+from engine.checkpoint.bounded_json import read_json
 from engine.models.base import on_meta_device
 from engine.models.registry import model_class
 from engine.offline.structure import structure_of

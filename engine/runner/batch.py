@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.backend import AttentionBackend
+from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
-from engine.attention.layout import GroupLayout, StepLayout
 from engine.device.transfer import to_device
 from engine.models.adapters import ModelAdapters
 from engine.models.base import Model

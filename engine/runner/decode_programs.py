@@ -14,6 +14,7 @@ import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.numba import NumbaBackend, NumbaPlan
+from engine.device.openmp_wait import OpenMPWait
 from engine.ops.lora import TokenAdapters
 from engine.ops.program import Replay, record
 
@@ -22,10 +23,20 @@ Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
 class DecodePrograms:
-    """Computes batches of decodes of one model, with block tables of up to `blocks` blocks."""
+    """Computes batches of decodes of one model, with block tables of up to `blocks` blocks.
 
-    def __init__(self, forward: Forward, backend: NumbaBackend, blocks: int) -> None:
+    Threads of a program spin while they wait. While cores are scarce, none runs.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        backend: NumbaBackend,
+        blocks: int,
+        openmp_wait: OpenMPWait,
+    ) -> None:
         self._forward = forward
+        self._openmp_wait = openmp_wait
         self._backend = backend
         self._blocks = blocks
         # By number of sequences, and whether some have adapters. None: the model computes something
@@ -37,7 +48,11 @@ class DecodePrograms:
         count = batch.num_tokens
         if batch.adapters is not None and batch.adapters.groups:  # other tensors in each step
             return self._forward(batch)
-        if count > MOST_SEQUENCES or batch.plan.layout.num_decodes < count:
+        if (
+            self._openmp_wait.contended
+            or count > MOST_SEQUENCES
+            or batch.plan.layout.num_decodes < count
+        ):
             return self._forward(batch)
         key = count, batch.adapters is not None
         if key not in self._replays:

@@ -8,12 +8,29 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engine.attention.backend import AttentionBackend
+from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
-from engine.attention.layout import GroupLayout, StepLayout
 from engine.device.transfer import to_device
+from engine.models.base import Model
+from engine.runner.forward import TEXT_TOKENS_MULTIPLE, ModelForward
 from engine.scheduling.step import EncoderInput
+
+
+class Encoder:
+    """Encodes the texts of a step with a model's encoder."""
+
+    def __init__(
+        self, model: Model, kv: KVCache, backend: AttentionBackend, forward: ModelForward
+    ) -> None:
+        self._model, self._kv, self._backend, self._forward = model, kv, backend, forward
+
+    def __call__(self, inputs: Sequence[EncoderInput], device: torch.device) -> torch.Tensor | None:
+        """Write the KV of encoder prompts, or return the vectors [texts, hidden] of texts."""
+        batch = build_encoder_batch(inputs, self._kv, self._backend, device)
+        batch = batch.padded(self._forward.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
+        hidden = self._model.encode(batch)[: batch.num_tokens]
+        return pool(hidden, inputs) if inputs[0].pooling else None
 
 
 def build_encoder_batch(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from engine.attention.kv_cache import KVCache
+from engine.device.gauges import ProcessGauges
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.models.adapters import ModelAdapters
+from engine.runner.encoder import Encoder
+from engine.runner.explanations import Explanations
 from engine.runner.forward import Forward, ModelForward
 from engine.runner.model_runner import ModelRunner
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
+from engine.sampling.sampler import draw
 
 
 def make_runner(
@@ -54,22 +59,28 @@ def make_runner(
         from engine.runner.decode_programs import DecodePrograms
 
         assert isinstance(plan.backend, NumbaBackend)
-        programs = DecodePrograms(forward, plan.backend, rows.block_tables.shape[2])
+        programs = DecodePrograms(forward, plan.backend, rows.block_tables.shape[2], openmp_wait)
     graphs: StepGraphs | None = None
     if recorder is not None:
         graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)
+    # With graphs every step draws in the same way, captured or not.
+    draw_tokens = partial(draw, kernels=plan.kernels, static=graphs is not None)
     return ModelRunner(
         plan.model,
         plan.kind,
         plan.backend,
         kv,
         rows,
-        openmp_wait,
         matchers,
         forward,
+        draw_tokens,
+        Encoder(plan.model, kv, plan.backend, forward),
+        Explanations(rows, draw_tokens),
         programs=programs,
         graphs=graphs,
         adapters=adapters,
+        poll=openmp_wait.poll,
+        gauges=ProcessGauges(openmp_wait),
     )
 
 

@@ -16,52 +16,44 @@ import torch
 import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
-from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
-from engine.device.limits import resident_memory
 from engine.device.transfer import to_device
-from engine.memory.graph_shapes import GraphShape
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
 from engine.protocol.ready import ModelKind
 from engine.runner.batch import build_batch, rows_and_drafts
-from engine.runner.encoder import build_encoder_batch, pool
-from engine.runner.forward import (
-    STEP_TOKENS_MULTIPLE,
-    TEXT_TOKENS_MULTIPLE,
-    Forward,
-    ModelForward,
-)
-from engine.runner.pending_step import PendingKnown, PendingStep
+from engine.runner.forward import STEP_TOKENS_MULTIPLE, Forward, ModelForward
+from engine.runner.pending_step import PendingStep, ReadExplained
 from engine.runner.sequence_rows import SequenceRows
-from engine.runner.step_graphs import StepGraphs
-from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.masks import LazyMasks, SequenceGrammars, TokenMasks
-from engine.sampling.sampler import DrawParams, draw, sample
-from engine.scheduling.step import (
-    BlockCopy,
-    EncoderInput,
-    SampledToken,
-    ScheduledSlice,
-    Step,
-)
+from engine.sampling.sampler import DrawParams, sample
+from engine.scheduling.step import BlockCopy, EncoderInput, SampledToken, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
 
-MEMORY_INTERVAL = 1.0  # seconds between two readings of this process's memory
+Encode = Callable[[Sequence[EncoderInput], torch.device], torch.Tensor | None]
+Draw = Callable[[torch.Tensor, DrawParams], torch.Tensor]
+Logits = Callable[[torch.Tensor], torch.Tensor]
+KnownTokens = tuple[Sequence[PendingLogprobs], Sequence[ReadExplained]]  # wanted of prompts
+Explain = Callable[
+    [Sequence[ScheduledSlice], torch.Tensor, Logits, SequenceGrammars], Sequence[ReadExplained]
+]
 
 
-class Contention(Protocol):
-    """Whether other processes want the cores of this one: `engine/device/openmp_wait.py`."""
+class Graphs(Protocol):
+    """Captured steps: `engine/runner/step_graphs.py`."""
 
-    @property
-    def contended(self) -> bool: ...
+    def replay(self, step: Step) -> torch.Tensor | None:
+        """Return logits [R, V] of the slices that sample, or None if the step is not captured."""
 
-    def poll(self, now: float) -> None:
-        """Look again, at CLOCK_MONOTONIC seconds `now`."""
+    def draw(self, count: int) -> torch.Tensor:
+        """Draw tokens [count] from these logits, and append them to their rows."""
 
-    def gauges(self) -> dict[str, float]: ...
+    def capture_at_start(self) -> None: ...
+
+    def capture_next(self) -> bool:
+        """Capture one more step; returns False if all are captured."""
 
 
 class Followers(Protocol):
@@ -92,30 +84,35 @@ class ModelRunner:
         backend: AttentionBackend,
         kv: KVCache,
         rows: SequenceRows,
-        contention: Contention,
         matchers: SequenceGrammars,
         forward: ModelForward,
+        draw: Draw,
+        encode: Encode,
+        explain: Explain,
         *,
         programs: Forward | None,
-        graphs: StepGraphs | None,
+        graphs: Graphs | None,
         adapters: ModelAdapters | None,
+        poll: Callable[[float], None],
+        gauges: Callable[[], dict[str, float]],
     ) -> None:
         """`programs` compute batches faster than `forward`, with the same bits, or call it.
 
-        Without `adapters` the model takes none.
+        Without `adapters` the model takes none. `poll` gets the CLOCK_MONOTONIC seconds of each
+        launch. `gauges` returns measurements of this process by the names that /metrics exports.
         """
         self.model, self.kind, self.backend = model, kind, backend
         self.kv, self.rows = kv, rows
         self.device = rows.device
-        self.forward = forward
+        self.forward, self.draw = forward, draw
         self.programs = programs
         self.graphs = graphs
         self.matchers = matchers
         self.adapters = adapters
+        self.gauges = gauges
         self.followers: Followers | None = None  # None: this rank is alone, or follows another
-        self._contention = contention
+        self._encode, self._explain, self._poll = encode, explain, poll
         self._can_capture = True
-        self._resident, self._resident_at = 0, -MEMORY_INTERVAL
         # Each returns what computes the hidden states of a step in place of the model, or None.
         self.replacements: list[Callable[[Step], Forward | None]] = []
 
@@ -129,7 +126,7 @@ class ModelRunner:
     def launch(self, step: Step) -> PendingStep:
         """Compute one step: write rows and blocks, run the model, sample, append the tokens."""
         launched_at = time.monotonic()
-        self._contention.poll(launched_at)
+        self._poll(launched_at)
         sampling = [s for s in step.slices if s.samples]
         masks = self.matchers.start(sampling)
         if self.followers is not None:
@@ -140,16 +137,18 @@ class ModelRunner:
         if step.scrub and self.backend.reads_masked_keys:
             self.kv.scrub(step.scrub)
         self.rows.apply(step)
-        vectors = self._encode(step.encoder_inputs) if step.encoder_inputs else None
+        encoded = self._encode(step.encoder_inputs, self.device) if step.encoder_inputs else None
         tokens: torch.Tensor | None = None
         logprobs: PendingLogprobs | None = None
-        known: Sequence[PendingKnown] = ()
+        known: KnownTokens = (), ()
         if step.slices:
             logits, is_captured, known = self._compute(step)
             if sampling:
                 tokens, logprobs = self._sample(logits, sampling, masks, is_captured=is_captured)
         cut = masks.result().broken if masks else frozenset[int]()
-        pending = PendingStep(step, launched_at, self.device, tokens, logprobs, vectors, known, cut)
+        pending = PendingStep(
+            step, launched_at, self.device, tokens, logprobs, encoded, *known, cut=cut
+        )
         self.matchers.launched(pending)
         return pending
 
@@ -161,44 +160,29 @@ class ModelRunner:
             transposed_keys=self.backend.transposes_keys,
         )
 
-    def _compute(self, step: Step) -> tuple[torch.Tensor, bool, Sequence[PendingKnown]]:
+    def _compute(self, step: Step) -> tuple[torch.Tensor, bool, KnownTokens]:
         """Return logits [R, V] of the slices that sample, whether a graph left them, and what
         slices want of known tokens."""
         found = (forward_of(step) for forward_of in self.replacements)
         changed = next((forward for forward in found if forward), None)
-        shape = None if changed else self._captured_shape(step)
-        if self.graphs is not None and shape is not None:
-            return self.graphs.compute(shape, step.slices), True, []
-        logits, known = self._compute_eagerly(step, changed or self._forward)
-        return logits, False, known
-
-    def _compute_eagerly(
-        self, step: Step, forward: Forward
-    ) -> tuple[torch.Tensor, Sequence[PendingKnown]]:
-        """Compute any step, kernel by kernel."""
+        if self.graphs is not None and changed is None and not self._wants_known(step):
+            logits = self.graphs.replay(step)
+            if logits is not None:
+                return logits, True, ((), ())
         batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
-        hidden = forward(batch)
-        known: Sequence[PendingKnown] = self._prompt_logprobs(step.slices, hidden)
+        hidden = (changed or self.programs or self.forward)(batch)
+        explained: Sequence[ReadExplained] = ()
         if self.rows.explain and step.prefills:
-            known = [*known, *self._explained(step.slices, hidden)]
-        return self.logits(hidden.index_select(0, batch.logit_index)), known
+            explained = self._explain(step.slices, hidden, self.logits, self.matchers)
+        known = self._prompt_logprobs(step.slices, hidden), explained
+        return self.logits(hidden.index_select(0, batch.logit_index)), False, known
 
-    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return hidden states [T, hidden] of a batch, and of padding behind it."""
-        # Threads of a program spin while they wait, which takes cores that others need.
-        if self.programs is not None and not self._contention.contended:
-            return self.programs(batch)
-        return self.forward(batch)
-
-    def _captured_shape(self, step: Step) -> GraphShape | None:
-        """Return the shape of the graph that computes this step, or None if none does."""
-        if self.graphs is None:
-            return None
+    def _wants_known(self, step: Step) -> bool:
+        """Whether slices want logits of known tokens, which no graph leaves."""
+        if not step.prefills:
+            return False
         explain = self.rows.explain
-        if step.prefills and any(s.num_prompt_logprobs or s.row in explain for s in step.slices):
-            return None  # they need more logits than a graph leaves
-        shape = self.graphs.shape_for(step)
-        return shape if shape is not None and self.graphs.is_captured(shape) else None
+        return any(s.num_prompt_logprobs or s.row in explain for s in step.slices)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [L, V] for the hidden states [L, hidden] of some tokens."""
@@ -232,7 +216,7 @@ class ModelRunner:
                 return graphs.draw(len(slices))
             row_ids, ahead = to_device(rows_and_drafts(slices), self.device)
             params = rows.draw_params(row_ids, ahead)
-            tokens = self._draw(logits, params)
+            tokens = self.draw(logits, params)
             rows.append(row_ids, params, ahead, tokens)
             return tokens
 
@@ -240,34 +224,6 @@ class ModelRunner:
             self.followers.mask(masks.result())
         on_device = masks.result().on(self.device) if masks else None
         return sample(logits, rows.special_params(slices), history, draw_and_append, on_device)
-
-    def _draw(self, logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
-        return draw(logits, params, self.rows.kernels, static=self.graphs is not None)
-
-    def _explained(
-        self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor
-    ) -> list[PendingExplanation]:
-        """Return, for each slice of a past answer, how the tokens behind its own were drawn."""
-        found = []
-        end = 0
-        for s in slices:
-            end += s.count
-            explain = self.rows.explain.get(s.row)
-            if explain is None:
-                continue
-            first_row = explain.first_row(self.rows.prompt_length[s.row])
-            num_skipped = max(0, first_row - s.start)  # tokens before the answer
-            if num_skipped >= s.count:
-                continue
-            tokens = self.rows.tokens[s.row, : s.start + s.count]
-            index = s.start + num_skipped - first_row
-            pending = PendingExplanation(s.id, explain, tokens, first_row + 1, index)
-            logits = self.logits(hidden[end - s.count + num_skipped : end])
-            indices = range(index, index + len(logits))
-            allowed = self.matchers.replay(s.id, explain.answer, indices)
-            pending.launch(logits, self._draw, allowed)
-            found.append(pending)
-        return found
 
     def _prompt_logprobs(
         self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor
@@ -283,13 +239,6 @@ class ModelRunner:
                 found.append(prompt_logprobs(states, tokens, count, self.logits))
             first += s.count
         return found
-
-    def _encode(self, inputs: Sequence[EncoderInput]) -> torch.Tensor | None:
-        """Encode encoder prompts, whose KV is written, or texts, whose vectors are returned."""
-        batch = build_encoder_batch(inputs, self.kv, self.backend, self.device)
-        batch = batch.padded(self.forward.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
-        hidden = self.model.encode(batch)[: batch.num_tokens]
-        return pool(hidden, inputs) if inputs[0].pooling else None
 
     def results(self, pending: PendingStep) -> list[SampledToken]:
         """Wait for the tokens of a step, and let the grammars compute what may follow them."""
@@ -335,10 +284,3 @@ class ModelRunner:
         if self.followers is not None:
             self.followers.place_adapter(adapter, slot)
         self.adapters.place(adapter, slot)
-
-    def gauges(self) -> dict[str, float]:
-        """Return measurements of this process by the names that /metrics exports."""
-        now = time.monotonic()
-        if now - self._resident_at > MEMORY_INTERVAL:
-            self._resident, self._resident_at = resident_memory(), now
-        return {"engine_resident_memory_bytes": self._resident, **self._contention.gauges()}

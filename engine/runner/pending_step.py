@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 import torch
@@ -10,12 +10,10 @@ import torch
 from engine.device.transfer import HostCopy
 from engine.protocol.embed import EmbedOutput
 from engine.protocol.generate import Explained, FinishReason, TokenLogprobs
-from engine.sampling.explain import PendingExplanation
 from engine.sampling.logprobs import PendingLogprobs
 from engine.scheduling.step import SampledToken, Step
 
-# Results about known tokens: their logprobs, or how they were drawn.
-PendingKnown = PendingLogprobs | PendingExplanation
+ReadExplained = Callable[[], Sequence[Explained]]  # waits for the device
 
 
 class PendingStep:
@@ -29,7 +27,8 @@ class PendingStep:
         tokens: torch.Tensor | None,
         logprobs: PendingLogprobs | None,
         vectors: torch.Tensor | None,
-        known: Sequence[PendingKnown] = (),
+        prompt_logprobs: Sequence[PendingLogprobs] = (),
+        explained: Sequence[ReadExplained] = (),
         cut: Set[int] = frozenset(),
     ) -> None:
         """Copy the results, because the next launch may overwrite them.
@@ -45,7 +44,8 @@ class PendingStep:
         self._tokens = HostCopy([] if tokens is None else [tokens], device)
         self._logprobs = logprobs
         self._cut = cut
-        self._known = known
+        self._prompt_logprobs = prompt_logprobs
+        self._explained = explained
         self._vectors = None if vectors is None else HostCopy([vectors], device)
 
     def wait(self) -> list[SampledToken]:
@@ -62,13 +62,11 @@ class PendingStep:
 
     def prompt_logprobs(self) -> list[list[TokenLogprobs]]:
         """Return the prompt logprobs of each slice that wants some. Waits like `wait`."""
-        logprobs = [pending for pending in self._known if isinstance(pending, PendingLogprobs)]
-        return [list(pending.read().values()) for pending in logprobs]
+        return [list(pending.read().values()) for pending in self._prompt_logprobs]
 
     def explained(self) -> list[Explained]:
         """Return how known tokens were drawn, of slices that want it. Waits like `wait`."""
-        found = [one.read() for one in self._known if isinstance(one, PendingExplanation)]
-        return [token for tokens in found for token in tokens]
+        return [token for read in self._explained for token in read()]
 
     def embeddings(self) -> list[EmbedOutput]:
         """Return the vectors of the step's texts. Waits like `wait`."""

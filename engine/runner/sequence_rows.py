@@ -81,50 +81,37 @@ class SequenceRows:
 
     def _write_rows(self, rows: Sequence[NewRow]) -> None:
         for new in rows:
-            self.params[new.row] = new.params
-            if is_special(new.params):
-                self.special.add(new.row)
-            else:
-                self.special.discard(new.row)
-            if new.explain is not None:
-                self.explain[new.row] = new.explain
-            elif self.explain:
-                self.explain.pop(new.row, None)
-            self.prompt_length[new.row] = new.prompt_length
-            self.encoder_length[new.row] = new.encoder_length
-        width, params = self.tokens.shape[1], [new.params for new in rows]
+            self._keep_on_host(new)
+        width = self.tokens.shape[1]
         places = [np.arange(len(new.tokens)) + new.row * width for new in rows]
-        index, place, tokens, lengths, sources, top_k, seeds, slots = to_device(
-            [
-                [new.row for new in rows],
-                np.concatenate(places),
-                np.concatenate([new.tokens for new in rows]),
-                [len(new.tokens) for new in rows],
-                [new.encoder_length for new in rows],
-                [p.top_k for p in params],
-                [p.seed for p in params],
-                [new.adapter_slot for new in rows],
-            ],
-            self.device,
+        tokens = [new.tokens for new in rows]
+        integers = np.array([_integers(new) for new in rows], np.int64).T
+        floats = np.array([_floats(new.params) for new in rows], np.float32).T
+        place, known, index, *values = to_device(
+            [np.concatenate(places), np.concatenate(tokens), *integers], self.device
         )
-        temperature, top_p, min_p = to_device(
-            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
-            self.device,
-            np.float32,
-        )
+        values += to_device([*floats], self.device, np.float32)
         self.block_tables.index_fill_(1, index, 0)
-        self.tokens.view(-1).index_copy_(0, place, tokens.int())
-        for column, values in (
-            (self.lengths, lengths.int()),
-            (self.encoder_lengths, sources.int()),
-            (self.top_k, top_k.int()),
-            (self.seeds, seeds),
-            (self.adapters, slots.int()),
-            (self.temperature, temperature),
-            (self.top_p, top_p),
-            (self.min_p, min_p),
-        ):
-            column.index_copy_(0, index, values)
+        self.tokens.view(-1).index_copy_(0, place, known.int())
+        columns = (
+            *(self.lengths, self.encoder_lengths, self.adapters, self.top_k, self.seeds),
+            *(self.temperature, self.top_p, self.min_p),
+        )
+        for column, value in zip(columns, values, strict=True):
+            column.index_copy_(0, index, value.to(column.dtype))
+
+    def _keep_on_host(self, new: NewRow) -> None:
+        self.params[new.row] = new.params
+        if is_special(new.params):
+            self.special.add(new.row)
+        else:
+            self.special.discard(new.row)
+        if new.explain is not None:
+            self.explain[new.row] = new.explain
+        elif self.explain:
+            self.explain.pop(new.row, None)
+        self.prompt_length[new.row] = new.prompt_length
+        self.encoder_length[new.row] = new.encoder_length
 
     def _write_blocks(self, blocks: Sequence[NewBlocks]) -> None:
         _, rows, width = self.block_tables.shape
@@ -190,3 +177,14 @@ class SequenceRows:
         """
         held = self.tokens, self.lengths, self.padding
         append(rows, drawn.positions, ahead, tokens, *held, kernels=self.kernels)
+
+
+def _integers(new: NewRow) -> tuple[int, ...]:
+    """Return the row's index, and its integer columns in the order of `_write_rows`."""
+    params = new.params
+    sizes = len(new.tokens), new.encoder_length
+    return new.row, *sizes, new.adapter_slot, params.top_k, params.seed
+
+
+def _floats(params: SamplingParams) -> tuple[float, ...]:
+    return params.temperature, params.top_p, params.min_p

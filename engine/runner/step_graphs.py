@@ -156,6 +156,13 @@ class StepGraphs:
                 return shape._replace(has_adapters=adapted)
         return None
 
+    def replay(self, step: Step) -> torch.Tensor | None:
+        """Replay a step whose shape is captured. Return what `compute` does, or None."""
+        shape = self.shape_for(step)
+        if shape is None or not self.is_captured(shape):
+            return None
+        return self.compute(shape, step.slices)
+
     def compute(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> torch.Tensor:
         """Replay a step: logits [R, V] of the slices that sample. The next call overwrites them."""
         if shape.chunk_tokens:

@@ -146,12 +146,10 @@ class Scheduler:
         for place, (sequence, due) in enumerate(running, 1):
             if due == 1:
                 decodes -= 1
-            reserved = decodes if due > 1 else 0
-            least = 1 if place == 1 else 0
-            count = min(due, max(least, builder.budget - reserved))
-            if sequence.row < 0 or not count:  # preempted by an earlier one, or awaiting results
-                continue
-            if not self.speculation.is_ready(sequence):  # its grammar is late
+            reserved = decodes * (due > 1)
+            count = min(due, max(int(place == 1), builder.budget - reserved))
+            # Preempted by an earlier one, awaiting results, or its grammar is late.
+            if sequence.row < 0 or not count or not self.speculation.is_ready(sequence):
                 continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])
@@ -163,8 +161,7 @@ class Scheduler:
             if count > 1 or draft or sequence.last_was_chunk or not is_within_block:
                 if not self._make_room(sequence, count):
                     return  # it was the lowest-ranked and is preempted itself
-                for added in self.tables.extend(sequence, count):
-                    builder.add_blocks(added)
+                builder.add_blocks(self.tables.extend(sequence, count))
             self._take(builder, sequence, count)
             if draft or sequence.row_is_stale:
                 self.speculation.take(builder, sequence, draft, spare=len(self.running))

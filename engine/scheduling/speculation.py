@@ -100,8 +100,7 @@ class Speculation:
         missing = self._tables.num_missing(sequence, len(draft))
         if missing and self._tables.pool.num_available < missing + spare:
             draft = ()
-        for added in self._tables.extend(sequence, len(draft)):
-            builder.add_blocks(added)
+        builder.add_blocks(self._tables.extend(sequence, len(draft)))
         row, end = sequence.row, sequence.num_computed
         builder.new_drafts.append(NewDraft(row, end, tuple(draft)))
         for start, token in enumerate(draft, end):

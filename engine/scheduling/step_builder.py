@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.protocol.outputs import PrefillChunk
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import (
@@ -36,10 +38,11 @@ class StepBuilder:
         self.slices.append(scheduled)
         self.budget -= scheduled.count
 
-    def add_blocks(self, added: NewBlocks) -> None:
+    def add_blocks(self, added: Iterable[NewBlocks]) -> None:
         """Add newly allocated blocks of a running sequence."""
-        self.new_blocks.append(added)
-        self.scrub += added.blocks
+        for blocks in added:
+            self.new_blocks.append(blocks)
+            self.scrub += blocks.blocks
 
     def add_row(self, sequence: Sequence, fresh: list[int]) -> None:
         """Add the row and the block tables of an admitted sequence.

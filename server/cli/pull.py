@@ -24,12 +24,12 @@ from rich import progress as rich_progress
 from rich.console import Console
 from rich.filesize import decimal
 
+from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import (
     CHECKPOINT_FILES,
     indexed_files,
     is_index,
     no_weights,
-    read_json,
     weight_files,
     weights_entry,
 )

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.bounded_json import BAD_JSON
-from engine.checkpoint.folder import read_any_json, read_json, read_optional
+from engine.checkpoint.bounded_json import BAD_JSON, read_any_json, read_json, read_optional
 from engine.errors import ConfigError
 from engine.protocol.embed import Pooling
 

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from engine.checkpoint.folder import read_optional
+from engine.checkpoint.bounded_json import read_optional
 from engine.errors import ConfigError
 
 SPECIAL_TOKENS = tuple(

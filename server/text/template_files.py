@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.checkpoint.folder import read_optional
+from engine.checkpoint.bounded_json import read_optional
 from engine.errors import ConfigError
 
 DEFAULT, TOOL_USE = "default", "tool_use"

@@ -18,7 +18,8 @@ from typing import Any
 
 import tokenizers
 
-from engine.checkpoint.folder import read_optional, refuse_pointer
+from engine.checkpoint.bounded_json import read_optional
+from engine.checkpoint.pointer import refuse_pointer
 from engine.errors import ConfigError
 from server.text.end_tokens import end_tokens
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids

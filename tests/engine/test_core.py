@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine import core
 from engine.assembly import make_core
 from engine.layers.weights.onednn import PackedWeight
 from engine.protocol.adapters import UnloadAdapter
@@ -25,8 +26,9 @@ modes = pytest.mark.parametrize("mode", each(MODES))
 
 @modes
 def test_core_each_request_ends_once_and_idle_core_is_silent(
-    checkpoint: Path, mode: dict[str, Any]
+    checkpoint: Path, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(core, "SIGN_S", 3600.0)  # captures are work, and slow on a busy machine
     driver = Driver(checkpoint, **mode)
     ids = [driver.submit([5] * (1 + n), 1 + n % 4) for n in range(40)]
     driver.run()
@@ -149,8 +151,9 @@ def test_core_request_larger_than_kv_cache_is_rejected_alone(checkpoint: Path) -
 def test_core_polls_wait_policy_every_step_and_reports_its_gauges(checkpoint: Path) -> None:
     driver, polls = Driver(checkpoint), list[float]()
     gauges = {"engine_cpu_contention": 0.25, "engine_cpu_contended": 1.0}
-    policy = SimpleNamespace(poll=polls.append, gauges=lambda: gauges, contended=True)
-    driver.runner._contention = policy  # type: ignore[assignment]
+    driver.runner._poll = polls.append
+    policy = SimpleNamespace(gauges=lambda: gauges)
+    driver.runner.gauges._openmp_wait = policy  # type: ignore[attr-defined]
     driver.submit([1, 2], 4)
     driver.run()
     assert len(polls) == driver.stats.step == 4

@@ -18,7 +18,8 @@ from unittest.mock import patch
 import msgspec
 import zmq
 
-from engine.checkpoint.folder import model_folder, read_json, safetensors_header
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder, safetensors_header
 from engine.checkpoint.gguf.tensors import read_tensors
 from engine.checkpoint.stored import stored_tensors
 from engine.client.channel import NUMBER, UNREADABLE, _Inbox

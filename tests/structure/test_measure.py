@@ -5,15 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tests.structure.measure import closure, folder_files, size_of, total
+from tests.structure.rooms import branches
 
-LOOP_LINES, LOOP_CLASSES = 3900, 94
+LOOP_FILES, LOOP_LINES, LOOP_CLASSES, LOOP_BRANCHES = 38, 3900, 90, 12
 TOKENS_PER_LINE = 9.0
 
 
 def test_files_that_the_engine_loop_imports_stay_few() -> None:
-    loop = total(closure("engine.core").values())
+    files = closure("engine.core").values()
+    assert len(files) <= LOOP_FILES
+    loop = total(files)
     assert loop.lines <= LOOP_LINES
     assert loop.classes <= LOOP_CLASSES
+
+
+def test_functions_of_the_engine_loop_branch_little() -> None:
+    for file in closure("engine.core").values():
+        for name, count in branches(file).items():
+            assert count <= LOOP_BRANCHES, f"{name} in {file}"
 
 
 @pytest.mark.parametrize("folder", ["engine", "server"])

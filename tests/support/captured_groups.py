@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention.layout import GroupLayout, StepLayout
+from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.torch.batching import QueryGroup
 
 

@@ -9,9 +9,8 @@ from itertools import takewhile
 
 import torch
 
-from engine.attention.backend import AttentionBackend
+from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.kv_cache import KVCache
-from engine.attention.layout import GroupLayout, StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.backend import TorchBackend
 

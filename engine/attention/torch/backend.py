@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import QueryGroup, query_groups
 from engine.attention.torch.fused import FusedAttention

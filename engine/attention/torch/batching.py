@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.layout import GroupLayout, StepLayout
+from engine.attention.backend import GroupLayout, StepLayout
 
 # Number of keys per reduction. Up to 256 keys, oneDNN's bf16 matmul gives the same bits as if the
 # keys were padded with zeros. With a window, the gathered keys begin at a multiple of both splits.

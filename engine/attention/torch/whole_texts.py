@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import GroupLayout, StepLayout
 from engine.attention.torch.batching import QueryGroup, query_groups
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.adapter.name_pattern import NamePattern
-from engine.checkpoint.folder import full_path, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import full_path
 from engine.errors import ConfigError
 
 CONFIG = "adapter_config.json"

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
-from engine.checkpoint.folder import read_json
+from engine.checkpoint.bounded_json import read_json
 from engine.models.llama import LlamaConfig
 from engine.models.t5 import T5Config
 from engine.offline.demo_training.agent_text import REVIEW_PARTS, AgentAuthor

@@ -13,7 +13,8 @@ import torch
 from msgspec import Meta, Struct
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from engine.checkpoint.folder import full_path, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import full_path
 from engine.checkpoint.loader import FLOATS
 from engine.errors import ConfigError, one_line
 

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.folder import read_json, read_optional, safetensors_header, weight_files
+from engine.checkpoint.bounded_json import read_json, read_optional
+from engine.checkpoint.folder import safetensors_header, weight_files
 from engine.checkpoint.gguf.header import read_header
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.errors import ConfigError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES, MAX_PARTS, loads
-from engine.checkpoint.folder import indexed_files, read_json, safetensors_header
+from engine.checkpoint.bounded_json import BAD_JSON, MAX_JSON_BYTES, MAX_PARTS, loads, read_json
+from engine.checkpoint.folder import indexed_files, safetensors_header
 from engine.errors import ConfigError
 
 MANY = MAX_PARTS // 2 + 1

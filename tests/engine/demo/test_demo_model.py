@@ -14,7 +14,7 @@ import torch
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
-from engine.checkpoint.folder import read_json
+from engine.checkpoint.bounded_json import read_json
 from engine.models.llama import LlamaConfig
 from engine.offline.demo_training.agent_text import PARTS, REVIEW_PARTS, AgentAuthor
 from engine.offline.demo_training.chat import END, FOLDER, START, THOUGHT_END, render_text

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.checkpoint.folder import model_folder, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder
 from engine.models.t5 import T5Config
 from engine.offline.demo_training.evaluate import judge, read_probes
 from engine.offline.demo_training.lexicon import entries, nouns

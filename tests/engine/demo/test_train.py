@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.checkpoint.folder import read_json
+from engine.checkpoint.bounded_json import read_json
 from engine.offline.demo_training.chat import FOLDER
 from engine.offline.demo_training.train import (
     STAGES,

@@ -109,7 +109,7 @@ def test_contended_threads_compute_in_python(
     driver = Driver(checkpoint, **SMALL)
     assert isinstance(driver.runner.programs, DecodePrograms)
     driver.runner.programs._replays.clear()
-    wait = driver.runner._contention
+    wait = driver.runner.programs._openmp_wait
     # If kernels are compiled here, a poll could end the contention that the test sets.
     monkeypatch.setattr(wait, "poll", lambda now: None)
     wait.contended = True

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
+from engine.runner import model_runner
 from engine.runner.step_graphs import CHUNKS, StepGraphs
 from engine.scheduling.step import ScheduledSlice, Step
 from tests.support.driver import Driver
@@ -135,10 +136,10 @@ def test_mixed_graphs_replayed_steps_equal_eager(
     due = answers(eager)
     driver, graphs = captured(checkpoint, depth=1, late=True, **config)
 
-    def refused(step: Any) -> None:
+    def refused(step: Any, *_: Any) -> None:
         raise AssertionError(f"not replayed: {step}")
 
-    monkeypatch.setattr(driver.runner, "_compute_eagerly", refused)
+    monkeypatch.setattr(model_runner, "build_batch", refused)
     assert answers(driver) == due
     assert driver.stats.prefix_hits > 0
     assert (driver.stats.preemptions > 0) == (blocks is not None)

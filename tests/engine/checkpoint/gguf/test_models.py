@@ -11,7 +11,8 @@ import gguf
 import pytest
 import torch
 
-from engine.checkpoint.folder import model_folder, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder
 from tests.support.forward import forward, whole
 from tests.support.gguf_files import write_gguf
 from tests.support.golden import TOLERANCE, load, of_transformers

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.checkpoint.folder import model_folder, notes_of, read_json
+from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.folder import model_folder, notes_of
 from engine.checkpoint.gguf.config import config_of
 from engine.checkpoint.gguf.settings import (
     CLASSES,

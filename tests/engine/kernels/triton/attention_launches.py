@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import GroupLayout, StepLayout
 from engine.attention.spec import AttentionSpec
 from engine.attention.triton import TritonBackend
 from engine.ops.kv_codes import is_coded

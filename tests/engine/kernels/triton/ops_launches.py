@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from engine.attention.backend import GroupLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache, LayerKV
-from engine.attention.layout import GroupLayout
 from engine.attention.spec import AttentionSpec
 from engine.layers.attention import kv_specs
 from engine.models.registry import model_class

@@ -13,8 +13,8 @@ import pytest
 import torch
 import triton
 
+from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
-from engine.attention.layout import StepLayout
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch.backend import TorchBackend
