@@ -15,8 +15,6 @@ from tests.server.conftest import write_model
 from tests.support.fake_engine import FakeEngine, Script
 from tests.support.rig import serving
 
-pytestmark = pytest.mark.usefixtures("renders_here")
-
 LOOP = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}{{ part.text }} {% endfor %}{% endif %}</s>{% endfor %}"
