@@ -22,7 +22,7 @@ import msgspec
 
 from engine.client.channel import EngineEndpoint, remove_sockets
 from engine.client.imports import quick_imports
-from engine.client.subprocess import python_module
+from engine.client.module_command import python_module
 from engine.config import EngineConfig
 from engine.device.parent import die_with_parent
 from engine.errors import ConfigError

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from loadtest.errors import BenchError
 from loadtest.program import read_lines
-from server.generation.grammar import JSON_OPTIONS
+from server.text.wanted_grammar import JSON_OPTIONS
 
 TOKENS = 64  # of an answer
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "bool": "boolean"}

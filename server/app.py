@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,24 @@ from server.api.responses.store import ResponseStore
 from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
-from server.generation.parsing import answer_formats
+from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
-from server.glassbox.requests.step_log import Recorder
-from server.http.auth import ApiKeys, Gate
+from server.grammar.llguidance_grammar import grammar_of
+from server.http.api_keys import ApiKeys
+from server.http.auth import Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
-from server.http.openapi import RESPONSES, OpenApiApp
+from server.http.openapi import RESPONSES
+from server.http.openapi_app import OpenApiApp
 from server.replay import wing as replay
-from server.replay.record_file import RecordFile
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
-from server.text.chat_template import ChatTemplate
-from server.text.pooling import PoolingConfig
-from server.text.tokenizer import Tokenizer
+from server.text.load_pooling import load_pooling
+from server.text.load_template import load_template
+from server.text.load_tokenizer import load_tokenizer
+from server.text.parsers.answers import answers_of
 
 SPINE = (
     chat,
@@ -121,12 +124,14 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
     adapters = AdapterRegistry(names, adapter_sources(engine_config))
-    tokenizer = Tokenizer.from_folder(folder)
-    template = ChatTemplate.from_folder(folder, override)
-    answers, hermes = answer_formats(
+    tokenizer = load_tokenizer(folder)
+    template = load_template(folder, override)
+    answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
+    metrics = Metrics(names[0], client, VERSION, config.metrics_compat)
+    tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
         config=config,
         engine_config=engine_config,
@@ -137,14 +142,13 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         template=template,
         answers=answers,
         hermes=hermes,
-        pooling=PoolingConfig.from_folder(folder, engine_config.max_model_len),
-        metrics=Metrics(names[0], client, VERSION, config.metrics_compat),
-        tracing=Tracing.from_environment(os.environ) if config.tracing else None,
-        recorder=Recorder(client.step_listeners, client.measure_waits),
+        pooling=load_pooling(folder, engine_config.max_model_len),
+        write_grammar=partial(grammar_of, tokenizer),
+        metrics=metrics,
+        observers=spine_observers(metrics, tracing),
         names=names,
         adapters=adapters,
         created=int(time.time()),
-        record=RecordFile(config.record) if config.record else None,
     )
     app = _routed(
         disabled=_disabled(config),
@@ -154,6 +158,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
+    app.state.tracing = tracing
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
@@ -257,5 +262,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.client.stop()
         if state.template:
             state.template.close()
-        if state.tracing:
-            await asyncio.to_thread(state.tracing.close)
+        if app.state.tracing:
+            await asyncio.to_thread(app.state.tracing.close)

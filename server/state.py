@@ -12,23 +12,23 @@ from starlette.requests import Request
 from engine.client.interface import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailableError
+from engine.protocol.generate import Grammar
 from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.config import ServerConfig
 from server.fingerprint import fingerprint_of, fingerprint_settings
-from server.glassbox.requests.step_log import Recorder
-from server.http.auth import ApiKeys
+from server.http.addresses import is_loopback
+from server.http.api_keys import ApiKeys
 from server.http.body import LargeBodies
 from server.http.errors import ApiError, invalid, to_api_error
-from server.http.listener import is_loopback
 from server.http.openapi import Task
-from server.replay.record_file import RecordFile
 from server.telemetry.metrics import Metrics
-from server.telemetry.tracing import Tracing
+from server.telemetry.observer import ObserverFactory
+from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
-from server.text.parsers.detect import AnswerFormat
 from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
+from server.text.wanted_grammar import WantedGrammar
 
 VERSION = importlib.metadata.version("penstock")
 
@@ -42,16 +42,15 @@ class AppState:
     keys: ApiKeys
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    answers: AnswerFormat | None  # how the model writes its answers; None without a template
-    hermes: AnswerFormat | None  # the same with tools in the system message
+    answers: Answers | None  # how the model writes its answers; None without a template
+    hermes: Answers | None  # the same with tools in the system message
     pooling: PoolingConfig  # used by encoders only
+    write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
     metrics: Metrics
-    tracing: Tracing | None
-    recorder: Recorder  # of steps and requests, for the built-in pages
+    observers: list[ObserverFactory]  # of every generation
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     adapters: AdapterRegistry  # of this model
     created: int  # Unix seconds
-    record: RecordFile | None = None  # None without --record
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     # Numbers of the open requests that a drain does not wait for.
     viewer_counts: list[Callable[[], int]] = field(default_factory=list)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from engine.client.channel import ClientEndpoint
+from engine.client.module_command import python_module
 from engine.config import EngineConfig
 
 # By default torch and oneDNN cache 1024 oneDNN kernels of half a megabyte each. A model's linear
@@ -72,18 +72,6 @@ class EngineProcess:
         """Close the sockets of a process that has ended. Idempotent."""
         self.endpoint.close()
         self._folder.cleanup()
-
-
-def python_module(name: str) -> list[str]:
-    """Return the command that runs one of our modules.
-
-    It passes -P, without which Python would look for modules in the current folder first and run a
-    random.py there. The exception is our own source tree, which need not be installed.
-    """
-    at_home = False
-    with contextlib.suppress(OSError):  # the current folder is unreadable or deleted
-        at_home = Path(__file__).parents[2].samefile(os.curdir)
-    return [sys.executable, *([] if at_home else ["-P"]), "-m", name]
 
 
 def exit_message(code: int) -> str:

@@ -26,6 +26,9 @@ ROW_PARAMETER_BYTES = 36  # lengths, sampling parameters and adapter of a row of
 # Python and the libraries of the engine, of the API process and of the one that renders templates,
 # measured as resident memory, with the kernels that oneDNN compiles for a model.
 PROCESS_BYTES = 440_000_000
+# Most that the API process holds of open requests, and of responses that others continue: the
+# defaults of the server (MIN_BODY_BUDGET in server/http/auth.py, --response-store-bytes).
+REQUEST_BYTES = (256 + 64) << 20
 LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders with their indices
 
 

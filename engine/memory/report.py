@@ -22,6 +22,7 @@ WEIGHTS = "weights"
 PACKED_WEIGHTS = "weights in oneDNN's layout"
 PROCESSES = "processes without a model"
 GRAMMARS = "grammars of structured output"
+REQUESTS = "bodies of requests, stored responses"
 ROWS = "state of running requests"
 GRAPHS = "CUDA graphs"
 LARGEST_STEP = "working memory of the largest step"
@@ -59,6 +60,7 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     planned = {}
     if total is None:  # the table is that of the host's memory
         planned[PROCESSES] = estimate.PROCESS_BYTES
+        planned[REQUESTS] = estimate.REQUEST_BYTES
         if plan.kind != "encoder":
             planned[GRAMMARS] = estimate.grammar_bytes(plan)
     planned[WEIGHTS] = plan.plain_bytes

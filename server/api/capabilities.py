@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from server.api.openai.models import model_facts
 from server.generation.chat_prompt import has_own_tools
-from server.generation.grammar import GrammarKind
 from server.generation.limits import MAX_CHOICES, MAX_PROMPT_LOGPROBS
 from server.http.compression import json_response
 from server.http.operations import Operation, operations, without_null
 from server.state import VERSION, AppState, state_of
+from server.text.wanted_grammar import GrammarKind
 
 router = APIRouter()
 
@@ -74,12 +74,12 @@ def _tool_calling(state: AppState) -> dict[str, Any]:
     """
     own = state.answers
     has_own = has_own_tools(state)
-    answers = own if has_own and own and own.calls else state.hermes
-    if state.task == "embed" or own is None or answers is None or answers.calls is None:
+    answers = own if has_own and own and own.calls_name else state.hermes
+    if state.task == "embed" or own is None or answers is None or answers.calls_name is None:
         return {"supported": False, "format": None}
     return {
         "supported": True,
-        "format": answers.calls.name,
+        "format": answers.calls_name,
         "source": own.source,
         "round_trips": answers.round_trips,
         "shown_by": "template" if has_own else "system_message",

@@ -31,6 +31,12 @@ async def docs(request: Request) -> Response:
     )
 
 
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """Return the OpenAPI document."""
+    return Response(request.app.openapi_json(), media_type="application/json")
+
+
 @router.get("/docs/{name}")
 async def docs_file(name: str) -> Response:
     """Return a file of the page."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from contextlib import closing
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -171,16 +172,29 @@ def _file(request: Request, file_id: str) -> tuple[BatchRunner, StoredFile]:
     batches = batches_of(request)
     file = batches.storage.files.find(file_id, request.state.tenant)
     if file is None:
-        raise ApiError(404, "not_found", "There is no file with this id.", param="file_id")
+        raise _no_file()
     return batches, file
 
 
+def _no_file() -> ApiError:
+    return ApiError(404, "not_found", "There is no file with this id.", param="file_id")
+
+
 class WholeFile(FileResponse):
-    """A response that ignores the Range header, whose errors Starlette sends as plain text."""
+    """The contents of an open file, which may be deleted meanwhile. Ignores the Range header."""
+
+    def __init__(self, stream: BinaryIO, **facts: Any) -> None:
+        super().__init__(stream.name, stat_result=os.fstat(stream.fileno()), **facts)
+        self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name, value) for name, value in scope["headers"] if name != b"range"]
-        await super().__call__({**scope, "headers": headers}, receive, send)
+        start = {"type": "http.response.start", "status": self.status_code}
+        with self._stream:
+            await send({**start, "headers": self.raw_headers})
+            part = b"first"
+            while part:
+                part = await asyncio.to_thread(self._stream.read, self.chunk_size)
+                await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
 
 
 @router.get("/v1/files/{file_id}")
@@ -199,8 +213,12 @@ async def file_content(request: Request, file_id: str) -> Response:
     """Return the contents of a file."""
     batches, file = _file(request, file_id)
     path = batches.storage.files.contents(file)
+    try:
+        stream = await asyncio.to_thread(path.open, "rb")
+    except FileNotFoundError:  # deleted since
+        raise _no_file() from None
     headers = {"x-content-type-options": "nosniff", "accept-ranges": "none"}
-    return WholeFile(path, media_type=BINARY, filename=file.filename, headers=headers)
+    return WholeFile(stream, media_type=BINARY, filename=file.filename, headers=headers)
 
 
 @router.delete("/v1/files/{file_id}")

@@ -53,7 +53,7 @@ def client_inside(app: ASGIApp, tenant: str) -> httpx2.AsyncClient:
     """Return a client that calls `app` in this process, as the owner `tenant`."""
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, INSIDE: tenant}, receive, send)
+        await app({**scope, "client": None, INSIDE: tenant}, receive, send)
 
     transport = httpx2.ASGITransport(call)
     return httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from server.http.listener import is_loopback
+from server.http.addresses import is_loopback
 
 
 class ClientError(Exception):

@@ -19,12 +19,12 @@ from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
 from server.cli.console import say
 from server.config import ServerConfig
-from server.http.listener import address_of, is_loopback
+from server.http.addresses import address_of, is_loopback
 from server.state import AppState
+from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
-from server.text.parsers.detect import AnswerFormat
 
-# By AnswerFormat.source.
+# By Answers.source.
 CALL_SOURCES = {
     "flag": "from --tool-call-parser",
     "response_template": "from the checkpoint's response_template",
@@ -212,18 +212,18 @@ def drafts(ready: Ready) -> list[str]:
     return [f"  drafts    by {ready.speculative_model}"]
 
 
-def answers(found: AnswerFormat | None, template: ChatTemplate | None = None) -> list[str]:
+def answers(found: Answers | None, template: ChatTemplate | None = None) -> list[str]:
     """Return how tool calls and reasoning are read, and whether that was confirmed."""
     if found is None:
         return []
     has_tool_use = template is not None and template.has_tool_use
-    reasoning = f", reasoning in {found.reasoning.open.strip()}" if found.reasoning else ""
-    if found.calls is None and has_tool_use:
+    reasoning = f", reasoning in {found.reasoning_mark}" if found.reasoning_mark else ""
+    if found.calls_name is None and has_tool_use:
         how = "hermes, because the template tool_use shows no calls"
-    elif found.calls is None:
+    elif found.calls_name is None:
         how = "the chat template shows none, so the system message describes tools (hermes)"
     else:
-        how = f"{found.calls.name}, {CALL_SOURCES[found.source]}"
+        how = f"{found.calls_name}, {CALL_SOURCES[found.source]}"
         if has_tool_use:
             how += " (chats with tools have the one named tool_use)"
         if found.round_trips:

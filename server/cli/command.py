@@ -187,7 +187,7 @@ def become(module: str, *arguments: object) -> NoReturn:
 
     The new process has the same output, receives the signals and returns its own exit status.
     """
-    from engine.client.subprocess import python_module
+    from engine.client.module_command import python_module
 
     command = [*python_module("server.cli.command"), module, *map(str, arguments)]
     # A Ctrl-C before `module` can handle it would make Python print a traceback.

@@ -64,7 +64,7 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     """Describe where the model is. Raises the ConfigError that `serve` raises before loading."""
     from server.cli.pull import is_offline_mode
     from server.http.key_file import check_access
-    from server.text.chat_template import ChatTemplate
+    from server.text.load_template import load_template
 
     check_access(config)
     folder = _local_folder(engine_config.model)
@@ -72,7 +72,7 @@ def _usable(config: ServerConfig, engine_config: EngineConfig) -> str:
     draft_folder = _local_folder(draft) if draft else None
     override = Path(config.chat_template) if config.chat_template else None
     if folder or override:
-        ChatTemplate.from_folder(folder or Path(engine_config.model), override)
+        load_template(folder or Path(engine_config.model), override)
     missing = engine_config.model if folder is None else None
     if draft and draft_folder is None:
         missing = missing or draft

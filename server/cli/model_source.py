@@ -80,9 +80,9 @@ def check_folder(config: EngineConfig, folder: Path) -> None:
 
     The weights are not checked.
     """
-    from server.text.tokenizer import Tokenizer
+    from server.text.load_tokenizer import load_tokenizer
 
-    Tokenizer.from_folder(folder)
+    load_tokenizer(folder)
     _ask_engine(config, folder)
 
 
@@ -102,9 +102,7 @@ def check_weights(config: EngineConfig, folder: Path) -> None:
 
 def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
     """Check the model in a process that may import torch; raise ConfigError with its message."""
-    from engine.client.subprocess import (
-        python_module,  # imports zmq, which most callers do not need
-    )
+    from engine.client.module_command import python_module
 
     asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
     command = [*python_module("server.cli.command"), "engine.offline.plan", asked, *more]

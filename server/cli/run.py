@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import httpx2
 from rich.console import Console
 
-from engine.client.subprocess import python_module
+from engine.client.module_command import python_module
 from engine.errors import ConfigError
 
 POLL_S = 0.1

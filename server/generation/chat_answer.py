@@ -39,7 +39,9 @@ async def answer_chat(
         chat = await off_loop(size, read_chat)
         prompt = await chat_prompt(state, chat)
         parsing = parsing_of(state, chat, prompt.text)
-        options = await off_loop(size, partial(with_grammar, state, options, chat, parsing))
+        if parsing is not None:
+            work = partial(with_grammar, state, options, chat, prompt.text)
+            options = await off_loop(size, work)
     names = [*ignored, *unread_arguments(state, chat)]
     prepared = prepare(
         state, request, options, [prompt.ids], param=param, ignored=names, parsing=parsing

@@ -15,7 +15,7 @@ from server.http.errors import unsupported
 from server.state import AppState
 from server.text.chat_template import ChatTemplate
 from server.text.content_parts import joined
-from server.text.parsers.tools import NO_TOOLS, Tool, ToolUse
+from server.text.tools import NO_TOOLS, Tool, ToolUse
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def has_own_tools(state: AppState) -> bool:
     template = state.template
     if template is None or not {"tools", "functions"} & template.for_tools.variables:
         return False
-    return template.has_tool_use or (state.answers is not None and state.answers.calls is not None)
+    is_known = state.answers is not None and state.answers.calls_name is not None
+    return template.has_tool_use or is_known
 
 
 def with_single_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,10 +15,10 @@ from server.generation.events import (
     TokenWithLogprobs,
 )
 from server.generation.prepare import PreparedRequest
+from server.text.answers import Parser
+from server.text.deltas import CallOutcome, ContentDelta
 from server.text.detokenizer import Detokenizer
-from server.text.parsers.answer_parser import AnswerParser
-from server.text.parsers.deltas import CallOutcome, ContentDelta
-from server.text.parsers.marks import NO_MARKS
+from server.text.marks import NO_MARKS
 from server.text.stop_strings import StopMatcher
 from server.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ from server.text.tokenizer import Tokenizer
 class Choice:
     """One answer while it grows: tokens go in, events come out.
 
-    Tokens pass a line of stages: Detokenizer, StopMatcher, and for chats an AnswerParser. Each has
+    Tokens pass a line of stages: Detokenizer, StopMatcher, and for chats a Parser. Each has
     `push`, which may hold back an unfinished end, and `flush`, which returns it.
     """
 
@@ -43,18 +43,12 @@ class Choice:
         self._min_tokens = options.min_tokens
         self._shows_end_token = options.include_stop
         self._last_line_after = options.last_line_after
-        self._parsing = prepared.parsing
-        self._parser: AnswerParser | None = None
+        shows_special = not options.skip_special_tokens
         marks = NO_MARKS
-        if self._parsing is not None:
-            syntax, marks = self._parsing.syntax, self._parsing.syntax.marks
-            self._parser = AnswerParser(
-                syntax,
-                self._parsing.tools,
-                start=self._parsing.start,
-                shows_special=not options.skip_special_tokens,
-                most_calls=self._parsing.most_calls,
-            )
+        self._parser: Parser | None = None
+        if prepared.parsing is not None:
+            marks = prepared.parsing.marks
+            self._parser = prepared.parsing.new_parser(shows_special)
         self.num_reasoning_tokens = 0
         self._detokenizer = Detokenizer(
             tokenizer,
@@ -63,7 +57,6 @@ class Choice:
             marks=marks,
         )
         # A stop string may contain tokens that have become marks.
-        shows_special = not options.skip_special_tokens
         self._stops = {marks.encode_shown(s, special=shows_special): s for s in options.stop}
         self._stops |= {stop: stop for stop in options.stop}
         self._stop_matcher = StopMatcher(list(self._stops), include=options.include_stop)
@@ -139,19 +132,19 @@ class Choice:
 
     def _end_parsing(self) -> None:
         """Pass the text on to the parser, and the end of the answer."""
-        parser, parsing = self._parser, self._parsing
-        if parser is None or parsing is None:
+        parser = self._parser
+        if parser is None:
             return
         parser.push(self._text)
         self._text = ""
-        if self.finish is None and len(parser.calls.outcomes) >= parsing.most_calls:
+        if self.finish is None and parser.is_full:
             self.finish = "stop"
         if self.finish is None:
             return
         # A stop string within a call cuts it, as the limit on tokens does.
         is_cut = self.finish == "length" or (self._stop is not None and parser.is_in_call)
         parser.flush(is_cut=is_cut)
-        if self.finish == "stop" and parser.calls.count and not is_cut:
+        if self.finish == "stop" and parser.has_calls and not is_cut:
             self.finish = "tool_calls"
 
     @property

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.protocol.generate import TokenLogprobs
-from server.text.parsers.deltas import ReasoningDelta as ReasoningDelta
-from server.text.parsers.deltas import ToolCallDelta as ToolCallDelta
+from server.text.deltas import ReasoningDelta as ReasoningDelta
+from server.text.deltas import ToolCallDelta as ToolCallDelta
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

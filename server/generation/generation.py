@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,20 +13,16 @@ from engine.client.output_stream import OutputStream
 from engine.protocol.generate import GenerateRequest, SamplingParams
 from engine.protocol.outputs import Admission, TokenOutput
 from server.generation.choice import Choice
-from server.generation.choice_record import ChoiceRecord, num_preemptions
-from server.generation.events import ChoiceEvents, FinishReason, PromptLogprobs, Timings, Usage
+from server.generation.events import ChoiceEvents, PromptLogprobs, Timings, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.prompt_progress import ProgressReader
 from server.generation.submission import Submission
 from server.generation.timings import Timeline, timings_of
-from server.generation.trace import trace_of
-from server.glassbox.requests.step_log import OpenRequest
-from server.http.access_log import AccessRecord
-from server.http.auth import UI_HEADER
 from server.http.errors import numerical_error
-from server.replay.recording import recording_of
 from server.state import AppState
-from server.telemetry.metrics import AbortReason, Stamps
+from server.telemetry.choice_record import ChoiceRecord
+from server.telemetry.metrics import AbortReason
+from server.telemetry.observer import Begun, Closed, Finished, GenerationObserver, Token
 
 
 class Generation(Submission[TokenOutput]):
@@ -38,12 +35,7 @@ class Generation(Submission[TokenOutput]):
 
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
         self.prepared = prepared
-        self._tracing = state.tracing
         self._reports_timings = state.config.enable_per_request_metrics
-        self._recorder = state.recorder
-        self._wants_record = state.serves_ui and UI_HEADER in prepared.headers
-        self._recorded: OpenRequest | None = None  # None: not recorded
-        self._recording = recording_of(state, prepared)
         self._choices = [
             Choice(state.tokenizer, prepared, index) for index in range(prepared.num_choices)
         ]
@@ -56,31 +48,28 @@ class Generation(Submission[TokenOutput]):
             }
         self._timelines = [Timeline() for _ in self._choices]
         self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
+        made = [factory(prepared) for factory in state.observers]
+        self._observers = [observer for observer in made if observer is not None]
+        # Only of those that override it: this runs for each token.
+        self._on_token = [
+            observer.token
+            for observer in self._observers
+            if type(observer).token is not GenerationObserver.token
+        ]
         super().__init__(state, self._by_id, prepared.limiter)
 
     # Requests
 
     def _send(self) -> OutputStream[TokenOutput]:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
-        recorder = self._recorder
-        if not (self._wants_record or recorder.is_leased):
-            return self._submit(requests)
-        with recorder.lease():  # before the first step
-            stream = self._submit(requests)
-            prepared = self.prepared
-            self._recorded = recorder.begin(
-                prepared.request_id, prepared.tenant, prepared.arrival, list(self._by_id)
-            )
-        return stream
-
-    def _submit(self, requests: list[GenerateRequest]) -> OutputStream[TokenOutput]:
-        stream = self._client.submit(requests)
-        stream.wakes_on_prefills = bool(self._readers)
-        if self._recording is not None:
-            self._recording.begin(requests)
-        if self._limiter is not None:
-            self._limiter.use_tokens(sum(map(len, self.prepared.prompts)))
-        self._metrics.request_n.observe(self.prepared.options.n)
+        with contextlib.ExitStack() as contexts:
+            for observer in self._observers:
+                contexts.enter_context(observer.submission())
+            stream = self._client.submit(requests)
+            stream.wakes_on_prefills = bool(self._readers)
+            begun = Begun(requests)
+            for observer in self._observers:
+                observer.begun(begun)
         return stream
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
@@ -175,19 +164,19 @@ class Generation(Submission[TokenOutput]):
             choice = self._by_id[output.id]
             if choice.finish is not None:
                 continue  # sampled before the engine knew of the stop string
-            self._observe(choice, output.id, at)
+            timeline = self._timelines[choice.index]
+            token = self._token(choice, output, at, timeline.last_token)
+            for report in self._on_token:
+                report(token)
             if output.finish == "error":
                 raise numerical_error()
-            timeline = self._timelines[choice.index]
             timeline.add_token(at)
             if output.logprobs is not None:
                 self._logprob_sums[choice.index] += output.logprobs.logprob
-            if self._recording is not None:
-                self._recording.add(output)
             changed[choice.index] = choice
             reason = choice.add(output, at - timeline.first_token)
             if reason is not None:
-                self._end(choice, output.id, reason)
+                self._end(choice, output.id)
         return [changed[index] for index in sorted(changed)]
 
     def usage(self) -> Usage:
@@ -229,75 +218,31 @@ class Generation(Submission[TokenOutput]):
                 cached += admissions[request_id].cached_tokens
         return cached
 
-    # Metrics and trace
+    # Observers
 
-    def _observe(self, choice: Choice, request_id: int, at: float) -> None:
-        """Record a token that the engine sampled at the time `at`."""
-        metrics = self._metrics
-        timeline = self._timelines[choice.index]
-        if not choice.drops_tokens:
-            metrics.tokens.add_token()
-            if self._limiter is not None:
-                self._limiter.use_tokens(1)
-        if timeline.first_token:
-            metrics.tokens.add_gap(at - timeline.last_token)
-            return
-        prompt = self.prepared.prompts[choice.prompt]
-        params = self.prepared.params[choice.prompt]
-        metrics.time_to_first_token.observe(at - self.prepared.arrival)
-        metrics.request_max_tokens.observe(params.max_tokens)
-        metrics.begin(len(prompt), self._submitted_at, self._admission(request_id), at)
-
-    def _end(self, choice: Choice, request_id: int, reason: FinishReason) -> None:
-        """Record that a choice is complete."""
-        self._finish(request_id)
-        timeline = self._timelines[choice.index]
-        timeline.text_end = time.monotonic()
-        admission = self._admission(request_id)
-        admitted_at = timeline.first_token
-        if admission is not None:
-            admitted_at = admission.at
-        stamps = Stamps(
-            arrival=self.prepared.arrival,
-            admitted=admitted_at,
-            first=timeline.first_token,
-            last=timeline.last_token,
-            ended=timeline.text_end,
+    def _token(self, choice: Choice, output: TokenOutput, at: float, last: float) -> Token:
+        """Return what observers learn of a token that the engine sampled at the time `at`."""
+        admission = None if last else self._admission(output.id)
+        return Token(
+            output, choice.index, at, last, choice.drops_tokens, self._submitted_at, admission
         )
-        chunks = [chunk for _, _, chunk in self._stream.prefills[request_id]]
-        length = len(self.prepared.prompts[choice.prompt]) + choice.num_tokens
-        preemptions = num_preemptions(chunks)
-        self._metrics.finish(reason, stamps, choice.num_tokens, preemptions, length)
-        for outcome in choice.outcomes:
-            self._metrics.tool_call(outcome)
+
+    def _end(self, choice: Choice, request_id: int) -> None:
+        """Report that a choice is complete."""
+        self._finish(request_id)
+        self._timelines[choice.index].text_end = time.monotonic()
+        finished = Finished(self._record(request_id, choice), choice.outcomes)
+        for observer in self._observers:
+            observer.finished(finished)
 
     def _admission(self, request_id: int) -> Admission | None:
         return self._stream.admissions.get(request_id)
 
     def _on_close(self, reason: AbortReason | None) -> None:
-        if self._recording is not None and reason is None:
-            self._recording.write(self._choices)
-        self._fill(self.prepared.access, reason)
-        recorded, self._recorded = self._recorded, None
-        if self._tracing is None and recorded is None:
-            return
-        now = time.monotonic()
         records = [self._record(request_id, choice) for request_id, choice in self._by_id.items()]
-        if recorded is not None:
-            self._recorder.end(recorded, now, records, reason)
-        if self._tracing is not None:
-            self._tracing.record(trace_of(self.prepared, records, self.usage(), reason, now))
-
-    def _fill(self, access: AccessRecord, reason: AbortReason | None) -> None:
-        """Complete the request's record in the access log."""
-        usage = self.usage()
-        access.cached_tokens = usage.cached_tokens
-        access.output_tokens = usage.completion_tokens
-        first_tokens = [line.first_token for line in self._timelines if line.first_token]
-        if first_tokens:
-            access.ttft_ms = round((min(first_tokens) - self.prepared.arrival) * 1000)
-        reasons = [choice.finish or reason for choice in self._choices]
-        access.finish_reason = ",".join(dict.fromkeys(filter(None, reasons)))
+        closed = Closed(records, self._cached_tokens(), reason, time.monotonic())
+        for observer in self._observers:
+            observer.closed(closed)
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
         admission = self._admission(request_id)

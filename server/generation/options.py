@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from server.generation.grammar import WantedGrammar
+from server.text.wanted_grammar import WantedGrammar
 
 Operation = Literal["chat", "text_completion"]
 

@@ -21,7 +21,6 @@ from server.generation.limits import (
     token_limit,
 )
 from server.generation.options import GenerationOptions
-from server.generation.parsing import Parsing
 from server.generation.prompts import Echo
 from server.generation.sampling import check_first_tokens, check_option_tokens, sampling_params
 from server.generation.truncation import truncated
@@ -30,6 +29,7 @@ from server.http.body import ignored_header
 from server.http.errors import unsupported
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
+from server.text.answers import Parsing
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from engine.protocol.generate import SamplingParams
-from server.generation.grammar import grammar_of
 from server.generation.limits import check_token_ids
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
@@ -67,7 +66,7 @@ def sampling_params(state: AppState, options: GenerationOptions) -> SamplingPara
         stop_token_ids=_end_tokens(state, options),
         logprobs=options.num_logprobs,
         prompt_logprobs=options.num_prompt_logprobs,
-        grammar=grammar_of(state, options.grammar),
+        grammar=None if options.grammar is None else state.write_grammar(options.grammar),
         banned_sequences=_banned_sequences(state, options.bad_words),
         logprob_token_ids=tuple(options.logprob_token_ids),
         final_logprobs=options.final_logprobs,

@@ -11,7 +11,7 @@ from typing import Any
 
 from server.text import exact_json
 from server.text.content_parts import joined
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 
 INSTRUCTIONS = """\
 You can call functions. These are their signatures, as JSON in <tools></tools>:

@@ -16,6 +16,8 @@ from server.glassbox.model.checkpoint import CheckpointFacts
 from server.glassbox.model.structure import StructureReader
 from server.glassbox.prompt import routes as prompt
 from server.glassbox.requests import routes as requests
+from server.glassbox.requests.observer import generation_recorder
+from server.glassbox.requests.step_log import Recorder
 from server.glassbox.state import Glassbox
 from server.glassbox.watch import routes as watch
 from server.glassbox.watch.live_engine import LiveEngine
@@ -30,10 +32,12 @@ ROUTE_FILES = (hello, requests, lens, prompt, model, ablate, explain, watch, pag
 def install(app: FastAPI, spine: AppState) -> None:
     """Prepare what the pages ask for. Raises ConfigError."""
     check_ui(spine.config, has_keys=bool(spine.keys))
-    live = LiveEngine(spine.client, spine.recorder)
+    recorder = Recorder(spine.client.step_listeners, spine.client.measure_waits)
+    spine.observers.append(generation_recorder(recorder, serves_ui=spine.serves_ui))
+    live = LiveEngine(spine.client, recorder)
     spine.viewer_counts.append(lambda: live.num_viewers)
     app.state.glassbox = Glassbox(
-        recorder=spine.recorder,
+        recorder=recorder,
         live=live,
         structure=StructureReader(spine.folder),
         checkpoint=CheckpointFacts(spine.folder),

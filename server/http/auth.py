@@ -1,105 +1,19 @@
-"""API keys: who has them, and check the key of a request."""
+"""Check a request before it is read: its host, its key, and the length of its body."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.client.shares import Shares
 from server.config import ServerConfig
+from server.http.addresses import address_of, is_loopback
+from server.http.api_keys import ApiKeys
 from server.http.errors import ApiError
-from server.http.key_file import NO_LIMITS, read_limited_keys
-from server.http.listener import address_of, is_loopback
 from server.http.rate_limits import RateLimiter
-
-LABEL_DIGITS = 8  # of a key's SHA-256 digest, if the key has no label
-
-
-class ApiKeys:
-    """SHA-256 digests of the keys of --api-key and of both key files, and a limiter for each key.
-
-    Without these settings, requests need no key. Raises ConfigError if the file contains no key,
-    which would open the server to everyone, or if a client could not send one of the keys.
-    """
-
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
-        self._digests: list[bytes] = []
-        self._admins: frozenset[str] = frozenset()  # names of the owners of admin keys
-        self._prioritizing: frozenset[str] = frozenset()  # names of those who may set `priority`
-        self._limiters: dict[str, RateLimiter] = {}  # by name of the owner
-        self._labels: dict[str, str] = {}  # by name of the owner
-        self.reload()
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def reload(self) -> None:
-        """Read the files again. If that raises ConfigError, the keys are unchanged.
-
-        A key whose limits are the same as before keeps its counts.
-        """
-        keys = read_limited_keys(self._config)
-        limiters = {}
-        for key in keys:
-            name = key.digest.hex()
-            known = self._limiters.get(name)
-            if known is not None and known.limits == key.limits:
-                limiters[name] = known
-            elif key.limits != NO_LIMITS:
-                limiters[name] = RateLimiter(key.limits)
-        self._digests = [key.digest for key in keys]
-        self._admins = frozenset(key.digest.hex() for key in keys if key.is_admin)
-        self._prioritizing = frozenset(
-            key.digest.hex() for key in keys if key.may_prioritize or key.is_admin
-        )
-        self._limiters = limiters
-        self._labels = {key.digest.hex(): key.label for key in keys if key.label}
-
-    def is_admin(self, name: str | None) -> bool:
-        """Whether the owner that `find` has named has an admin key; without keys, everyone."""
-        return not self._digests or name in self._admins
-
-    def may_prioritize(self, name: str | None) -> bool:
-        """Whether the owner that `find` has named may set `priority`; without keys, everyone."""
-        return not self._digests or name in self._prioritizing
-
-    def tenant(self, name: str) -> str:
-        """Return how the owner that `find` has named is kept apart from others; "" if alone."""
-        return name if len(self._digests) > 1 else ""
-
-    def owner(self, tenant: str) -> str:
-        """Return the name of a tenant: with one key, that of its owner."""
-        if not tenant and len(self._digests) == 1:
-            return self._digests[0].hex()
-        return tenant
-
-    def seconds_until_room(self, tenant: str) -> float:
-        """Return how long the key of a tenant makes its next request wait."""
-        limiter = self.limiter(self.owner(tenant))
-        return 0.0 if limiter is None else limiter.seconds_until_room()
-
-    def find(self, key: bytes) -> str | None:
-        """Return a name for the owner of `key` (its hex digest), or None if the key is invalid.
-
-        Compares all keys, so that the time taken reveals nothing about them.
-        """
-        given = hashlib.sha256(key).digest()
-        matches = [hmac.compare_digest(given, known) for known in self._digests]
-        return given.hex() if any(matches) else None
-
-    def label(self, name: str) -> str | None:
-        """Return what the log calls the owner that `find` has named; None for no key."""
-        return self._labels.get(name, name[:LABEL_DIGITS]) or None
-
-    def limiter(self, name: str) -> RateLimiter | None:
-        """Return the limiter of the owner that `find` has named; None if there are no limits."""
-        return self._limiters.get(name)
-
 
 INSIDE = "penstock.tenant"  # scope key of a request made in this process: the owner of its batch
 # The built-in pages send it. A page of another origin cannot do so without a preflight, which is
@@ -167,8 +81,8 @@ class Gate:
         self._app = app
         self._max_body = config.max_body_bytes
         self._max_upload = config.max_upload_bytes + FORM_BYTES if config.batch_dir else 0
-        self._held = 0  # bytes in the bodies of all open requests
-        self._most_held = max(MAX_BODIES * self._max_body, MIN_BODY_BUDGET)
+        # Bytes in the bodies of all open requests.
+        self._bodies = Shares(max(MAX_BODIES * self._max_body, MIN_BODY_BUDGET))
         self._hosts = allowed_hosts(config.host)
         self._keys = keys
 
@@ -266,22 +180,29 @@ class Gate:
         memory with bodies that are each within the limit.
         """
         size = 0
+        tenant = scope["state"]["tenant"]
 
         async def counted() -> Message:
             nonlocal size
             message = await receive()
             part = len(message.get("body", b""))
-            size += part
-            self._held += part
-            if size > self._max_body:
+            if size + part > self._max_body:
                 raise too_large(self._max_body, "--max-body-bytes")
-            if self._held > self._most_held:
-                text = f"Open requests hold over {self._most_held} bytes of bodies; retry later."
-                headers = {"retry-after": "5", "connection": "close"}
-                raise ApiError(503, "server_overloaded", text, headers=headers)
+            if not self._bodies.may_take(tenant, part):
+                raise self._bodies_full(tenant)
+            size += part
+            self._bodies.take(tenant, part)
             return message
 
         try:
             await self._app(scope, counted, send)
         finally:
-            self._held -= size
+            self._bodies.give_back(tenant, size)
+
+    def _bodies_full(self, tenant: str) -> ApiError:
+        held, most = self._bodies.held(tenant), self._bodies.capacity
+        text = f"Open requests hold {self._bodies.total} of at most {most} bytes of bodies"
+        if tenant:
+            text += f", {held} of them with this API key, whose share this is"
+        headers = {"retry-after": "5", "connection": "close"}
+        return ApiError(503, "server_overloaded", f"{text}; retry later.", headers=headers)

@@ -1,4 +1,4 @@
-"""The limit on the bytes of HTTP/1.1 that are no content: heads, chunk extensions and trailers."""
+"""The limit on what of HTTP/1.1 is no content: heads, chunks, their extensions and trailers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import h11
 
 MAX_HEAD_BYTES = 65536  # request line and headers; also chunk extensions and trailers of a body
 CHUNK_BYTES = 32  # of a chunk's size and line ends, which no client can leave out
+# Each chunk costs time, however small it is. So a body may have MAX_CHUNKS, and one more for each
+# CHUNK_CONTENT bytes of content.
+MAX_CHUNKS, CHUNK_CONTENT = 1 << 16, 64
 
 
 class BoundedConnection(h11.Connection):
@@ -20,6 +23,7 @@ class BoundedConnection(h11.Connection):
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self._framing = 0  # bytes of the unfinished event
         self._extensions = 0  # bytes of the chunk extensions and trailers of a request
+        self._chunks = self._content = 0  # of a request, and their bytes
 
     def next_event(self) -> Any:
         """Return h11's next event. Raises RemoteProtocolError, with 431 beyond the limit."""
@@ -32,11 +36,16 @@ class BoundedConnection(h11.Connection):
         self._framing += buffered - len(self._receive_buffer)
         if isinstance(event, h11.Request):
             self._check(self._framing)
-            self._framing = self._extensions = 0
+            self._framing = self._extensions = self._chunks = self._content = 0
         elif isinstance(event, h11.Data | h11.EndOfMessage):
             content = len(event.data) if isinstance(event, h11.Data) else 0
             self._extensions += max(0, self._framing - content - CHUNK_BYTES)
             self._framing = 0
+            self._content += content
+            if isinstance(event, h11.Data) and event.chunk_start:
+                self._chunks += 1
+                if self._chunks > MAX_CHUNKS + self._content // CHUNK_CONTENT:
+                    raise h11.RemoteProtocolError("the body has too many small chunks")
         self._check(self._framing)
         self._check(self._extensions)
         return event

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
-from server.http.listener import is_loopback
+from server.http.addresses import is_loopback
 
 NUMBER = re.compile("[1-9][0-9]{0,8}")
 OTHER_SETTINGS = ("label", "priority")  # of a line, besides its limits

@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 import math
 import socket
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any
 
 from server.config import ServerConfig
+from server.http.addresses import resolve
 
 BACKLOG = 2048
 INT32 = 2**31 - 1
@@ -34,7 +33,7 @@ class ListenError(Exception):
 def listen(config: ServerConfig) -> socket.socket:
     """Return a TCP socket that listens on the configured host and port. Raises ListenError."""
     try:
-        found = _resolve(config.host, config.port)
+        found = resolve(config.host, config.port)
     except (socket.gaierror, UnicodeError) as error:
         raise ListenError(f"--host {config.host} cannot be resolved: {error}") from None
     family, kind, protocol, _, address = found[0]
@@ -60,35 +59,6 @@ def _cut_off_readers_that_stall(listener: socket.socket, seconds: float) -> None
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         milliseconds = min(math.ceil(seconds * 1000), INT32)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-
-
-def _resolve(host: str, port: int, flags: int = 0) -> list[Any]:
-    """Return getaddrinfo's results for `host`, which may be an IPv6 address in brackets."""
-    flags |= socket.AI_PASSIVE
-    return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=flags)
-
-
-def address_of(host: str, *, look_up: bool = True) -> IPv4Address | IPv6Address | None:
-    """Return the IP address that `listen` binds `host` to, or None if there is none.
-
-    `host` may also be a short form such as 127.1 or 0, or a name of this machine. Without
-    `look_up`, names are not resolved and give None.
-    """
-    try:
-        *_, address = _resolve(host, 0, 0 if look_up else socket.AI_NUMERICHOST)[0]
-        found = ip_address(address[0])
-    except (OSError, ValueError):
-        return None
-    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
-
-
-def is_loopback(host: str, *, look_up: bool = True) -> bool:
-    """Return whether a server bound to `host` is reachable from this machine only.
-
-    `localhost` is never looked up (RFC 6761, section 6.3).
-    """
-    address = address_of("127.0.0.1" if host == "localhost" else host, look_up=look_up)
-    return address is not None and address.is_loopback
 
 
 def _explain(config: ServerConfig, error: OSError) -> str:

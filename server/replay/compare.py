@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.folder import model_folder
-from engine.client.subprocess import exit_message, python_module
+from engine.client.module_command import python_module
+from engine.client.subprocess import exit_message
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol.compare import Answered, Compared, Comparison, Failed, Report, Working

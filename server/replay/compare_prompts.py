@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.tokenizer import Tokenizer
+from server.text.chat_template import TemplateError
+from server.text.load_template import load_template
+from server.text.load_tokenizer import load_tokenizer
 
 Messages = list[dict[str, Any]]
 MOST = 1000  # prompts in a file
@@ -61,9 +62,9 @@ class Reader:
     """Turns prompts into the token ids of one model. A text is a chat if the model has chats."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.tokenizer = Tokenizer.from_folder(folder)
+        self.tokenizer = load_tokenizer(folder)
         self._name = name
-        self._template = ChatTemplate.from_folder(folder, None)
+        self._template = load_template(folder, None)
 
     def ids(self, prompt: str | Messages) -> list[int]:
         """Return the token ids of a prompt. Raises ConfigError."""

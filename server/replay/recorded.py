@@ -23,7 +23,7 @@ class RecordError(Exception):
 
 
 class RecordedGrammar(msgspec.Struct, frozen=True):
-    """The grammar of a request: a `server.generation.grammar.WantedGrammar`."""
+    """The grammar of a request: a `server.text.wanted_grammar.WantedGrammar`."""
 
     kind: str
     value: Any

@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 
 from engine.protocol.generate import GenerateRequest
-from engine.protocol.outputs import TokenOutput
-from server.generation.choice import Choice
 from server.generation.prepare import PreparedRequest
 from server.replay.record_file import RecordFile
 from server.replay.recorded import (
@@ -17,20 +15,25 @@ from server.replay.recorded import (
     params_fields,
 )
 from server.state import VERSION, AppState
+from server.telemetry.choice_record import ChoiceRecord
+from server.telemetry.observer import Begun, Closed, GenerationObserver, ObserverFactory, Token
 
 
-def recording_of(state: AppState, prepared: PreparedRequest) -> Recording | None:
-    """Return what keeps the tokens of a request for --record; None if it is not recorded.
+def answer_recorder(file: RecordFile, state: AppState) -> ObserverFactory:
+    """Return the factory of the observers that write answers to `file`.
 
     Requests with parts of the model switched off cannot be repeated. Replays are no new answers.
     """
-    is_replay = REPLAY_HEADER in prepared.headers
-    if state.record is None or is_replay or prepared.ablation is not None:
-        return None
-    return Recording(state.record, prepared, state)
+
+    def make(prepared: PreparedRequest) -> GenerationObserver | None:
+        if REPLAY_HEADER in prepared.headers or prepared.ablation is not None:
+            return None
+        return Recording(file, prepared, state)
+
+    return make
 
 
-class Recording:
+class Recording(GenerationObserver):
     """Collects the tokens of each choice, by its engine request.
 
     Only a request that ends well is written: an aborted or failed one has no whole answer.
@@ -45,29 +48,30 @@ class Recording:
         self._tokens: dict[int, list[int]] = {}
         self._ended_by_engine: set[int] = set()
 
-    def begin(self, requests: Sequence[GenerateRequest]) -> None:
-        """Remember what is sent to the engine, one request per choice."""
-        self._requests = requests
-        self._tokens = {request.id: [] for request in requests}
+    def begun(self, begun: Begun) -> None:
+        self._requests = begun.requests
+        self._tokens = {request.id: [] for request in begun.requests}
 
-    def add(self, output: TokenOutput) -> None:
+    def token(self, token: Token) -> None:
+        output = token.output
         self._tokens[output.id].append(output.token)
         if output.finish is not None:
             self._ended_by_engine.add(output.id)
 
-    def write(self, choices: Sequence[Choice]) -> None:
-        """Record the answers of a request whose choices are complete."""
+    def closed(self, closed: Closed) -> None:
+        if closed.reason is not None:
+            return
         answers = []
-        for request, choice in zip(self._requests, choices, strict=True):
-            if not choice.drops_tokens:  # max_tokens: 0 has no answer
-                answers.append(self._answer(request, choice))
+        for request, record in zip(self._requests, closed.records, strict=True):
+            if record.num_tokens:  # max_tokens: 0 has no answer
+                answers.append(self._answer(request, record))
         self._file.add(answers)
 
-    def _answer(self, request: GenerateRequest, choice: Choice) -> RecordedAnswer:
+    def _answer(self, request: GenerateRequest, record: ChoiceRecord) -> RecordedAnswer:
         prepared = self._prepared
         return RecordedAnswer(
             id=prepared.request_id,
-            choice=choice.index,
+            choice=record.index,
             created=int(time.time()),
             model=prepared.model,
             fingerprint=prepared.fingerprint,
@@ -79,7 +83,7 @@ class Recording:
             bad_words=list(prepared.options.bad_words),
             grammar=self._grammar(),
             tokens=self._tokens[request.id],
-            finish=choice.finish or "",
+            finish=record.finish or "",
             is_cut=request.id not in self._ended_by_engine,
         )
 

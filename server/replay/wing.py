@@ -8,19 +8,29 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from server.replay.record_file import RecordFile
+from server.replay.recording import answer_recorder
 from server.state import AppState
 from server.wing import Wing
+
+
+def install(app: FastAPI, spine: AppState) -> None:
+    """Open the file if --record names one. Raises ConfigError."""
+    file = RecordFile(spine.config.record) if spine.config.record else None
+    if file is not None:
+        spine.observers.append(answer_recorder(file, spine))
+    app.state.record = file
 
 
 @asynccontextmanager
 async def run(app: FastAPI) -> AsyncIterator[None]:
     """Close the file at the end."""
-    spine: AppState = app.state.penstock
+    file: RecordFile | None = app.state.record
     try:
         yield
     finally:
-        if spine.record is not None:
-            await asyncio.to_thread(spine.record.close)
+        if file is not None:
+            await asyncio.to_thread(file.close)
 
 
-WING = Wing(run=run)
+WING = Wing(install=install, run=run)

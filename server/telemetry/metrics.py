@@ -7,6 +7,7 @@ differences of CLOCK_MONOTONIC stamps; see `Stamps` for the process that makes e
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ NAMES: dict[MetricsCompat, Callable[[Collector], bytes]] = {
     "vllm": lambda source: generate_latest(VllmNames(source)),
     "llamacpp": llamacpp_text,
 }
-# As in `server.text.parsers.deltas`.
+# As in `server.text.deltas`.
 CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
 
 
@@ -85,6 +86,7 @@ class Metrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._compat = compat
+        self._rendered, self._rendered_at = b"", -math.inf
         self._started = int(time.time())
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last_step = 0
@@ -258,13 +260,15 @@ class Metrics:
             return []
         return [(b"Process-Start-Time-Unix", str(self._started).encode())]
 
-    def render(self) -> bytes:
-        """Return all series in Prometheus' text format."""
-        series = WithoutCreated(self.registry)
-        text = generate_latest(series)
-        if self._compat != "none":
-            text += NAMES[self._compat](series)
-        return text
+    def render(self, max_age: float = 0.0) -> bytes:
+        """Return all series in Prometheus' text format, or what was returned `max_age` s before."""
+        now = time.monotonic()
+        if now - self._rendered_at > max_age:
+            series = WithoutCreated(self.registry)
+            self._rendered, self._rendered_at = generate_latest(series), now
+            if self._compat != "none":
+                self._rendered += NAMES[self._compat](series)
+        return self._rendered
 
 
 class WithoutCreated(Collector):

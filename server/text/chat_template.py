@@ -18,19 +18,7 @@ from server.text import exact_json
 from server.text.confined import ConfinedError
 from server.text.content_parts import joined, reads_parts, text_parts, texts_of
 from server.text.render_pool import RenderPool
-from server.text.special_tokens import special_tokens
-from server.text.template_files import (
-    DEFAULT,
-    TOOL_USE,
-    TemplateFile,
-    read_template,
-    read_templates,
-)
 
-# In place of a default template that a checkpoint lacks. transformers raises an error too.
-NO_DEFAULT = (
-    "{{ raise_exception('The chat template of this model is for chats with tools only.') }}"
-)
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -84,28 +72,6 @@ class ChatTemplate:
             raise ConfigError(f"The chat template in {path} is broken{where}: {found['broken']}")
         self.variables = frozenset(found["variables"])
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
-
-    @classmethod
-    def from_folder(cls, folder: Path, override: Path | None) -> ChatTemplate | None:
-        """Return the checkpoint's template, or None if it has none.
-
-        `override` is used in place of all templates of the checkpoint (`read_templates`). Raises
-        ConfigError naming the file if a template is broken, or if all have names for other uses.
-        """
-        files = {DEFAULT: read_template(override)} if override else read_templates(folder)
-        if not files:
-            return None
-        default, tool_use = files.get(DEFAULT), files.get(TOOL_USE)
-        if default is None:
-            default = TemplateFile(NO_DEFAULT, next(iter(files.values())).path)
-            if tool_use is None:
-                raise ConfigError(
-                    f"{default.path} has the chat templates {sorted(files)}; one of them must be "
-                    f"named {DEFAULT}."
-                )
-        special = special_tokens(folder)
-        for_tools = None if tool_use is None else cls(tool_use.source, special, tool_use.path)
-        return cls(default.source, special, default.path, for_tools)
 
     @property
     def for_tools(self) -> ChatTemplate:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from server.text.parsers.marks import NO_MARKS, Marks, without_marks
+from server.text.marks import NO_MARKS, Marks, without_marks
 from server.text.tokenizer import Tokenizer
 
 

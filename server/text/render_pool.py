@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from engine.client.subprocess import python_module
+from engine.client.module_command import python_module
 from server.text import exact_json
 from server.text.confined import ConfinedError, ConfinedProcess, Limits
 

@@ -11,31 +11,17 @@ end-of-word suffixes) are refused at load.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
-from engine.checkpoint.bounded_json import read_optional
-from engine.checkpoint.pointer import refuse_pointer
-from engine.errors import ConfigError
-from server.text.end_tokens import end_tokens
-from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
-from server.text.infill import infill_tokens
-from server.text.special_tokens import (
-    add_bos,
-    add_special_tokens,
-    named_tokens,
-    tokenizer_settings,
-)
+from server.text.infill import InfillTokens
 from server.text.tokenizer_errors import as_tokenizer_error
-from server.text.tokenizer_trial import tokenizer_problem
 
 # `far_over` tokenises only this many characters (0.3 s of one core) of a text twice as long.
 BEGINNING = 2**18
-LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -49,119 +35,54 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_ALPHABET = _byte_alphabet()
 
 
-class Tokenizer:
-    """The checkpoint's tokenizer. It never truncates or pads, and it is thread-safe.
+@dataclass(frozen=True)
+class TokenSettings:
+    """The settings of tokens in the files of a checkpoint (`server.text.load_tokenizer`).
 
-    `eos_token_ids` end an answer (`server.text.end_tokens`). `notes` tell an operator how the files
-    were read. `suppressed_ids` are token ids that the checkpoint forbids to sample, such as
-    Marian's padding.
-    `defaults` holds the sampling defaults that generation_config.json sets. `do_sample: false` in
-    that file does not mean temperature 0: many checkpoints contain it by accident, and a client can
-    request greedy output with temperature 0. `not_followed` lists the checkpoint's other generation
-    settings, with their values, that would change answers but that Penstock ignores. `infill` has
-    the tokens for fill-in-the-middle; None: the model does not know it. `response_template` is the
-    checkpoint's description of its answers (`server.text.parsers.response_template`).
+    `do_sample: false` in generation_config.json does not mean temperature 0: many checkpoints
+    contain it by accident, and a client can request greedy output with temperature 0.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, folder: Path) -> None:
+    class_name: str | None  # in transformers
+    special_tokens: dict[str, str]  # by name: bos_token, eos_token, …
+    byte_level: bool  # how tokens are decoded
+    eos_token_ids: tuple[int, ...]  # they end an answer (`server.text.end_tokens`)
+    bos_token_id: int | None
+    notes: list[str]  # for an operator: how the files were read
+    defaults: dict[str, float | int]  # of sampling, in generation_config.json
+    suppressed_ids: tuple[int, ...]  # never sampled, such as Marian's padding
+    # The checkpoint's description of its answers (`server.text.parsers.response_template`).
+    response_template: Any
+    not_followed: list[str]  # other settings of a generation that would change answers
+    infill: InfillTokens | None  # None: the model does not know fill-in-the-middle
+
+
+class Tokenizer:
+    """The checkpoint's tokenizer. It never truncates or pads, and it is thread-safe."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: TokenSettings) -> None:
         self._backend = backend
         self._pieces: dict[int, bytes] = {}
-        backend.no_truncation()
-        backend.no_padding()
-        config = tokenizer_settings(folder)
-        generation = read_optional(folder / "generation_config.json")
-        model = read_optional(folder / "config.json")
-        named = named_tokens(config)
-        kind = config.get("tokenizer_class")
-        self.class_name = kind if isinstance(kind, str) else None  # in transformers
-        self.special_tokens = named  # by name: bos_token, eos_token, …
-        add_special_tokens(backend, config, folder)
-        notes = [*add_bos(backend, config)]
-        self.byte_level = self._is_byte_level(folder)
+        self.class_name = settings.class_name
+        self.special_tokens = settings.special_tokens
+        self.byte_level = settings.byte_level
+        self.eos_token_ids = settings.eos_token_ids
+        self.bos_token_id = settings.bos_token_id
+        self.notes = settings.notes
+        self.defaults = settings.defaults
+        self.suppressed_ids = settings.suppressed_ids
+        self.response_template = settings.response_template
+        self.not_followed = settings.not_followed
+        self.infill = settings.infill
         added = backend.get_added_tokens_decoder()
         self.added_ids = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.byte_values = self._find_byte_tokens()
         self.vocab_size: int = max([backend.get_vocab_size(), *(i + 1 for i in added)])
-        size = self._check_vocabulary(folder, model)
-        ends = end_tokens(generation, model, self._id_of(named.get("eos_token")), size, folder)
-        self.eos_token_ids = ends.ids
-        self.notes = [*([ends.note] if ends.note else []), *notes]
-        self.bos_token_id = self._id_of(named.get("bos_token"))
-        for source in (generation, model):
-            if self.bos_token_id is None:
-                given = source.get("bos_token_id")
-                self.bos_token_id = next(iter(given), None) if isinstance(given, list) else given
         first = (self.bos_token_id,) if self.bos_token_id is not None else self.eos_token_ids[:1]
         self.document_start = list(first)  # what a model has seen before the start of a text
-        self.defaults = sampling_defaults(generation, folder)
-        self.suppressed_ids = suppressed_ids({**model, **generation}, folder)
-        self.response_template: Any = config.get("response_template")
-        self.not_followed = not_followed(generation or model)  # as transformers chooses
-        self.infill = infill_tokens(backend)
         self._anchor = (self.encode("a", add_special_tokens=False) or [0])[-1:]
         self._anchor_length = len(self.decode(self._anchor, skip_special_tokens=False))
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read tokenizer.json and, where present, the *config.json files and
-        special_tokens_map.json. Raises ConfigError naming the file and the problem."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ConfigError(
-                f"{folder} has no tokenizer.json, the only supported format. transformers converts "
-                "many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
-            )
-        refuse_pointer(path)
-        try:
-            backend = _read(path)
-        except Exception as error:  # the library raises nothing narrower
-            raise ConfigError(f"Cannot read {path}: {error}") from error
-        if problem := tokenizer_problem(backend):
-            raise ConfigError(f"The tokenizer in {path} {problem}.")
-        return cls(backend, folder)
-
-    def _check_vocabulary(self, folder: Path, model: dict[str, Any]) -> int | None:
-        """Return vocab_size of config.json, and check that every token id lies below it.
-
-        vocab_size is the number of rows of the token embedding; rows without a token are padding.
-        A special token may have a larger id, as Gemma 3's image token does: a request whose prompt
-        contains it is refused. Raises ConfigError for any other id that is too large.
-        """
-        text = model.get("text_config")
-        size = (text if isinstance(text, dict) else model).get("vocab_size")
-        if not isinstance(size, int):
-            return None  # the engine refuses such a config.json
-        ids = self._backend.get_vocab(with_added_tokens=True)
-        beyond = {i: t for t, i in ids.items() if i >= size and i not in self.special_ids}
-        if beyond:
-            last = max(beyond)
-            raise ConfigError(
-                f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond vocab_size = {size} "
-                f"in config.json, up to {beyond[last]!r} with id {last}: the two files belong to "
-                "different models."
-            )
-        return size
-
-    def _id_of(self, token: str | None) -> int | None:
-        found: int | None = None if token is None else self._backend.token_to_id(token)
-        return found
-
-    def _is_byte_level(self, folder: Path) -> bool:
-        """Return whether decoding is byte-level. Raises ConfigError if it cannot be streamed."""
-        if self._backend.decoder is None:
-            return False
-        state = json.loads(self._backend.decoder.__getstate__())
-        types = [part["type"] for part in state.get("decoders", [state])]
-        if "ByteLevel" in types and set(types) <= {"ByteLevel", "Fuse"}:
-            return True
-        if unknown := set(types) - LOCAL_DECODERS:
-            raise ConfigError(
-                f"{folder / 'tokenizer.json'}: decoder {types} cannot be streamed because of "
-                f"{sorted(unknown)}; supported: ByteLevel alone, or any of "
-                f"{sorted(LOCAL_DECODERS)}."
-            )
-        return False
 
     def _find_byte_tokens(self) -> dict[int, int]:
         """Return the byte of each byte-fallback token <0x00> … <0xFF>, by token id."""
@@ -225,7 +146,9 @@ class Tokenizer:
     @property
     def pad_token_id(self) -> int | None:
         """The token that fills a text up to a length, or None if the checkpoint names none."""
-        return self._id_of(self.special_tokens.get("pad_token"))
+        name = self.special_tokens.get("pad_token")
+        found: int | None = None if name is None else self._backend.token_to_id(name)
+        return found
 
     @property
     def added_tokens(self) -> int:
@@ -305,8 +228,3 @@ class Tokenizer:
         if all(char in BYTE_ALPHABET for char in token):
             return bytes(BYTE_ALPHABET[char] for char in token)
         return token.encode()  # an added token with characters outside the byte alphabet
-
-
-@as_tokenizer_error
-def _read(path: Path) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_file(str(path))

@@ -27,7 +27,7 @@ MAX_GROWTH = 32
 
 def tokenizer_problem(backend: tokenizers.Tokenizer) -> str:
     """Return what is wrong with the parts of `backend`; empty if nothing is."""
-    from engine.client.subprocess import python_module
+    from engine.client.module_command import python_module
 
     names = ("normalizer", "pre_tokenizer", "decoder")
     parts = {name: _state(getattr(backend, name)) for name in names}

@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from server.text.load_tokenizer import load_tokenizer
 from tests.support import web
 from tests.support.process import eventually
 from tests.support.serve import Server, serving, starting
@@ -99,7 +99,7 @@ def test_openai_client_gets_equal_vectors_in_every_format(
     assert {len(entry.embedding) for entry in default.data} == {384}
     for one, other in zip(default.data, floats.data, strict=True):
         assert np.array_equal(np.float32(one.embedding), np.float32(other.embedding))
-    tokenizer = Tokenizer.from_folder(minilm)
+    tokenizer = load_tokenizer(minilm)
     lists = [tokenizer.encode(text) for text in TEXTS[:5]]
     total = sum(map(len, lists))
     assert (default.usage.prompt_tokens, default.usage.total_tokens) == (total, total)

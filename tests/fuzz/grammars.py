@@ -17,8 +17,9 @@ from engine.grammar.answers import FollowedAnswer
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.limits import ALL_BYTES
 from engine.protocol.generate import GenerateRequest, Grammar, SamplingParams
-from server.generation.grammar import WantedGrammar, grammar_of
+from server.grammar.llguidance_grammar import grammar_of
 from server.http.errors import ApiError
+from server.text.wanted_grammar import WantedGrammar
 from tests.fuzz.mutate import MAX_VALUES, has_more_values, mutate_bytes, mutate_json
 from tests.fuzz.target import MAX_SECONDS, Check, Target
 
@@ -99,9 +100,8 @@ async def opened(folder: Path) -> AsyncIterator[Check]:
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
     size = tokenizer.get_vocab_size()
     compiler = GrammarCompiler(folder, size)
-    state: Any = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_ids=[END], added_ids={}))
-    other = grammar_of(state, WantedGrammar("regex", "regex", "[ab]+"))
-    assert other is not None
+    facts: Any = SimpleNamespace(eos_token_ids=[END], added_ids={})
+    other = grammar_of(facts, WantedGrammar("regex", "regex", "[ab]+"))
     count = 0
 
     def begin(tenant: str, wanted: Grammar) -> FollowedAnswer:
@@ -141,8 +141,7 @@ async def opened(folder: Path) -> AsyncIterator[Check]:
         if b"\\ud" in data or not has_type_of_request(kind, value):
             return  # the body of a request has no lone surrogates
         with contextlib.suppress(ApiError):
-            wanted = grammar_of(state, WantedGrammar("guided", kind, value))
-            assert wanted is not None
+            wanted = grammar_of(facts, WantedGrammar("guided", kind, value))
             answer = begin("", wanted)
             follow(answer, Random(data))
             compiler.close_answer(answer.process, answer.request.id)

@@ -32,8 +32,9 @@ from engine.protocol.ready import Fatal
 from engine.protocol.wire import FromEngine, ToEngine
 from server.batch.lines import ENDPOINTS, check_input, read_lines, with_priority
 from server.batch.results import Results, ResultsError, result_line
-from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.tokenizer import Tokenizer
+from server.text.chat_template import TemplateError
+from server.text.load_template import load_template
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer_errors import TokenizerError
 from tests.fuzz import adapters, batches, grammars
 from tests.fuzz.mutate import (
@@ -439,7 +440,7 @@ async def tokenizer_opened(folder: Path) -> AsyncIterator[Check]:
         (model / "tokenizer.json").write_bytes(data)
         began = time.monotonic()
         try:
-            tokenizer = Tokenizer.from_folder(model)
+            tokenizer = load_tokenizer(model)
             for text in texts:
                 tokenizer.decode(tokenizer.encode(text))
                 tokenizer.offsets(text)
@@ -490,7 +491,7 @@ async def template_opened(folder: Path) -> AsyncIterator[Check]:
         began = time.monotonic()
         template = None
         try:
-            template = ChatTemplate.from_folder(folder, None)
+            template = load_template(folder, None)
             assert template is not None
             text = await template.render_async([{"role": "user", "content": "x" * 1000}])
             assert isinstance(text, str)

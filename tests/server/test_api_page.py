@@ -14,7 +14,8 @@ from server.api_page import api_page
 from server.app import PATHS, api_document
 from server.http.body import Body, Part
 from server.http.boundary import RESPONSE_HEADERS
-from server.http.openapi import OpenApiApp, body_schema
+from server.http.openapi import body_schema
+from server.http.openapi_app import OpenApiApp
 from server.http.operations import operations, resolved
 from tests.support.rig import Served
 

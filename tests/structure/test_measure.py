@@ -1,13 +1,14 @@
-"""How much a reader has to hold: the engine loop's closure, and the density of lines."""
+"""How much a reader has to hold: the closures of the loop and a route, the density of lines."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.structure.measure import closure, folder_files, size_of, total
+from tests.structure.measure import CHAT_ROUTE, closure, folder_files, size_of, total
 from tests.structure.rooms import branches
 
 LOOP_FILES, LOOP_LINES, LOOP_CLASSES, LOOP_BRANCHES = 38, 3900, 90, 12
+CHAT_FILES, CHAT_LINES, CHAT_CLASSES = 86, 6600, 161
 TOKENS_PER_LINE = 9.0
 
 
@@ -23,6 +24,18 @@ def test_functions_of_the_engine_loop_branch_little() -> None:
     for file in closure("engine.core").values():
         for name, count in branches(file).items():
             assert count <= LOOP_BRANCHES, f"{name} in {file}"
+
+
+def test_files_that_the_chat_route_imports_stay_few() -> None:
+    """It holds no wing, no parser of answers and no reader of checkpoints."""
+    found = closure(CHAT_ROUTE, apart=())
+    assert len(found) <= CHAT_FILES
+    route = total(found.values())
+    assert route.lines <= CHAT_LINES
+    assert route.classes <= CHAT_CLASSES
+    hidden = ("server.glassbox", "server.replay", "server.batch", "server.grammar")
+    assert not [name for name in found if name.startswith(hidden)]
+    assert "server.text.parsers.answer_parser" not in found
 
 
 @pytest.mark.parametrize("folder", ["engine", "server"])

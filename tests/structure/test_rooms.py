@@ -1,14 +1,17 @@
-"""The rooms of the engine stand one above the other."""
+"""The rooms of the engine, and those of the server, stand one above the other."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.structure.rooms import arrows, branches, knots, mutual_pairs
 
 
-def test_rooms_of_the_engine_import_each_other_in_one_direction() -> None:
-    graph = arrows("engine")
+@pytest.mark.parametrize("top", ["engine", "server"])
+def test_rooms_import_each_other_in_one_direction(top: str) -> None:
+    graph = arrows(top)
     assert mutual_pairs(graph) == []
     assert knots(graph) == []
 

@@ -6,12 +6,12 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from server.text.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
+from server.text.marks import Marks
 from server.text.parsers.answer_parser import AnswerParser
-from server.text.parsers.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import AnyCallFormat, Reasoning
-from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, Syntax, literals, make_syntax
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 
 
 def syntax_of(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from engine.client.interface import WaitListener
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from engine.protocol.watch import StepWaits
-from server.generation.choice_record import ChoiceRecord
 from server.glassbox.requests.step_log import OpenRequest, RecordedRequest, Recorder
+from server.telemetry.choice_record import ChoiceRecord
 
 PREFILL, DECODE, CONTEXT = 1e-4, 3e-4, 2e-8  # seconds
 CONSTANT = 5e-3

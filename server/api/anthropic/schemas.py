@@ -13,10 +13,10 @@ from server.api.openai.schemas.fields import INT32, Between, Count, Effort, havi
 from server.api.openai.schemas.sampling import MAX_STOPS, SAMPLING_DEFAULTS, Fraction, Stop
 from server.api.openai.schemas.structured import Schema
 from server.generation.chat_prompt import Chat
-from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
 from server.generation.thinking import Thinking
 from server.http.body import Body, Part
+from server.text.wanted_grammar import WantedGrammar
 
 FORCES_CALL = having(type={"enum": ["any", "tool"]})
 

@@ -12,7 +12,7 @@ from server.api.openai.schemas.fields import TEXT, having
 from server.api.openai.schemas.structured import Schema
 from server.api.openai.schemas.tools import MAX_TOOLS
 from server.http.body import Part, Text, failure, small
-from server.text.parsers.tools import NO_TOOLS, Tool, ToolMode, ToolUse, function_tool
+from server.text.tools import NO_TOOLS, Tool, ToolMode, ToolUse, function_tool
 
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 MODES: dict[str, ToolMode] = {

@@ -23,9 +23,9 @@ from server.api.openai.schemas.generate import MAX_BIASES
 from server.api.openai.schemas.prompts import Inputs, Plain, Prompts, plain_list
 from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import Schema, parsed
-from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions
 from server.http.body import Text, failure
+from server.text.wanted_grammar import GrammarKind, WantedGrammar
 
 KINDS: dict[str, GrammarKind] = {"json_schema": "json_schema", "grammar": "grammar"}
 WHOLE_ANSWER = -1  # of repeat_last_n: penalties look at all tokens

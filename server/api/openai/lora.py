@@ -8,10 +8,10 @@ from starlette.responses import JSONResponse, Response
 
 from server.api.openai.models import adapter_facts
 from server.api.openai.schemas.adapter import LoadAdapterBody, UnloadAdapterBody
+from server.http.addresses import is_loopback
 from server.http.auth import is_admin
 from server.http.body import ignored_header, read_body
 from server.http.errors import ApiError
-from server.http.listener import is_loopback
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
 

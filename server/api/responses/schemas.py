@@ -35,11 +35,11 @@ from server.api.responses.tools import (
     tool_use,
 )
 from server.generation.chat_prompt import Chat
-from server.generation.grammar import WantedGrammar
 from server.generation.options import GenerationOptions
 from server.generation.thinking import Thinking
 from server.http.body import Part, Text, few
-from server.text.parsers.tools import NO_TOOLS, ToolUse
+from server.text.tools import NO_TOOLS, ToolUse
+from server.text.wanted_grammar import WantedGrammar
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"

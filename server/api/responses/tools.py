@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringCo
 from server.api.openai.schemas.fields import never, tag_of_type
 from server.api.openai.schemas.tools import MAX_TOOLS, allowed_tools
 from server.http.body import UNPRINTABLE, JsonObject, Part, Text, failure, small
-from server.text.parsers.tools import Tool, ToolUse, function_tool
+from server.text.tools import Tool, ToolUse, function_tool
 
 Json = dict[str, Any]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]

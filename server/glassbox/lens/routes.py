@@ -241,6 +241,8 @@ async def embeddings(request: Request) -> Response:
 async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
     """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
     _refuse_ranks(state)
+    if request.state.limiter is not None:
+        request.state.limiter.use_tokens(len(wanted.tokens) + len(wanted.source))
     try:
         look = glassbox_of(request).lens.look(state.client, wanted, request.state.tenant)
         return await cancel_on_disconnect(request.receive, look)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client.subprocess import python_module
+from engine.client.module_command import python_module
 from engine.protocol.structure import ModelStructure
 
 

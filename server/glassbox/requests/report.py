@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from server.generation.choice_record import ChoiceRecord
 from server.glassbox.requests.step_log import GONE, OpenRequest, RecordedRequest
 from server.glassbox.requests.step_model import StepModel
 from server.glassbox.requests.waterfall import Neighbour, StepShare, Waterfall
+from server.telemetry.choice_record import ChoiceRecord
 
 MOST_STEPS = 2048  # in a report
 MOST_NEIGHBOURS = 32  # named in a report; the others are one total

@@ -18,7 +18,7 @@ from engine.client.interface import WaitListener
 from engine.client.shares import Shares
 from engine.protocol.outputs import PrefillChunk, StepOutputs
 from engine.protocol.watch import StepWaits
-from server.generation.choice_record import ChoiceRecord
+from server.telemetry.choice_record import ChoiceRecord
 
 FIT_STEPS = 2048  # steps that the step model is fitted to
 MAX_REQUESTS = 64

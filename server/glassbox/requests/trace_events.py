@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server.generation.choice_record import phases
 from server.glassbox.requests.step_log import RecordedRequest
+from server.telemetry.phases import phases
 
 PROCESS = 1
 REQUEST_TRACK, STEP_TRACK, FIRST_CHOICE_TRACK = 1, 2, 3

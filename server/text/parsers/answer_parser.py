@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from server.text.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.calls import Calls
-from server.text.parsers.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.names import called_by_header, named_in
 from server.text.parsers.prose import SPACE, Prose
 from server.text.parsers.scanners import Scanner, scanner_of, value_of
 from server.text.parsers.syntax import State, Syntax
 from server.text.parsers.tagged_value import TaggedValue
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 
 MAX_NAME = 512  # characters before a call's arguments
 PROSE = (State.CONTENT, State.REASONING)
@@ -27,7 +27,7 @@ BETWEEN_CALLS = frozenset(SPACE + ",;}]")
 class AnswerParser:
     """Splits one answer into events. The result does not depend on how the text is cut.
 
-    `push` takes text with marks (`server.text.parsers.marks`), `flush` ends it, and `take` returns
+    `push` takes text with marks (`server.text.marks`), `flush` ends it, and `take` returns
     what is known by then. White space between prose and a mark is dropped.
 
     A text that looks like a call and is none is content. Once its name has been read, a malformed
@@ -44,7 +44,6 @@ class AnswerParser:
         shows_special: bool = False,
         most_calls: int | None = None,
     ) -> None:
-        self.num_malformed = 0  # texts that looked like calls
         self._syntax = syntax
         self._shown = syntax.marks.text if shows_special else syntax.marks.shown
         self._state = start
@@ -75,10 +74,13 @@ class AnswerParser:
         return self.calls.is_open or not is_named
 
     @property
+    def has_calls(self) -> bool:
+        return self.calls.has_any
+
+    @property
     def outcomes(self) -> list[CallOutcome]:
         """The fate of each call, and of each text that looked like one."""
-        malformed: list[CallOutcome] = ["malformed"] * self.num_malformed
-        return self.calls.outcomes + malformed
+        return self.calls.outcomes + self.calls.malformed
 
     def take(self) -> list[Delta]:
         """Return the events since the last call; neighbours of one kind are merged."""
@@ -87,11 +89,11 @@ class AnswerParser:
         return deltas
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
         return self._most_calls is not None and len(self.calls.outcomes) >= self._most_calls
 
     def push(self, text: str) -> None:
-        if self._is_full:
+        if self.is_full:
             return
         if self._is_plain(text):
             self._prose.push(self._shown(text))
@@ -109,7 +111,7 @@ class AnswerParser:
 
     def flush(self, *, is_cut: bool) -> None:
         """End the text. With `is_cut` the model had not finished: an unfinished call stays so."""
-        if self._is_full:
+        if self.is_full:
             return
         if is_cut and self._may_be_before_mark:
             self._pending = ""  # perhaps the beginning of a mark
@@ -150,7 +152,7 @@ class AnswerParser:
 
     def _run(self, *, is_end: bool) -> None:
         at = 0
-        while not self._is_full:
+        while not self.is_full:
             before = at, self._state
             at = self._step(at, is_end=is_end)
             if before == (at, self._state):
@@ -210,17 +212,15 @@ class AnswerParser:
         opens = self._state is State.CONTENT and terminal == self._syntax.reasoning_open
         return opens and self._has_content and self._syntax.marks.text(terminal) == terminal
 
-    # In a format without marks, a call begins the answer or follows another call.
-
     @property
     def _may_begin_bare_call(self) -> bool:
+        """In a format without marks, a call begins the answer or follows another call."""
         is_first = self._state is State.CONTENT and not self._has_content
         return is_first and self._syntax.is_bare
 
-    # Some models write several calls before one closing mark.
-
     @property
     def _may_begin_next_call(self) -> bool:
+        """Some models write several calls before one closing mark."""
         return self._state is State.CLOSING and not self._has_junk
 
     def _skipped(self, at: int) -> int:
@@ -392,7 +392,7 @@ class AnswerParser:
     def _not_a_call(self) -> None:
         """Give back the text since the mark as content."""
         if not self._syntax.is_bare:  # without marks, any JSON looks like a call
-            self.num_malformed += 1
+            self.calls.malformed.append("malformed")
         text = self._syntax.marks.text("".join(self._raw))
         self._enter(State.CONTENT)
         self._prose.begin(strips=False)

@@ -12,7 +12,7 @@ from typing import Any
 from server.text.parsers.allowed import Allowed, allowed_values, properties_of, required_names
 from server.text.parsers.formats import TaggedCall
 from server.text.parsers.rules import GrammarRules
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 
 PYTHON_TEXT = r"/'([^'\\\n]|\\[\\'\"nrt])*'/"
 PYTHON_NAMES = {"boolean": ('"True"', '"False"'), "null": ('"None"',)}

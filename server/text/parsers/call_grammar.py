@@ -28,7 +28,7 @@ from server.text.parsers.formats import (
 )
 from server.text.parsers.rules import GrammarRules, escaped
 from server.text.parsers.syntax import State
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.tools import Tool, ToolUse
 
 NUMBER = "/[0-9]{1,3}/"
 ANY_OBJECT = {"type": "object"}

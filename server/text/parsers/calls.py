@@ -8,6 +8,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from server.text.deltas import CallOutcome, ToolCallDelta
 from server.text.parsers.allowed import (
     ANY,
     Allowed,
@@ -15,10 +16,9 @@ from server.text.parsers.allowed import (
     properties_of,
     required_names,
 )
-from server.text.parsers.deltas import CallOutcome, ToolCallDelta
 from server.text.parsers.formats import IdStyle
-from server.text.parsers.tools import Tool
 from server.text.parsers.values import dumps
+from server.text.tools import Tool
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -30,6 +30,7 @@ class Calls:
         self, tools: Mapping[str, Tool], id_style: IdStyle, emit: Callable[[Any], None]
     ) -> None:
         self.outcomes: list[CallOutcome] = []  # of the calls that have ended
+        self.malformed: list[CallOutcome] = []  # one for each text that looked like a call
         self.is_open = False
         self.count = 0
         self.num_changes = 0  # beginnings and ends

@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from server.text.answers import Source
 from server.text.chat_template import TemplateLimitError
+from server.text.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from server.text.marks import Marks
 from server.text.parsers.answer_parser import AnswerParser
-from server.text.parsers.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from server.text.parsers.formats import (
     CALL_FORMATS,
     REASONING,
@@ -24,18 +26,14 @@ from server.text.parsers.formats import (
     TaggedCall,
 )
 from server.text.parsers.infer import infer_format
-from server.text.parsers.marks import Marks
 from server.text.parsers.response_template import NO_TEMPLATE, TranslatedTemplate
 from server.text.parsers.syntax import State, Syntax, literals, make_syntax
-from server.text.parsers.tools import Tool
 from server.text.parsers.white_space import with_white_space
+from server.text.tools import Tool
 
 Messages = list[dict[str, Any]]
 # Renders messages with template arguments. Raises an exception if the template refuses them.
 Render = Callable[..., str]
-# Of a format: a flag, the checkpoint's response template, the table of formats, or what the chat
-# template renders.
-Source = Literal["flag", "response_template", "table", "template", "none"]
 
 PROBING_S = 3.0  # no rendering begins later than that
 MAX_ANSWER = 8192  # characters that a template writes for two short calls

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from server.text.marks import Marks
 from server.text.parsers.calls import Calls
 from server.text.parsers.formats import JsonCall
 from server.text.parsers.json_scanner import SPACE, JsonScanner
-from server.text.parsers.marks import Marks
 from server.text.parsers.values import is_encodable
 
 Place = Literal["start", "object", "first key", "key", "colon", "value", "after", "next"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from server.text.parsers.marks import NO_MARKS, Marks
+from server.text.marks import NO_MARKS, Marks
 
 Mode = Literal["value", "item", "key", "first key", "colon", "after", "string", "escape", "scalar"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
+from server.text.marks import Marks
 from server.text.parsers.calls import Calls
-from server.text.parsers.marks import Marks
 from server.text.parsers.values import dumps, literal_json, read_json
 
 SPACE = " \t\n\r"

@@ -12,7 +12,7 @@ from typing import Any
 
 from server.text import exact_json
 from server.text.guided_schema import guided
-from server.text.parsers.marks import Marks
+from server.text.marks import Marks
 
 ANY_TEXT = "/(?s:.*)/"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from server.text.marks import Marks
 from server.text.parsers.formats import (
     NO_OTHER_MARKS,
     AnyCallFormat,
@@ -21,7 +22,6 @@ from server.text.parsers.formats import (
     TaggedCall,
 )
 from server.text.parsers.lexer import Terminals
-from server.text.parsers.marks import Marks
 
 
 class State(Enum):

@@ -26,7 +26,7 @@ from engine.offline.demo_training.practice_text import PracticeAuthor
 from engine.offline.demo_training.text import Author, Conversation, held_out_of, is_talk
 from engine.offline.demo_training.train import encode
 from engine.protocol.generate import Grammar
-from server.text.chat_template import ChatTemplate
+from server.text.load_template import load_template
 from tests.support.driver import Driver
 
 # The topics that the later stages of the training add.
@@ -175,7 +175,7 @@ def test_author_same_seed_draws_same_conversations() -> None:
 
 @pytest.mark.parametrize("prompt", [False, True])
 def test_served_chat_template_renders_the_training_text(prompt: bool) -> None:
-    served = ChatTemplate.from_folder(FOLDER, None)
+    served = load_template(FOLDER, None)
     assert served is not None
     talks = [*conversations(400), *practice(400), *agent(200)]
     for probe in read_probes():

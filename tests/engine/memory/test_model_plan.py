@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from engine.config import EngineConfig
+from engine.device.openmp_wait import OpenMPWait
 from engine.errors import ConfigError
 from engine.memory.model_plan import ATTENTION_SLOWNESS, ModelPlan
 from engine.memory.profile import largest_step
@@ -118,7 +119,7 @@ def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     monkeypatch.setattr("engine.runner.load.CudaRecorder", TapeRecorder)
     records = plan.kind != "encoder"
     monkeypatch.setattr(ModelPlan, "captures_graphs", records)
-    profile = measure_steps(plan, loaded.runner._contention)
+    profile = measure_steps(plan, OpenMPWait(dict, None))
     assert (profile.step_bytes, profile.graph_bytes) == ((4000, 500 * 15) if records else (1000, 0))
     step = largest_step(plan)
     assert sum(s.count for s in step.slices) == (64 if records else 0)
@@ -140,7 +141,7 @@ def test_start_on_too_small_gpu_raises_config_error(
     loaded = Driver(checkpoint).loaded
     monkeypatch.setattr("engine.memory.profile.peak_of", no_memory)
     with pytest.raises(ConfigError, match=r"largest step does not fit .* --max-num-batched-tokens"):
-        measure_steps(loaded.plan, loaded.runner._contention)
+        measure_steps(loaded.plan, OpenMPWait(dict, None))
     monkeypatch.setattr("engine.memory.model_plan.available_memory", lambda device: 1 << 10)
     monkeypatch.setattr("engine.memory.model_plan.total_memory", lambda device: 1 << 20)
     with pytest.raises(ConfigError, match="of the GPU's"):

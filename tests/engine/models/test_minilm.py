@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from server.text.tokenizer import Tokenizer
+from server.text.load_tokenizer import load_tokenizer
 from tests.support.encoders import hidden_states
 from tests.support.golden import load
 from tests.support.snapshots import RAW, SOURCES, TOLERANCE, expected
@@ -25,7 +25,7 @@ def differences(
 
     `source` computed the states of `model`.
     """
-    runner, tokenizer = load(folder, dtype=dtype), Tokenizer.from_folder(folder)
+    runner, tokenizer = load(folder, dtype=dtype), load_tokenizer(folder)
     found = {}
     for name, texts in RAW.items():
         states = torch.cat(hidden_states(runner, [tokenizer.encode(text) for text in texts]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -270,3 +271,18 @@ async def test_restart_keeps_files_and_drops_unfinished_uploads(
         assert storage.folder.used.total == len(LINE)
     assert not list((tmp_path / "uploads").iterdir())
     assert len(list((tmp_path / "files").iterdir())) == 2
+
+
+async def test_file_deleted_while_it_is_read_is_whole_or_not_found(store: Served) -> None:
+    """DELETE may come between the look-up and the reading."""
+    made = (await upload(store)).json()
+    path = f"/v1/files/{made['id']}"
+    read, deleted = await asyncio.gather(store.http.get(f"{path}/content"), store.http.delete(path))
+    assert deleted.status_code == 200
+    assert (read.status_code, read.content) == (200, LINE) or read.status_code == 404
+    made = (await upload(store)).json()
+    files = store.app.state.batches.storage.files
+    files.contents(files.find(made["id"], "")).unlink()
+    lost = await store.http.get(f"/v1/files/{made['id']}/content")
+    assert lost.status_code == 404
+    assert lost.json()["error"]["param"] == "file_id"

@@ -32,7 +32,6 @@ from server.cli.banner import (
     tokenizer_notes,
     unsafe_caches,
 )
-from server.text.parsers.formats import REASONING_BY_NAME
 from tests.support.fake_engine import INFO
 
 
@@ -169,7 +168,7 @@ async def test_answers_says_how_calls_are_read_and_whether_that_was_confirmed(se
     ]
     (line,) = answers(replace(found, source="flag", round_trips=False))
     assert "hermes, from --tool-call-parser, not confirmed" in line
-    (line,) = answers(replace(found, calls=None, reasoning=REASONING_BY_NAME["think"]))
+    (line,) = answers(replace(found, calls_name=None, reasoning_mark="<think>"))
     assert line.endswith("describes tools (hermes), reasoning in <think>")
     assert answers(None) == []
 

@@ -14,6 +14,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.protocol.generate import GenerateRequest
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.reference_data import located
@@ -47,7 +48,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer(t5: Path) -> Tokenizer:
-    return Tokenizer.from_folder(t5)
+    return load_tokenizer(t5)
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_tokenizer_with_unsupported_generation_setting_raises(
     shutil.copytree(t5, folder)
     write(folder / "generation_config.json", settings)
     with pytest.raises(ConfigError, match=said):
-        Tokenizer.from_folder(folder)
+        load_tokenizer(folder)
 
 
 def test_tokenizer_without_generation_config_reads_config(t5: Path, tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_tokenizer_without_generation_config_reads_config(t5: Path, tmp_path: Pa
     shutil.copytree(t5, folder)
     (folder / "generation_config.json").unlink()
     write(folder / "config.json", {"eos_token_id": END, "bad_words_ids": [[7]]})
-    assert Tokenizer.from_folder(folder).suppressed_ids == (7,)
+    assert load_tokenizer(folder).suppressed_ids == (7,)
 
 
 def test_tokenizer_lists_ignored_generation_settings(t5: Path, tmp_path: Path) -> None:
@@ -223,11 +224,11 @@ def test_tokenizer_lists_ignored_generation_settings(t5: Path, tmp_path: Path) -
     file = folder / "generation_config.json"
     nothing = {"typical_p": 1.0, "guidance_scale": 1, "begin_suppress_tokens": [], "top_k": 50}
     write(file, {"num_beams": 1, "max_new_tokens": None, **nothing})
-    assert Tokenizer.from_folder(folder).not_followed == []
+    assert load_tokenizer(folder).not_followed == []
     write(file, {**nothing, "max_new_tokens": 512, "sequence_bias": [[[7], 1.5]] * 500})
-    tokens, bias = Tokenizer.from_folder(folder).not_followed
+    tokens, bias = load_tokenizer(folder).not_followed
     assert tokens == "max_new_tokens 512"
     assert bias.startswith("sequence_bias [[[7], 1.5], ")
     assert len(bias) < 60, "a long value is truncated"
     file.unlink()
-    assert Tokenizer.from_folder(folder).not_followed == ["num_beams 6"]
+    assert load_tokenizer(folder).not_followed == ["num_beams 6"]

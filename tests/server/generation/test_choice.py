@@ -22,6 +22,7 @@ from server.generation.events import (
 )
 from server.generation.options import GenerationOptions
 from server.generation.prompts import Echo
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import EOS
 from tests.support.prepared import prepared_request
@@ -32,7 +33,7 @@ LOGPROBS = TokenLogprobs(-0.5)
 
 @pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Tokenizer:
-    return Tokenizer.from_folder(model)
+    return load_tokenizer(model)
 
 
 def outputs(ids: Sequence[int], **first: Any) -> list[TokenOutput]:

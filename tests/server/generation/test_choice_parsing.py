@@ -12,13 +12,15 @@ import pytest
 from engine.protocol.outputs import TokenOutput
 from server.generation.choice import Choice
 from server.generation.events import Finish, TextDelta
-from server.generation.parsing import Parsing
-from server.text.parsers.deltas import ReasoningDelta, ToolCallDelta
+from server.text.answers import Parsing
+from server.text.deltas import ReasoningDelta, ToolCallDelta
+from server.text.load_tokenizer import load_tokenizer
+from server.text.marks import Marks
+from server.text.parsers.answer_parser import AnswerParser
 from server.text.parsers.formats import CallFormat, JsonCall, Reasoning
-from server.text.parsers.marks import Marks
-from server.text.parsers.syntax import State, make_syntax
-from server.text.parsers.tools import MAX_CALLS, Tool
+from server.text.parsers.syntax import make_syntax
 from server.text.tokenizer import Tokenizer
+from server.text.tools import MAX_CALLS, Tool
 from tests.server.conftest import BOS, EOS
 from tests.support.prepared import prepared_request
 
@@ -28,7 +30,7 @@ CALL = '<call>{"name": "weather", "arguments": {"city": "Rome"}}</call>'
 
 @pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Tokenizer:
-    return Tokenizer.from_folder(model)
+    return load_tokenizer(model)
 
 
 def parsed(
@@ -41,7 +43,10 @@ def parsed(
     """Return the joined parts of an answer. The token <s> closes its reasoning."""
     syntax = make_syntax(CALLS, Reasoning("<think>", "<s>"), Marks({"<s>": BOS}, special))
     tools = {"weather": Tool("weather", {}, {})}
-    parsing = Parsing(syntax, State.CONTENT, tools, most_calls=MAX_CALLS)
+    parsing = Parsing(
+        syntax.marks,
+        lambda shown: AnswerParser(syntax, tools, shows_special=shown, most_calls=MAX_CALLS),
+    )
     request = dataclasses.replace(prepared_request([64], **fields), parsing=parsing)
     choice = Choice(tokenizer, request, 0)
     found: dict[str, Any] = {"content": "", "reasoning": "", "arguments": "", "finish": None}

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from server.generation.sse import PIECE, pieces
-from server.text.tokenizer import Tokenizer
+from server.text.load_tokenizer import load_tokenizer
 from tests.server.conftest import EOS
 from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
 from tests.support.reference_data import CHECKPOINTS, located, reference
@@ -285,7 +285,7 @@ async def test_non_finite_logits_fail_only_their_request(model, encode):
 async def test_stream_with_real_tokenizer_equals_whole_response(name: str):
     """With echo, the response is prompt plus output, including leading spaces."""
     folder = located(name)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
     text = "Once upon a time, there was a little girl named Zoë. 🌍 She"
     prompt = tokenizer.encode("Once upon a time,")
     ids = tokenizer.encode(text)[len(prompt) :]

@@ -10,7 +10,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.app import create_app
 from server.config import ServerConfig
-from server.http.auth import ApiKeys
+from server.http.api_keys import ApiKeys
 from tests.support.fake_engine import FakeEngine
 
 

@@ -211,7 +211,7 @@ async def test_bodies_in_transit_over_total_limit_return_503(
             writer.close()
         while (await served.complete()).status_code == 503:  # noqa: ASYNC110 - wait for their ends
             await asyncio.sleep(0.01)
-        assert (await served.complete(user="a" * size)).status_code == 200
+        assert (await served.complete(unknown="a" * size)).status_code == 200
 
 
 async def test_large_body_delays_next_large_body_but_no_small_one(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from server.http.framing import MAX_HEAD_BYTES
+from server.http.framing import MAX_CHUNKS, MAX_HEAD_BYTES
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, has_exception, serving
 
@@ -175,6 +175,21 @@ async def test_head_above_the_limit_is_refused_in_any_packets(served, request_by
 )
 async def test_head_at_the_limit_is_served_in_any_packets(served, request_bytes, part):
     answer = await exchange_in_parts(served, request_bytes, part)
+    assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
+
+
+@pytest.mark.parametrize("part", [1 << 20, 5000])
+async def test_body_of_too_many_small_chunks_is_refused(served, part):
+    """Each chunk takes the event loop microseconds, however small it is."""
+    few = CHUNKED + b"1\r\n \r\n" * (MAX_CHUNKS + 2000)
+    answer = await exchange_in_parts(served, few + CHUNK + b"0\r\n\r\n", part)
+    assert answer.startswith(b"HTTP/1.1 400 "), answer[:300]
+    assert b"too many small chunks" in answer
+    large = b"%x\r\n%s\r\n" % (4096, b" " * 4096)  # each pays for 64 more
+    answer = await exchange_in_parts(served, few + large * 40 + CHUNK + b"0\r\n\r\n", part)
+    assert answer.startswith(b"HTTP/1.1 400 "), "the chunks before do not count"
+    before = CHUNKED + large * 40 + b"1\r\n \r\n" * (MAX_CHUNKS + 2000)
+    answer = await exchange_in_parts(served, before + CHUNK + b"0\r\n\r\n", part)
     assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
 
 

@@ -291,3 +291,70 @@ async def test_cache_salt_of_all_routes_is_the_same(keyed: Served) -> None:
     assert answer.status_code == 200
     salts = {request.salt for request in keyed.engine.requests}
     assert salts == {f"64:{name_of('plain')}s"}
+
+
+# ---- bodies, documents and pages -----------------------------------------------------------------
+
+
+async def begin_body(served: Served, key: str, size: int) -> tuple[Any, Any]:
+    """Start a request, and send `size` bytes of a body of twice that length."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {size * 2}\r\n\r\n"
+    )
+    writer.write(head.encode() + b" " * size)
+    return reader, writer
+
+
+async def test_bodies_of_one_key_leave_room_for_those_of_another(
+    model: Path, says: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1000
+    monkeypatch.setattr("server.http.auth.MIN_BODY_BUDGET", 0)
+    monkeypatch.setattr("server.http.auth.MAX_BODIES", 4)
+    limits = settings(tmp_path) | {"max_body_bytes": 2 * size}
+    async with serving(FakeEngine(says("x")), model, **limits) as served:
+        senders = [await begin_body(served, "plain", size) for _ in range(5)]
+        done, _ = await asyncio.wait(
+            [asyncio.create_task(reader.read(-1)) for reader, _ in senders],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        [refused] = [task.result() for task in done]  # half of 8000 bytes hold four
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"with this API key" in refused
+        assert (await complete(served, "first", unknown="a" * size)).status_code == 200
+        for _, writer in senders:
+            writer.close()
+        async with asyncio.timeout(20):
+            answer = await complete(served, "plain", unknown="a" * size)
+            while answer.status_code == 503:  # the server has to see that they are closed
+                await asyncio.sleep(0.01)
+                answer = await complete(served, "plain", unknown="a" * size)
+        assert answer.status_code == 200
+
+
+async def test_key_with_limits_makes_the_server_write_documents_seldom(
+    keyed: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = 0
+    metrics = type(keyed.app.state.penstock.metrics)
+    render = metrics.render
+
+    def counted(self: Any, max_age: float = 0.0) -> bytes:
+        nonlocal written
+        before = self._rendered_at
+        text = render(self, max_age)
+        written += self._rendered_at != before
+        return text
+
+    monkeypatch.setattr(metrics, "render", counted)
+    for key, most in (("slow", 2), ("plain", 20)):
+        written = 0
+        for _ in range(20):
+            assert (await keyed.http.get("/metrics", headers=by(key))).status_code == 200
+        assert written <= most
+    assert written == 20
+    first = keyed.app.openapi_json()
+    assert (await keyed.http.get("/openapi.json", headers=by("slow"))).content == first
+    assert keyed.app.openapi_json() is first

@@ -9,8 +9,9 @@ import pytest
 
 from server.cli.banner import base_url
 from server.config import ServerConfig
+from server.http.addresses import address_of, is_loopback
 from server.http.auth import allowed_hosts
-from server.http.listener import address_of, is_loopback, listen
+from server.http.listener import listen
 
 
 @pytest.mark.parametrize(

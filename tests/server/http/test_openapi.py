@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from server.app import PATHS
-from server.http.openapi import up_to
+from server.http.openapi_app import up_to
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
-from server.http.auth import ApiKeys
+from server.http.api_keys import ApiKeys
 from server.http.errors import ApiError
 from server.http.key_file import KeyLimits, parse_limits, read_limited_keys
 from server.http.rate_limits import RateLimiter, duration

@@ -149,4 +149,4 @@ async def test_lines_of_the_last_requests_are_written_at_the_end(
 async def test_without_the_flag_nothing_is_kept(model: Path, says: Any) -> None:
     async with serving(FakeEngine(says("Hello")), model) as recording:
         assert (await recording.complete()).status_code == 200
-        assert recording.app.state.penstock.record is None
+        assert recording.app.state.record is None

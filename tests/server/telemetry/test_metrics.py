@@ -18,10 +18,10 @@ from prometheus_client.samples import Sample
 
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from loadtest.calibration import Scrape
-from server.generation.choice_record import num_preemptions
 from server.telemetry import metrics
+from server.telemetry.choice_record import num_preemptions
 from server.telemetry.metrics import RUNNER_GAUGES
-from server.text.parsers import deltas
+from server.text import deltas
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.prometheus import promtool
 from tests.support.rig import Served, eventually, serving

@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.app import create_app
 from server.config import ServerConfig
+from server.generation.observers import spine_observers
 from server.telemetry.tracing import Tracing
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.rig import Served, eventually, serving
@@ -62,8 +63,9 @@ async def traced(model, says) -> AsyncIterator[Traced]:
     exporter = InMemorySpanExporter()
     async with serving(FakeEngine(says("Hello wörld!"), delay=0.002), model) as served:
         tracing = Tracing(SimpleSpanProcessor(exporter))
-        service = dataclasses.replace(served.app.state.penstock, tracing=tracing)
-        served.app.state.penstock = service
+        state = served.app.state.penstock
+        observers = spine_observers(state.metrics, tracing)
+        served.app.state.penstock = dataclasses.replace(state, observers=observers)
         yield Traced(served, exporter)
         await asyncio.to_thread(tracing.close)
 
@@ -181,7 +183,7 @@ async def test_spans_contain_no_prompt_or_answer_text(traced):
 
 
 async def test_tracing_is_off_by_default(served):
-    assert served.app.state.penstock.tracing is None
+    assert served.app.state.tracing is None
 
 
 def test_tracing_without_extra_raises_error_naming_the_package(model, monkeypatch):

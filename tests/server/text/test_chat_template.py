@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from engine.errors import ConfigError
 from server.text import render_pool
 from server.text.chat_template import ChatTemplate, TemplateError
+from server.text.load_template import load_template
 from tests.support.reference_data import LLAMA, located, reference, references
 
 USER = {"role": "user", "content": 'Hi <&> "你好"\n'}
@@ -94,7 +95,7 @@ def transformers_tokenizer(checkpoint: Path) -> PreTrainedTokenizerFast:
 
 def template_of(tmp_path: Path, source: str) -> ChatTemplate:
     (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
-    template = ChatTemplate.from_folder(tmp_path, None)
+    template = load_template(tmp_path, None)
     assert template is not None
     return template
 
@@ -125,7 +126,7 @@ def test_render_every_template_equals_transformers(
     name: str, checkpoint: Path, transformers_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     file = located(name)
-    template = ChatTemplate.from_folder(checkpoint, file)
+    template = load_template(checkpoint, file)
     assert template is not None
     source = file.read_text(encoding="utf-8")
     rendered = 0
@@ -232,7 +233,7 @@ def test_variables_are_the_names_a_template_reads(
 ) -> None:
     def variables(name: str) -> frozenset[str]:
         file = located(f"chat-templates/{name}.jinja")
-        template = ChatTemplate.from_folder(checkpoint, file)
+        template = load_template(checkpoint, file)
         assert template is not None
         return template.variables
 
@@ -378,7 +379,7 @@ def test_render_long_conversation_is_complete(tmp_path: Path) -> None:
 
 def test_from_folder_uses_first_template_source(tmp_path: Path) -> None:
     def render(override: Path | None = None) -> str | None:
-        template = ChatTemplate.from_folder(tmp_path, override)
+        template = load_template(tmp_path, override)
         return template and template.render([USER])
 
     config = tmp_path / "tokenizer_config.json"
@@ -422,12 +423,12 @@ def test_from_folder_broken_template_raises_error_naming_file(
         content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
     )
     with pytest.raises(ConfigError, match=problem):
-        ChatTemplate.from_folder(tmp_path, None)
+        load_template(tmp_path, None)
 
 
 def test_from_folder_missing_override_raises_error_naming_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.jinja"):
-        ChatTemplate.from_folder(tmp_path, tmp_path / "nowhere.jinja")
+        load_template(tmp_path, tmp_path / "nowhere.jinja")
 
 
 def test_from_folder_template_failing_on_some_messages_loads(tmp_path: Path) -> None:

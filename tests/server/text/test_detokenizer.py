@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.text.detokenizer import Detokenizer
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.support.reference_data import (
     BYTE_LEVEL,
@@ -40,12 +41,12 @@ MORE_TEXTS = ["👋🏽 family 👨‍👩‍👧‍👦 flags 🇩🇪", "ন�
 
 @pytest.fixture(scope="module", params=BYTE_LEVELS + BYTE_FALLBACK + OTHERS)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    return Tokenizer.from_folder(located(request.param))
+    return load_tokenizer(located(request.param))
 
 
 @pytest.fixture(scope="module", params=BYTE_FALLBACK)
 def byte_fallback(request: pytest.FixtureRequest) -> Tokenizer:
-    return Tokenizer.from_folder(located(request.param))
+    return load_tokenizer(located(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_push_returns_all_text_that_is_certain(tokenizer: Tokenizer, texts: list
 
 @pytest.mark.parametrize("family", [BYTE_LEVEL, reference("tokenizers/gpt2")])
 def test_push_partial_character_returns_nothing(family: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(family))
+    tokenizer = load_tokenizer(located(family))
     ids = tokenizer.encode("👋.")
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.push(i) for i in ids] == [*[""] * (len(ids) - 2), "👋", "."]
@@ -139,7 +140,7 @@ def test_push_run_of_byte_tokens_returns_it_with_the_next_token(byte_fallback: T
 @pytest.mark.parametrize("family", [*BYTE_FALLBACK, *OTHERS])
 def test_detokenizer_continuing_a_prompt_keeps_leading_space(family: str) -> None:
     """Decoding all ids strips the first space, but after a prompt it is part of the text."""
-    tokenizer = Tokenizer.from_folder(located(family))
+    tokenizer = load_tokenizer(located(family))
     ids = tokenizer.encode("the day", add_special_tokens=False)
     detokenizer = Detokenizer(tokenizer, continues=True)
     texts = [detokenizer.push(token_id) for token_id in ids]
@@ -149,7 +150,7 @@ def test_detokenizer_continuing_a_prompt_keeps_leading_space(family: str) -> Non
 
 @pytest.mark.parametrize("family", [BYTE_LEVEL, reference("tokenizers/qwen2.5")])
 def test_stream_skips_special_tokens_unless_disabled(family: str) -> None:
-    qwen = Tokenizer.from_folder(located(family))
+    qwen = load_tokenizer(located(family))
     ids = qwen.encode("Hi<|im_end|>\n<|endoftext|>")
     assert stream(qwen, ids) == "Hi\n"
     assert stream(qwen, ids, skip=False) == "Hi<|im_end|>\n<|endoftext|>"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.support.tiny_tokenizer import write_tokenizer
 
@@ -32,7 +33,7 @@ def read(
     if text is not None:
         files["config"] = {**files["config"], "text_config": {"vocab_size": SIZE, **text}}
     settings = {} if token is None else {"eos_token": token}
-    return Tokenizer.from_folder(write_tokenizer(folder, settings=settings, **files, **more))
+    return load_tokenizer(write_tokenizer(folder, settings=settings, **files, **more))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
 from engine.errors import ConfigError
-from server.text.tokenizer import Tokenizer
+from server.text.load_tokenizer import load_tokenizer
 from tests.support.tiny_tokenizer import WORDS, write_tokenizer
 
 PLAIN, SPECIAL = (AddedToken("<tool>", special=s, normalized=False) for s in (False, True))
@@ -74,7 +74,7 @@ def test_special_tokens_of_every_source_equal_transformers(
     config, mapped = CASES[name]
     files = {"special_tokens_map": mapped} if mapped else {}
     folder = write_tokenizer(tmp_path, added=[token], settings={**BASE, **config}, **files)
-    tokenizer, reference = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     ids = [*range(len(WORDS) + 1)]
     for skip in (True, False):
         assert tokenizer.decode(ids, skip_special_tokens=skip) == reference.decode(
@@ -91,7 +91,7 @@ def test_special_ids_are_those_that_decoding_skips(tmp_path: Path) -> None:
     for number, (token, special) in enumerate([(PLAIN, True), (SPECIAL, False)]):
         folder = tmp_path / str(number)
         config = decoder(n4=entry("<tool>", special))
-        tokenizer = Tokenizer.from_folder(write_tokenizer(folder, added=[token], settings=config))
+        tokenizer = load_tokenizer(write_tokenizer(folder, added=[token], settings=config))
         assert 4 in tokenizer.special_ids
         assert tokenizer.decode([4, A]) == "a"
 
@@ -101,7 +101,7 @@ def test_added_tokens_decoder_with_an_unknown_token_of_a_later_id_leaves_it_out(
 ) -> None:
     """Its id would be another one than the model was trained with."""
     config = decoder(n20=entry("<new>", True))
-    tokenizer = Tokenizer.from_folder(write_tokenizer(tmp_path, settings=config))
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path, settings=config))
     assert "<new>" not in tokenizer.added_ids
     assert tokenizer.vocab_size == len(WORDS)
 
@@ -112,7 +112,7 @@ def test_malformed_added_tokens_decoder_raises_and_names_the_file(
 ) -> None:
     folder = write_tokenizer(tmp_path, settings={"added_tokens_decoder": wrong})
     with pytest.raises(ConfigError, match=r"tokenizer_config.json: added_tokens_decoder must map"):
-        Tokenizer.from_folder(folder)
+        load_tokenizer(folder)
 
 
 def test_many_added_tokens_are_read_in_linear_time(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_many_added_tokens_are_read_in_linear_time(tmp_path: Path) -> None:
     new = {str(len(WORDS) + i): entry(f"<extra_{i}>", i % 2 == 0) for i in range(4000)}
     begun = time.monotonic()
     folder = write_tokenizer(tmp_path, settings={"added_tokens_decoder": new})
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
     assert time.monotonic() - begun < 20
     ids = tokenizer.encode("<extra_3998> a <extra_3999>", add_special_tokens=False)
     assert ids == [len(WORDS) + 3998, A, len(WORDS) + 3999]
@@ -147,7 +147,7 @@ def test_encode_with_flags_adds_bos_only_where_tokenizer_json_adds_nothing(
     flags = {"add_bos_token": add_bos, "add_eos_token": add_eos}
     config = {**BASE, **{name: flag for name, flag in flags.items() if flag is not None}}
     folder = write_tokenizer(tmp_path, post_processor=PROCESSORS[processor], settings=config)
-    tokenizer, reference = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    tokenizer, reference = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     is_added = add_bos is True and processor in ("none", "bytes")
     for text in ("", "a b", "a b c"):
         head = [BOS] if is_added else []
@@ -176,7 +176,7 @@ def test_notes_say_which_flags_are_followed(
 ) -> None:
     config = {**BASE, **flags}
     folder = write_tokenizer(tmp_path, post_processor=PROCESSORS[processor], settings=config)
-    found = Tokenizer.from_folder(folder).notes
+    found = load_tokenizer(folder).notes
     assert len(found) == len(notes)
     assert all(note.startswith(start) for note, start in zip(found, notes, strict=True))
 
@@ -184,4 +184,4 @@ def test_notes_say_which_flags_are_followed(
 def test_bos_missing_in_the_vocabulary_raises(tmp_path: Path) -> None:
     config = {"bos_token": "<nowhere>", "add_bos_token": True}
     with pytest.raises(ConfigError, match="<nowhere>"):
-        Tokenizer.from_folder(write_tokenizer(tmp_path, settings=config))
+        load_tokenizer(write_tokenizer(tmp_path, settings=config))

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from engine.errors import ConfigError
 from server.generation.off_loop import off_loop
 from server.text.generation_config import SAMPLING_DEFAULTS
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.support.reference_data import (
     BYTE_LEVEL,
@@ -44,7 +45,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(folder)
+    return load_tokenizer(folder)
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_encode_and_decode_hard_texts_equal_transformers(
 
 
 def test_encode_text_that_begins_with_bos_has_one_bos() -> None:
-    tokenizer = Tokenizer.from_folder(located(LLAMA))
+    tokenizer = load_tokenizer(located(LLAMA))
     assert tokenizer.encode("<s>Once") == tokenizer.encode("<s>Once", add_special_tokens=False)
     assert tokenizer.encode("<s>") == [1]
 
@@ -108,7 +109,7 @@ def test_encode_ignores_truncation_and_padding_of_tokenizer_json(tmp_path: Path)
             "pad_token": "[PAD]",
         },
     )
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     assert len(tokenizer.encode("tree " * 20)) == 22
     assert len(tokenizer.encode("tree")) == 3
 
@@ -146,7 +147,7 @@ def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, folder: Path, text
 def test_encode_part_equals_truncation_in_transformers(name: str, most: int) -> None:
     folder = located(name)
     transformers = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.added_tokens == 2
     for text in hard_texts():
         expected = transformers(text, truncation=True, max_length=most).input_ids
@@ -154,19 +155,19 @@ def test_encode_part_equals_truncation_in_transformers(name: str, most: int) -> 
 
 
 def test_bos_token_id_without_any_source_is_none(stories: Path) -> None:
-    assert Tokenizer.from_folder(stories).bos_token_id == 1
+    assert load_tokenizer(stories).bos_token_id == 1
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         change(stories / name, bos_token=None)
     change(stories / "generation_config.json", bos_token_id=None)
     change(stories / "config.json", bos_token_id=None)
-    assert Tokenizer.from_folder(stories).bos_token_id is None
+    assert load_tokenizer(stories).bos_token_id is None
 
 
 def test_defaults_contain_set_values_and_refuse_bad_ones(stories: Path) -> None:
-    assert Tokenizer.from_folder(stories).defaults == {}
+    assert load_tokenizer(stories).defaults == {}
     file = stories / "generation_config.json"
     change(file, temperature=1, top_k=20.0, do_sample=False, max_length=20, repetition_penalty=1.1)
-    defaults = Tokenizer.from_folder(stories).defaults
+    defaults = load_tokenizer(stories).defaults
     assert defaults == {"temperature": 1.0, "top_k": 20, "repetition_penalty": 1.1}
     assert isinstance(defaults["temperature"], float)
     assert isinstance(defaults["top_k"], int)
@@ -176,7 +177,7 @@ def test_defaults_contain_set_values_and_refuse_bad_ones(stories: Path) -> None:
     for wrong in [*odd, {"top_k": 10**300}]:
         change(file, **dict.fromkeys(SAMPLING_DEFAULTS, 1) | wrong)
         with pytest.raises(ConfigError, match=f"generation_config.json: {next(iter(wrong))}"):
-            Tokenizer.from_folder(stories)
+            load_tokenizer(stories)
 
 
 def test_decode_ids_outside_vocabulary_gives_empty_text(tokenizer: Tokenizer) -> None:
@@ -225,7 +226,7 @@ def test_encode_from_several_threads_gives_equal_ids(tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize("direction", ["encode", "decode"])
 async def test_off_loop_long_text_does_not_block_event_loop(model: Path, direction: str) -> None:
     """A thread alone is not enough: a call that holds the GIL blocks the event loop too."""
-    tokenizer = Tokenizer.from_folder(model)
+    tokenizer = load_tokenizer(model)
     text = "Once upon a time, " * 50_000
     ids = tokenizer.encode(text, add_special_tokens=False) * 3
     last, longest = time.monotonic(), 0.0
@@ -274,30 +275,30 @@ def test_from_folder_broken_file_raises_error_naming_it(
     if content is not None:
         (stories / name).write_text(content)
     with pytest.raises(ConfigError, match=problem):
-        Tokenizer.from_folder(stories)
+        load_tokenizer(stories)
 
 
 def test_from_folder_decoder_that_cannot_stream_raises(stories: Path) -> None:
     change(stories / "tokenizer.json", decoder={"type": "BPEDecoder", "suffix": "</w>"})
     with pytest.raises(ConfigError, match=r"tokenizer\.json: decoder \['BPEDecoder'\]"):
-        Tokenizer.from_folder(stories)
+        load_tokenizer(stories)
 
 
 def test_from_folder_vocabulary_larger_than_model_raises(stories: Path) -> None:
     change(stories / "config.json", vocab_size=500)
     with pytest.raises(ConfigError, match=r"12 tokens beyond vocab_size = 500 .* id 511"):
-        Tokenizer.from_folder(stories)
+        load_tokenizer(stories)
     change(stories / "config.json", vocab_size=200)
     with pytest.raises(ConfigError, match=r"tokenizer\.json has 312 tokens beyond .* = 200"):
-        Tokenizer.from_folder(stories)
+        load_tokenizer(stories)
 
 
 def test_from_folder_vocabulary_smaller_than_model_loads(stories: Path) -> None:
     change(stories / "config.json", vocab_size=None, text_config={"vocab_size": 576})
-    assert Tokenizer.from_folder(stories).vocab_size == 512
+    assert load_tokenizer(stories).vocab_size == 512
     change(stories / "config.json", text_config={"vocab_size": 511})
     with pytest.raises(ConfigError, match="beyond vocab_size = 511"):
-        Tokenizer.from_folder(stories)
+        load_tokenizer(stories)
 
 
 def test_from_folder_special_token_beyond_vocab_size_loads(stories: Path) -> None:
@@ -305,7 +306,7 @@ def test_from_folder_special_token_beyond_vocab_size_loads(stories: Path) -> Non
     content = json.loads((stories / "tokenizer.json").read_text())
     token = {**content["added_tokens"][0], "id": 512, "content": "<image>"}
     change(stories / "tokenizer.json", added_tokens=[*content["added_tokens"], token])
-    assert Tokenizer.from_folder(stories).encode("<image>")[-1] == 512
+    assert load_tokenizer(stories).encode("<image>")[-1] == 512
     change(stories / "tokenizer.json", added_tokens=[{**token, "special": False}])
     with pytest.raises(ConfigError, match="'<image>' with id 512"):
-        Tokenizer.from_folder(stories)
+        load_tokenizer(stories)

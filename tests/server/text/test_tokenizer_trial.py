@@ -14,6 +14,7 @@ from tokenizers.normalizers import NFKC, Prepend, Replace
 from tokenizers.pre_tokenizers import Split
 
 from engine.errors import ConfigError
+from server.text.load_tokenizer import load_tokenizer, tokenizer_of
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_errors import TokenizerError
 from server.text.tokenizer_trial import tokenizer_problem
@@ -71,13 +72,13 @@ def test_from_folder_with_a_problem_raises_error_naming_the_file(
     folder = shutil.copytree(model, tmp_path / "model")
     tokenizer(normalizer=Prepend("x" * 100)).save(str(folder / "tokenizer.json"))
     with pytest.raises(ConfigError, match=r"tokenizer in .*tokenizer\.json makes 101 characters"):
-        Tokenizer.from_folder(folder)
+        load_tokenizer(folder)
 
 
 @pytest.fixture
 def panicking(model: Path) -> Tokenizer:
     """A tokenizer that panics on a run of "a" with another letter behind it."""
-    return Tokenizer(tokenizer(pre_tokenizer=CATASTROPHIC), model)
+    return tokenizer_of(tokenizer(pre_tokenizer=CATASTROPHIC), model)
 
 
 def test_panic_of_the_library_is_an_error(panicking: Tokenizer) -> None:
@@ -95,7 +96,7 @@ def test_plain_exception_of_the_library_is_an_error(model: Path, tmp_path: Path)
     document["pre_tokenizer"] = None  # bytes above 127 are then unknown
     document["model"]["unk_token"] = "<missing>"
     (folder / "tokenizer.json").write_text(json.dumps(document))
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("ab")
     with pytest.raises(TokenizerError, match="<missing>"):
         tokenizer.encode("日")
@@ -104,7 +105,7 @@ def test_plain_exception_of_the_library_is_an_error(model: Path, tmp_path: Path)
 async def test_panic_returns_an_error_body_and_counts_as_500(
     model: Path, says: Any, panicking: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tokenizer, "from_folder", lambda folder: panicking)
+    monkeypatch.setattr("server.app.load_tokenizer", lambda folder: panicking)
     text = "a" * 60 + "b"
     async with serving(FakeEngine(says("x")), model) as served:
         messages = [{"role": "user", "content": text}]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server.text.tokenizer import Tokenizer
+from server.text.load_tokenizer import load_tokenizer
 from tests.support.reference_data import (
     BYTE_LEVEL,
     CHECKPOINTS,
@@ -25,7 +25,7 @@ WAVE = [bytes([byte]) for byte in "👋".encode()]
 
 @pytest.mark.parametrize("name", [BYTE_LEVEL, LLAMA])
 def test_encode_hard_texts_gives_the_ids_of_llama_cpp(name: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
+    tokenizer = load_tokenizer(located(name))
     found = [tokenizer.encode(text, add_special_tokens=False) for text in hard_texts()]
     assert found == json.loads((located(name) / "ids.json").read_text())
 
@@ -39,7 +39,7 @@ def test_encode_hard_texts_gives_the_ids_of_llama_cpp(name: str) -> None:
     ],
 )
 def test_encode_llama_cpp_vectors_gives_their_ids(name: str, family: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
+    tokenizer = load_tokenizer(located(name))
     lines = located(f"{VECTORS}{family}.gguf.out").read_text().splitlines()
     texts = hard_texts(f"{VECTORS}{family}.gguf.inp")
     assert len(texts) == 46
@@ -50,7 +50,7 @@ def test_encode_llama_cpp_vectors_gives_their_ids(name: str, family: str) -> Non
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_encode_and_decode_golden_checkpoints_give_expected_values(name: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
+    tokenizer = load_tokenizer(located(name))
     for case in json.loads((located(name) / "expected.json").read_text())["cases"]:
         assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
         assert tokenizer.decode(case["ids"]) == case["text"]
@@ -60,7 +60,7 @@ def test_encode_and_decode_golden_checkpoints_give_expected_values(name: str) ->
     ("name", "size"), [(BYTE_LEVEL, 645), (LLAMA, 512), reference("tokenizers/qwen2.5", 151665)]
 )
 def test_vocab_size_covers_added_tokens(name: str, size: int) -> None:
-    assert Tokenizer.from_folder(located(name)).vocab_size == size
+    assert load_tokenizer(located(name)).vocab_size == size
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_vocab_size_covers_added_tokens(name: str, size: int) -> None:
 def test_token_bytes_in_every_family_match_the_text(
     family: str, text: str, pieces: list[bytes]
 ) -> None:
-    tokenizer = Tokenizer.from_folder(located(family))
+    tokenizer = load_tokenizer(located(family))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert [tokenizer.token_bytes(i) for i in ids] == pieces
 
@@ -97,7 +97,7 @@ def test_token_bytes_in_every_family_match_the_text(
     ],
 )
 def test_token_bytes_of_byte_tokens_cover_every_byte(name: str, first: int) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
+    tokenizer = load_tokenizer(located(name))
     found = [tokenizer.token_bytes(i) for i in range(first, first + 256)]
     assert sorted(found) == [bytes([byte]) for byte in range(256)]
     assert first == 0 or found == sorted(found)
@@ -105,13 +105,13 @@ def test_token_bytes_of_byte_tokens_cover_every_byte(name: str, first: int) -> N
 
 @pytest.mark.parametrize("name", [BYTE_LEVEL, reference("tokenizers/gpt2")])
 def test_token_text_of_partial_character_is_replacement_character(name: str) -> None:
-    tokenizer = Tokenizer.from_folder(located(name))
+    tokenizer = load_tokenizer(located(name))
     texts = [tokenizer.token_text(i) for i in tokenizer.encode(" 👋")]
     assert texts == [" \ufffd", "\ufffd"]
 
 
 def test_token_text_of_byte_token_is_its_character_or_replacement_character() -> None:
-    llama = Tokenizer.from_folder(located(LLAMA))
+    llama = load_tokenizer(located(LLAMA))
     assert llama.token_text(3 + 0xE5) == "\ufffd"
     assert llama.token_text(3 + 0x0A) == "\n"
 
@@ -123,6 +123,6 @@ def test_token_bytes_of_added_token_outside_byte_alphabet_are_utf8(
     added = {**content["added_tokens"][0], "id": 645, "content": "<｜tool▁call 1｜>"}
     content["added_tokens"].append(added)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    tokenizer = Tokenizer.from_folder(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.token_bytes(645) == added["content"].encode()
     assert tokenizer.decode([645], skip_special_tokens=False) == added["content"]

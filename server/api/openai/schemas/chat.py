@@ -47,7 +47,7 @@ from server.generation.thinking import Thinking
 from server.http.body import JsonObject, LongName, Part, Text, failure, few
 from server.text import exact_json
 from server.text.content_parts import joined, text_parts
-from server.text.parsers.tools import NO_TOOLS, ToolUse
+from server.text.tools import NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 

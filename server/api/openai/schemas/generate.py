@@ -39,10 +39,10 @@ from server.api.openai.schemas.structured import (
     of_response_format,
     parsed,
 )
-from server.generation.grammar import GrammarKind, WantedGrammar
 from server.generation.options import GenerationOptions, Operation
 from server.http.body import Part, Text, failure, few
 from server.http.openapi import TOKEN_ID
+from server.text.wanted_grammar import GrammarKind, WantedGrammar
 
 LLAMA_CPP_NAMES = ("n_predict", "num_predict")  # of max_tokens, also Ollama's; -1 is no limit
 # max_new_tokens is the name of TGI and SGLang.

@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, Tag,
 from pydantic.json_schema import SkipJsonSchema
 
 from server.api.openai.schemas.fields import by_type, having
-from server.generation.grammar import GrammarKind, WantedGrammar
 from server.http.body import MAX_PARTS, MAX_TEXT, Part, Text, failure, small
 from server.text import exact_json
+from server.text.wanted_grammar import GrammarKind, WantedGrammar
 
 MAX_CHOICES = 4096
 Source = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]

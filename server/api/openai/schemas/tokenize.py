@@ -11,7 +11,7 @@ from server.api.openai.schemas.fields import LIST, MAX_TOKEN_IDS, TEXT, TRUE, To
 from server.api.openai.schemas.tools import ToolChoice, Tools, tool_use
 from server.generation.chat_prompt import Chat
 from server.http.body import Body, Text, failure
-from server.text.parsers.tools import NO_TOOLS, ToolUse
+from server.text.tools import NO_TOOLS, ToolUse
 
 
 class TokenizeBody(Body):

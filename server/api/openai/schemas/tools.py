@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
 from server.http.body import JsonObject, Part, Text, failure, small
-from server.text.parsers.tools import Tool, ToolMode, ToolUse, function_tool
+from server.text.tools import Tool, ToolMode, ToolUse, function_tool
 
 MAX_TOOLS = 1024
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]

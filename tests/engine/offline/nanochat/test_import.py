@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from engine.offline.nanochat.checkpoint import ModelConfig
 from engine.offline.nanochat.generation import GENERATIONS, layer_windows
-from server.text.chat_template import ChatTemplate
-from server.text.tokenizer import Tokenizer
+from server.text.load_template import load_template
+from server.text.load_tokenizer import load_tokenizer
 from tests.support.driver import Driver
 from tests.support.naive_nanochat import Naive
 from tests.support.nanochat_files import (
@@ -60,8 +60,8 @@ def test_import_command_makes_a_folder_that_answers_like_the_checkpoint(base: Pa
     }
     assert len({file.stat().st_mode for file in out.iterdir()}) == 1
 
-    tokenizer = Tokenizer.from_folder(out)
-    template = ChatTemplate.from_folder(out, None)
+    tokenizer = load_tokenizer(out)
+    template = load_template(out, None)
     assert template is not None
     text = template.render([{"role": "user", "content": "Which of the two is it?"}])
     prompt = tokenizer.encode(text, add_special_tokens=False)

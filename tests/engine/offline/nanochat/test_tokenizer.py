@@ -11,8 +11,9 @@ import pytest
 from engine.errors import ConfigError
 from engine.offline.nanochat.encoding import read_encoding
 from engine.offline.nanochat.tokenizer import build_tokenizer
-from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.tokenizer import Tokenizer
+from server.text.chat_template import TemplateError
+from server.text.load_template import load_template
+from server.text.load_tokenizer import load_tokenizer
 from tests.support import naive_nanochat
 from tests.support.nanochat_files import (
     SIZES,
@@ -63,7 +64,7 @@ def test_tokenizer_token_without_merges_matches_only_a_whole_piece(tmp_path: Pat
 
 def test_chat_template_matches_upstream(base: Path) -> None:
     out, _ = imported(base, base / "served")
-    tokenizer, template = Tokenizer.from_folder(out), ChatTemplate.from_folder(out, None)
+    tokenizer, template = load_tokenizer(out), load_template(out, None)
     assert template is not None
     system = {"role": "system", "content": "S"}
     talk = [

@@ -10,7 +10,7 @@ from server.api.anthropic.schemas import CountTokensBody
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
 from server.text.content_parts import text_parts
-from server.text.parsers.tools import NO_TOOLS
+from server.text.tools import NO_TOOLS
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
 WEATHER = {

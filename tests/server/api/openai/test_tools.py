@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from server.api.openai.schemas.chat import ChatMessage
-from server.text.parsers.tools import MAX_CALLS
+from server.text.tools import MAX_CALLS
 from tests.server.conftest import encode, model, says, write_model
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.hostile_tools import HOSTILE_PARAMETERS

@@ -20,6 +20,7 @@ from server.generation.choice import Choice
 from server.generation.events import ChoiceEvents, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Echo
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.server.conftest import EOS
 from tests.support.prepared import prepared_request
@@ -39,7 +40,7 @@ FIELDS = [
 
 @pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Tokenizer:
-    return Tokenizer.from_folder(model)
+    return load_tokenizer(model)
 
 
 def writer_for(api: str, tokenizer: Tokenizer, request: PreparedRequest, fields: Any) -> Any:

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from server.api.responses.schemas import ResponsesBody
-from server.generation.grammar import WantedGrammar
 from server.generation.thinking import Thinking
 from server.http.errors import to_api_error
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.tools import Tool, ToolUse
+from server.text.wanted_grammar import WantedGrammar
 
 ADD: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 SUB: dict[str, Any] = {"type": "function", "name": "sub", "description": "Minus", "strict": True}

@@ -26,6 +26,7 @@ from server.generation.events import (
     Usage,
 )
 from server.http.errors import ApiError
+from server.text.load_tokenizer import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from tests.support.openai_spec import OpenAISpec, sse_events
 from tests.support.prepared import prepared_request
@@ -74,7 +75,7 @@ ANSWERS: dict[str, tuple[list[Event], FinishReason]] = {
 
 @pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Tokenizer:
-    return Tokenizer.from_folder(model)
+    return load_tokenizer(model)
 
 
 @pytest.fixture

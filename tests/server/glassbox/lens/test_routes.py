@@ -323,6 +323,15 @@ async def shared(model: Path, says: Any, tmp_path: Path) -> AsyncIterator[Served
         yield served
 
 
+async def test_tokens_of_a_lens_count_for_its_key(model: Path, says: Any, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("one tokens_per_minute=100\ntwo\n")
+    keys = {"api_key_file": str(tmp_path / "keys")}
+    async with serving(FakeEngine(says("Hello"), lens=scripted), model, **keys) as served:
+        statuses = [(await post(served, {"ids": TOKENS}, key="one")).status_code for _ in range(4)]
+        assert statuses == [200, 200, 200, 429]
+        assert (await post(served, {"ids": TOKENS}, key="two")).status_code == 200
+
+
 async def test_capture_is_that_of_its_key_only(shared: Served) -> None:
     assert (await post(shared, {"ids": TOKENS})).status_code == 401
     captures = {

@@ -19,7 +19,7 @@ from server.text.parsers.formats import (
     TaggedCall,
 )
 from server.text.parsers.syntax import State
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 from tests.support.parsing import Answer, check_cuts, parse, syntax_of
 from tests.support.thorough import examples
 from tests.support.written_calls import written

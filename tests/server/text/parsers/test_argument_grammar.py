@@ -9,12 +9,12 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from server.text.marks import Marks
 from server.text.parsers.call_grammar import call_grammar
 from server.text.parsers.detect import AnswerFormat
 from server.text.parsers.formats import BY_NAME, AnyCallFormat
-from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, Syntax, literals, make_syntax
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.tools import Tool, ToolUse
 from tests.server.conftest import byte_tokenizer
 from tests.support.parsing import parse
 from tests.support.written_calls import written

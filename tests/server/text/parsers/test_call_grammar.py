@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
+from server.text.marks import Marks
 from server.text.parsers.call_grammar import call_grammar, reasoning_grammar
 from server.text.parsers.detect import AnswerFormat
 from server.text.parsers.formats import (
@@ -21,9 +22,8 @@ from server.text.parsers.formats import (
     ChannelFormat,
     Reasoning,
 )
-from server.text.parsers.marks import Marks
 from server.text.parsers.syntax import State, make_syntax
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.tools import Tool, ToolUse
 from tests.support.hostile_tools import HOSTILE_PARAMETERS
 from tests.support.reference_data import BYTE_LEVEL, located, reference
 from tests.support.written_calls import written

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from server.text.deltas import ToolCallDelta
 from server.text.parsers.answer_parser import AnswerParser
-from server.text.parsers.deltas import ToolCallDelta
 from server.text.parsers.formats import BY_NAME
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 from tests.support.parsing import check_cuts, parse, syntax_of
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

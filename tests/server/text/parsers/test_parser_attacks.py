@@ -20,7 +20,7 @@ from server.text.parsers.formats import (
     LinesCall,
 )
 from server.text.parsers.syntax import State, Syntax, literals
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 from tests.support.parsing import parse, syntax_of
 from tests.support.thorough import examples
 from tests.support.written_calls import written

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from transformers.utils.chat_parsing import parse_response
 
 from server.text.chat_template import ChatTemplate
+from server.text.marks import Marks
 from server.text.parsers.call_grammar import call_grammar
 from server.text.parsers.detect import AnswerFormat, Prober, detect
 from server.text.parsers.formats import (
@@ -27,10 +28,9 @@ from server.text.parsers.formats import (
     Reasoning,
     TaggedCall,
 )
-from server.text.parsers.marks import Marks
 from server.text.parsers.response_template import TranslatedTemplate, translated
 from server.text.parsers.syntax import State, Syntax, literals, make_syntax
-from server.text.parsers.tools import Tool, ToolUse
+from server.text.tools import Tool, ToolUse
 from tests.support.parsing import check_cuts, parse
 from tests.support.thorough import examples
 from tests.support.written_calls import written

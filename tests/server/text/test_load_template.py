@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from engine.errors import ConfigError
-from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.template_files import read_templates
+from server.text.chat_template import TemplateError
+from server.text.load_template import load_template, read_templates
 from tests.support.tiny_tokenizer import write_tokenizer
 
 USER = {"role": "user", "content": "x"}
@@ -59,7 +59,7 @@ def test_render_with_and_without_tools_equals_transformers(
     tmp_path: Path, name: str, tools: list[Any] | None
 ) -> None:
     folder = write(tmp_path, name)
-    template = ChatTemplate.from_folder(folder, None)
+    template = load_template(folder, None)
     assert template is not None
     arguments = {} if tools is None else {"tools": tools}
     try:
@@ -78,7 +78,7 @@ def test_render_with_tools_continues_a_message_with_the_same_template(tmp_path: 
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": {"default": "D", "tool_use": source}})
     )
-    template = ChatTemplate.from_folder(tmp_path, None)
+    template = load_template(tmp_path, None)
     assert template is not None
     text = template.render([USER], tools=[TOOL], continue_final_message=True)
     assert text == "T<x"
@@ -87,7 +87,7 @@ def test_render_with_tools_continues_a_message_with_the_same_template(tmp_path: 
 def test_override_is_used_with_tools_too(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", "a list")
     (tmp_path / "mine.jinja").write_text("mine")
-    template = ChatTemplate.from_folder(folder, tmp_path / "mine.jinja")
+    template = load_template(folder, tmp_path / "mine.jinja")
     assert template is not None
     assert template.render([USER], tools=[TOOL]) == "mine"
     assert not template.has_tool_use
@@ -96,7 +96,7 @@ def test_override_is_used_with_tools_too(tmp_path: Path) -> None:
 def test_variables_and_sources_are_those_of_each_template(tmp_path: Path) -> None:
     found = {"default": "{{ thinking }}", "tool_use": "{{ tools }}"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": found}))
-    template = ChatTemplate.from_folder(tmp_path, None)
+    template = load_template(tmp_path, None)
     assert template is not None
     assert template.variables == {"thinking"}
     assert template.for_tools.variables == {"tools"}
@@ -119,11 +119,11 @@ def test_broken_tool_use_template_raises_and_names_its_file(tmp_path: Path) -> N
     folder = write(tmp_path, "files")
     (folder / MORE / "tool_use.jinja").write_text("{% if %}")
     with pytest.raises(ConfigError, match=r"additional_chat_templates/tool_use\.jinja is broken"):
-        ChatTemplate.from_folder(folder, None)
+        load_template(folder, None)
 
 
 def test_templates_for_other_uses_only_raise(tmp_path: Path) -> None:
     (tmp_path / MORE).mkdir()
     (tmp_path / MORE / "rag.jinja").write_text("x")
     with pytest.raises(ConfigError, match=r"the chat templates \['rag'\]; one of them must"):
-        ChatTemplate.from_folder(tmp_path, None)
+        load_template(tmp_path, None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from server.text.parsers.marks import Marks
+from server.text.marks import Marks
 from server.text.parsers.rules import GrammarRules
 
 MAX_PARTS = 1024  # of one structural tag

@@ -5,12 +5,11 @@ Traces, the recorder and the waterfall are all made from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from engine.protocol.outputs import PrefillChunk
-from server.telemetry.tracing import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,3 @@ def num_preemptions(chunks: Sequence[PrefillChunk]) -> int:
     A preemption after which the cache still holds all tokens is not counted.
     """
     return sum(chunk.start != last.start + last.count for last, chunk in pairwise(chunks))
-
-
-def phases(record: ChoiceRecord, now: float) -> Iterator[Phase]:
-    """Yield the phases of one choice up to the point it had reached at the time `now`."""
-    which = {"penstock.choice": record.index}
-    admitted = now if record.admitted is None else record.admitted
-    yield Phase("queue", record.submitted, admitted, which)
-    for begin, end, chunk in record.prefills:
-        tokens = {"penstock.start": chunk.start, "penstock.tokens": chunk.count}
-        yield Phase("prefill", begin, end, which | tokens)
-    if record.num_tokens:
-        tokens = {"penstock.tokens": record.num_tokens}
-        yield Phase("decode", record.first_token, record.last_token, which | tokens)
-        yield Phase("detokenise", record.last_token, record.text_end or now, which)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from server.text.pooling import PoolingConfig
+from server.text.load_pooling import load_pooling
 
 MODELS = "sentence_transformers.models"
 
@@ -52,24 +52,24 @@ def test_from_folder_reads_mode_and_normalisation(
 ) -> None:
     write(tmp_path, "modules.json", listed)
     write(tmp_path, "1_M/config.json", pooling)
-    config = PoolingConfig.from_folder(tmp_path)
+    config = load_pooling(tmp_path)
     assert (config.mode, config.normalised) == (mode, normalised)
     assert (config.longest, config.lowercase) == (None, False)
     assert config.limit(512) == 512
 
 
 def test_from_folder_without_modules_json_uses_mean_pooling(tmp_path: Path) -> None:
-    config = PoolingConfig.from_folder(tmp_path)
+    config = load_pooling(tmp_path)
     assert (config.mode, config.normalised, config.longest) == ("mean", False, None)
     assert str(config) == "mean pooling, not normalised (no modules.json)"
 
 
 def test_limit_uses_configured_maximum_length(tmp_path: Path) -> None:
     write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": True})
-    config = PoolingConfig.from_folder(tmp_path)
+    config = load_pooling(tmp_path)
     assert (config.longest, config.lowercase) == (128, True)
     assert (config.limit(512), config.limit(100)) == (128, 100)
-    assert PoolingConfig.from_folder(tmp_path, 300).limit(300) == 300, "an explicit limit wins"
+    assert load_pooling(tmp_path, 300).limit(300) == 300, "an explicit limit wins"
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_from_folder_unsupported_setting_raises_error_naming_it(
     write(tmp_path, "modules.json", OLD)
     write(tmp_path, "1_M/config.json", switches("mean_tokens"))
     write(tmp_path, "config_sentence_transformers.json", {"default_prompt_name": None})
-    PoolingConfig.from_folder(tmp_path)
+    load_pooling(tmp_path)
     write(tmp_path, name, content)
     with pytest.raises(ConfigError) as caught:
-        PoolingConfig.from_folder(tmp_path)
+        load_pooling(tmp_path)
     for part in (name, *said):
         assert part in str(caught.value)
 
@@ -114,4 +114,4 @@ def test_from_folder_unsupported_setting_raises_error_naming_it(
 def test_from_folder_missing_pooling_config_raises_error_naming_it(tmp_path: Path) -> None:
     write(tmp_path, "modules.json", OLD)
     with pytest.raises(ConfigError, match=r"1_M/config\.json"):
-        PoolingConfig.from_folder(tmp_path)
+        load_pooling(tmp_path)

@@ -1,4 +1,4 @@
-"""The chat templates in a checkpoint's files, by name, in the order that transformers reads them.
+"""Load the chat templates in a checkpoint's files, in the order that transformers reads them.
 
 Most checkpoints have one, named "default". One named "tool_use" is for chats with tools.
 """
@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.bounded_json import read_optional
 from engine.errors import ConfigError
+from server.text.chat_template import ChatTemplate
+from server.text.special_tokens import special_tokens
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 MORE = "additional_chat_templates"  # a folder of NAME.jinja
+# In place of a default template that a checkpoint lacks. transformers raises an error too.
+NO_DEFAULT = (
+    "{{ raise_exception('The chat template of this model is for chats with tools only.') }}"
+)
 
 
 class TemplateFile(NamedTuple):
@@ -20,6 +26,30 @@ class TemplateFile(NamedTuple):
 
     source: str
     path: Path
+
+
+def load_template(folder: Path, override: Path | None) -> ChatTemplate | None:
+    """Return the checkpoint's template, or None if it has none.
+
+    `override` is used in place of all templates of the checkpoint (`read_templates`). Raises
+    ConfigError naming the file if a template is broken, or if all have names for other uses.
+    """
+    files = {DEFAULT: read_template(override)} if override else read_templates(folder)
+    if not files:
+        return None
+    default, tool_use = files.get(DEFAULT), files.get(TOOL_USE)
+    if default is None:
+        default = TemplateFile(NO_DEFAULT, next(iter(files.values())).path)
+        if tool_use is None:
+            raise ConfigError(
+                f"{default.path} has the chat templates {sorted(files)}; one of them must be "
+                f"named {DEFAULT}."
+            )
+    special = special_tokens(folder)
+    for_tools = None
+    if tool_use is not None:
+        for_tools = ChatTemplate(tool_use.source, special, tool_use.path)
+    return ChatTemplate(default.source, special, default.path, for_tools)
 
 
 def read_templates(folder: Path) -> dict[str, TemplateFile]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from server.text.deltas import ToolCallDelta
+from server.text.marks import CHARACTERS, Marks, without_marks
 from server.text.parsers.answer_parser import AnswerParser
-from server.text.parsers.deltas import ToolCallDelta
 from server.text.parsers.formats import (
     BY_NAME,
     CALL_FORMATS,
@@ -18,9 +19,8 @@ from server.text.parsers.formats import (
     GemmaCall,
     TaggedCall,
 )
-from server.text.parsers.marks import CHARACTERS, Marks, without_marks
 from server.text.parsers.syntax import Syntax, literals, make_syntax
-from server.text.parsers.tools import Tool
+from server.text.tools import Tool
 from tests.support.parsing import parse
 from tests.support.written_calls import written
 

@@ -3,49 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
 from engine.protocol.generate import Grammar
-from server.generation.structural_tag import StructuralTagError, StructuralTagGrammar
+from server.grammar.structural_tag import StructuralTagError, StructuralTagGrammar
 from server.http.errors import invalid, unsupported
-from server.state import AppState
 from server.text import exact_json
 from server.text.guided_schema import guided
+from server.text.tokenizer import Tokenizer
+from server.text.wanted_grammar import JSON_OPTIONS, WantedGrammar
 
-GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag", "lark"]
-# Between the parts of a JSON text. Without a limit some models write spaces until they are cut.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 # llguidance translates GBNF in Python, in a time that grows with the square of the rules.
 MAX_GBNF_RULES = 128
 MAX_GBNF_CHARS = 16 << 10
-JSON_OPTIONS = {"whitespace_pattern": WHITESPACE}  # of llguidance
 
 
-@dataclass(frozen=True)
-class WantedGrammar:
-    """The grammar that a request asks for. `param` names its field, for errors."""
-
-    param: str
-    kind: GrammarKind
-    # A JSON schema, a regular expression, a list of texts, a grammar or a structural tag.
-    value: Any
-    whitespace: str | None = None  # a regular expression; empty: none is allowed
-    # A Lark grammar of the whole answer, in which this one is `@answer`. "": this one is all of it.
-    around: str = ""
-
-
-def grammar_of(state: AppState, wanted: WantedGrammar | None) -> Grammar | None:
+def grammar_of(tokenizer: Tokenizer, wanted: WantedGrammar) -> Grammar:
     """Return the engine's grammar. Raises a 400 ApiError if it cannot be written in its format."""
-    if wanted is None:
-        return None
-    ends = state.tokenizer.eos_token_ids
+    ends = tokenizer.eos_token_ids
     if not ends:
         raise invalid(wanted.param, "This model has no end token, which structured output needs.")
     try:
-        source = _source(wanted, state.tokenizer.added_ids)
+        source = _source(wanted, tokenizer.added_ids)
         if wanted.around:
             source = _within(source, wanted.around)
     except StructuralTagError as error:

@@ -10,8 +10,9 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from server.generation.grammar import JSON_OPTIONS, translated
-from server.generation.structural_tag import MAX_PARTS, StructuralTagError, StructuralTagGrammar
+from server.grammar.llguidance_grammar import translated
+from server.grammar.structural_tag import MAX_PARTS, StructuralTagError, StructuralTagGrammar
+from server.text.wanted_grammar import JSON_OPTIONS
 from tests.support.reference_data import BYTE_LEVEL, located, reference
 
 A_NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}
