@@ -14,8 +14,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from server.generation.parsing import answer_formats
 from server.text.chat_template import ChatTemplate
+from server.text.parsers.answers import answers_of
 from server.text.render_pool import RenderPool
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine, Script
@@ -74,14 +74,14 @@ def shared_answer_formats() -> Iterator[None]:
 
     def shared(tokenizer: Tokenizer, template: ChatTemplate | None, *names: str) -> object:
         if template is None or tokenizer.response_template is not None:
-            return answer_formats(tokenizer, template, *names)
+            return answers_of(tokenizer, template, *names)
         tokens = tuple(tokenizer.added_ids.items()), tokenizer.special_ids, tokenizer.eos_token_ids
         key = (template.sources, tuple(template._special_tokens.items()), tokens, names)
         if key not in known:
-            known[key] = answer_formats(tokenizer, template, *names)
+            known[key] = answers_of(tokenizer, template, *names)
         return known[key]
 
-    with mock.patch("server.app.answer_formats", shared):
+    with mock.patch("server.app.answers_of", shared):
         yield
 
 

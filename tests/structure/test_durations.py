@@ -31,12 +31,6 @@ def test_durations_of_a_run_replace_those_of_its_files(tmp_path: Path) -> None:
     assert read_durations(tmp_path / "absent.json") == {}
 
 
-def test_checked_in_durations_are_of_files_that_exist() -> None:
-    root = Path(__file__).resolve().parents[2]
-    absent = [name for name in read_durations() if not (root / name).exists()]
-    assert not absent, "run `make durations`"
-
-
 @pytest.mark.parametrize(
     ("nodeid", "imported", "label"),
     [
