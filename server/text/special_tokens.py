@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from engine.checkpoint.bounded_json import read_optional
+from engine.checkpoint.tokenizer_file import check_added_tokens
 from engine.errors import ConfigError
 
 SPECIAL_TOKENS = tuple(
@@ -60,13 +61,19 @@ def add_special_tokens(
     A token in `added_tokens_decoder` gets the flags there, but stays special if tokenizer.json says
     so. Tokens with a name are special. Those in a list are so unless they are added tokens already.
     Texts that are not in the vocabulary are left out, except for those of `added_tokens_decoder`
-    whose id is the next one. Raises ConfigError if `added_tokens_decoder` is malformed.
+    whose id is the next one. Raises ConfigError if `added_tokens_decoder` is malformed, or if the
+    settings hold too many tokens.
     """
     added = _added(backend)
     # Tokens are added together, because the library builds its search for all of them each time.
     changed: dict[str, AddedToken] = {}
     size = backend.get_vocab_size()
-    for number, token in _added_tokens(settings, folder):
+    described = _added_tokens(settings, folder)
+    listed_tokens = list(_listed_tokens(settings))
+    everything = [*(token for _, token in described), *listed_tokens]
+    source = str(folder / "tokenizer_config.json")
+    check_added_tokens([token.content for token in everything], source)
+    for number, token in described:
         text = token.content
         is_known = text in changed or backend.token_to_id(text) is not None
         if is_known or number == size:
@@ -84,7 +91,7 @@ def add_special_tokens(
     backend.add_special_tokens(list(named.values()))
     added |= named
     listed: dict[str, AddedToken] = {}
-    for token in _listed_tokens(settings):
+    for token in listed_tokens:
         if backend.token_to_id(token.content) is not None and token.content not in added:
             listed.setdefault(token.content, token)
     backend.add_tokens(list(listed.values()))

@@ -20,6 +20,7 @@ import tokenizers
 
 from engine.checkpoint.bounded_json import read_optional
 from engine.checkpoint.pointer import refuse_pointer
+from engine.checkpoint.tokenizer_file import check_tokenizer_file
 from engine.errors import ConfigError
 from server.text.end_tokens import end_tokens
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
@@ -113,6 +114,7 @@ class Tokenizer:
                 "many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
         refuse_pointer(path)
+        check_tokenizer_file(path)
         try:
             backend = _read(path)
         except Exception as error:  # the library raises nothing narrower
