@@ -19,7 +19,7 @@ from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.device.ranks import Share
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.ops.quantise import CodesForm, common_form
 
 FLOATS = {torch.float32, torch.bfloat16, torch.float16}
@@ -185,12 +185,6 @@ def _check_copies(tensors: Mapping[str, CheckpointTensor], copies: dict[str, str
             raise ConfigError(
                 f"{copy} in {file} differs from {original}, but config.json ties them."
             )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, for a message."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 class _Numbers:

@@ -94,7 +94,8 @@ def _check_vocabularies(plan: ModelPlan, draft: ModelPlan) -> None:
     token = next(token for token in {**first, **second} if first.get(token) != second.get(token))
     raise ConfigError(
         f"{FLAG} {draft.config.model} has another tokenizer than the served model: the token "
-        f"{token!r} has the id {second.get(token)}, and {first.get(token)} in the served model."
+        f"{token!r:.200} has the id {second.get(token)}, and {first.get(token)} in the served "
+        "model."
     )
 
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, processors
 
 from engine.checkpoint.bounded_json import read_optional
 from engine.checkpoint.tokenizer_file import check_added_tokens
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 
 SPECIAL_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -162,13 +162,13 @@ def add_bos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Itera
     if added:
         yield (
             "add_bos_token in tokenizer_config.json is not followed: tokenizer.json adds "
-            f"{', '.join(dict.fromkeys(added))}"
+            f"{listed(dict.fromkeys(added))}"
         )
         return
     number = backend.token_to_id(bos)
     if number is None:
         raise ConfigError(
-            f"tokenizer_config.json adds bos_token {bos!r}, which tokenizer.json lacks."
+            f"tokenizer_config.json adds bos_token {bos!r:.200}, which tokenizer.json lacks."
         )
     begin = processors.TemplateProcessing(
         single=[bos, "$A"], pair=None, special_tokens=[(bos, number)]

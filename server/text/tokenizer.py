@@ -21,7 +21,7 @@ import tokenizers
 from engine.checkpoint.bounded_json import read_optional
 from engine.checkpoint.pointer import refuse_pointer
 from engine.checkpoint.tokenizer_file import check_tokenizer_file
-from engine.errors import ConfigError
+from engine.errors import ConfigError, clipped
 from server.text.end_tokens import end_tokens
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
 from server.text.infill import infill_tokens
@@ -87,7 +87,7 @@ class Tokenizer:
         size = self._check_vocabulary(folder, model)
         ends = end_tokens(generation, model, self._id_of(named.get("eos_token")), size, folder)
         self.eos_token_ids = ends.ids
-        self.notes = [*([ends.note] if ends.note else []), *notes]
+        self.notes = [clipped(note) for note in ([ends.note] if ends.note else []) + notes]
         self.bos_token_id = self._id_of(named.get("bos_token"))
         for source in (generation, model):
             if self.bos_token_id is None:
@@ -140,8 +140,8 @@ class Tokenizer:
             last = max(beyond)
             raise ConfigError(
                 f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond vocab_size = {size} "
-                f"in config.json, up to {beyond[last]!r} with id {last}: the two files belong to "
-                "different models."
+                f"in config.json, up to {beyond[last]!r:.200} with id {last}: the two files belong "
+                "to different models."
             )
         return size
 
