@@ -53,6 +53,7 @@ from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
 from server.replay import wing as replay
 from server.state import VERSION, AppState
+from server.telemetry.exposition import Exposition
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
@@ -130,7 +131,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
-    metrics = Metrics(names[0], client, VERSION, config.metrics_compat)
+    metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
         config=config,
@@ -159,6 +160,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     app.state.penstock = state
     app.state.tracing = tracing
+    app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
