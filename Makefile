@@ -15,7 +15,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help install serve setup check test test-assets test-slow test-ui test-clients fuzz bench bench-peers demo-eval demo-score \
+.PHONY: help install serve setup check test test-assets test-slow test-ui test-clients durations fuzz bench bench-peers demo-eval demo-score \
 	demo-train gpu-check gpu-ablations gpu-wheels sbom lock clean
 
 help: ## print this list
@@ -54,6 +54,10 @@ test: setup ## lint, and run all tests that need no GPU and no browser and take 
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		-m "not slow and not gpu and not clients and not ui"
+
+durations: setup ## run the tests of `make test`, and write how long each file takes
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --write-durations \
 		-m "not slow and not gpu and not clients and not ui"
 
 # The rest of `make test` needs nothing outside the repository.

@@ -33,9 +33,9 @@ from engine.config import EngineConfig
 from loadtest.bench_cpu import counts, matmul_rate, read_rate
 from loadtest.bench_peers import model_folder
 from loadtest.charts import Dot, Line, chart, document
-from loadtest.host_budget import timed
 from loadtest.http_client import closed_loop, streamed
 from loadtest.inprocess import Engine, Work
+from loadtest.micro.host_budget import timed
 from loadtest.peers.contenders import open_loop
 from loadtest.peers.figures import percentile, resident_mb
 from loadtest.peers.jobs import ARRIVING_S, CLOSED, SATURATING, Words, arriving_job

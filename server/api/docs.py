@@ -27,7 +27,8 @@ async def docs(request: Request) -> Response:
         swagger_js_url="docs/swagger-ui-bundle.js",
         swagger_css_url="docs/swagger-ui.css",
         swagger_favicon_url="docs/favicon.png",
-        swagger_ui_parameters={"tryItOutEnabled": True},
+        # The extensions say which fields have no effect, and which are refused.
+        swagger_ui_parameters={"tryItOutEnabled": True, "showExtensions": True},
     )
 
 

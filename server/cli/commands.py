@@ -326,5 +326,5 @@ def flags() -> None:
 
 
 def api() -> None:
-    """Print all routes and their parameters as Markdown."""
-    become("server.api_page")  # commands do not import the application
+    """Print the OpenAPI document: routes and parameters, as JSON."""
+    become("server.api_document")  # commands do not import the application

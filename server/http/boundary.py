@@ -36,19 +36,19 @@ LOCALHOST = "localhost"  # in --allowed-origins
 LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?"
 LINGER = 5.0  # seconds to keep reading a body that is refused
 
-# Headers that scripts of web pages may read, with their meaning for the page of the API.
-RESPONSE_HEADERS = {
-    "x-request-id": "the id of the request in logs and errors; the client's own, if it is valid",
-    "request-id": "the same id, in Anthropic's API",
-    "openai-processing-ms": "milliseconds from the request's arrival to these headers",
-    "server-timing": "the same time, for the tools of browsers",
-    "openai-version": "the version of OpenAI's API",
-    "x-ignored-params": "unknown parameters, and arguments that the chat template does not read",
-    "x-adjusted-params": "parameters that were lowered to what the context leaves",
-    "retry-after": "seconds to wait before the same request may succeed",
-    "x-should-retry": "`false` if the same request would fail again",
-    **RATE_LIMIT_HEADERS,
-}
+# Headers that scripts of web pages may read. docs/clients.md says what they mean.
+RESPONSE_HEADERS = (
+    "x-request-id",
+    "request-id",
+    "openai-processing-ms",
+    "server-timing",
+    "openai-version",
+    "x-ignored-params",
+    "x-adjusted-params",
+    "retry-after",
+    "x-should-retry",
+    *RATE_LIMIT_HEADERS,
+)
 
 
 class CrossOrigin(CORSMiddleware):
@@ -68,7 +68,7 @@ class CrossOrigin(CORSMiddleware):
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             allow_private_network=True,  # from a public page to a private network
-            expose_headers=tuple(RESPONSE_HEADERS),
+            expose_headers=RESPONSE_HEADERS,
         )
 
     def preflight_response(self, request_headers: Headers) -> Response:

@@ -1,9 +1,9 @@
-"""The operations of an OpenAPI document, for /capabilities and for the page of the API."""
+"""The operations of an OpenAPI document, for /capabilities."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from server.http.body import JSON
@@ -23,7 +23,6 @@ class Operation:
     required: frozenset[str]
     task: Task | None = None  # of the model; None: every model has the operation
     streams: bool = False
-    body: Schema = field(default_factory=dict)
 
 
 def operations(document: Schema) -> Iterator[Operation]:
@@ -45,7 +44,6 @@ def _operation(document: Schema, method: str, path: str, operation: Schema) -> O
         required=frozenset(body.get("required", ())),
         task=operation.get(TASK),
         streams="text/event-stream" in answers,
-        body=body,
     )
 
 

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from server.http.errors import ApiError, invalid
 from server.http.key_file import KeyLimits
 
-# With their meaning. Only keys with such a limit have them.
-RATE_LIMIT_HEADERS = {
-    "x-ratelimit-limit-requests": "requests that the key may send in a minute",
-    "x-ratelimit-remaining-requests": "requests that the key may send now",
-    "x-ratelimit-reset-requests": "time until all requests are available again",
-    "x-ratelimit-limit-tokens": "tokens of prompts and answers that the key may use in a minute",
-    "x-ratelimit-remaining-tokens": "tokens that the key may use now",
-    "x-ratelimit-reset-tokens": "time until all tokens are available again",
-}
+# Only keys with such a limit have them.
+RATE_LIMIT_HEADERS = (
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
+)
 BUSY_S = 0.2  # between two looks for the end of a request
 Clock = Callable[[], float]  # seconds
 

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.protocol.compare import Answered, Compared, Comparison, Failed, Report, Working
 from server.replay.compare_prompts import Messages, Reader, have_same_tokens, shown
+from server.replay.verify import first_difference
 from server.text.detokenizer import Detokenizer, token_texts
 from server.text.tokenizer import Tokenizer
 
@@ -140,7 +141,8 @@ def _add(
         pieces = token_texts(detokenizer, report.tokens)
         answer = {"text": "".join(pieces), "tokens": report.tokens, "pieces": pieces}
         first = entry["answers"][0]["tokens"] if entry["answers"] else report.tokens
-        parts = first_difference(first, report.tokens) if document["same_tokens"] else None
+        is_equal = first == report.tokens or not document["same_tokens"]
+        parts = None if is_equal else first_difference(first, report.tokens)
         entry["answers"].append({**answer, "finish": report.finish, "parts_at": parts})
         return
     tokenizer = tokenizers[0]
@@ -149,12 +151,3 @@ def _add(
         for one in report.tokens
     ]
     entry["distances"].append({"model": report.model, "writer": report.writer, "tokens": rows})
-
-
-def first_difference(first: list[int], other: list[int]) -> int | None:
-    """Return the index of the first token that differs, or None if the lists are equal."""
-    if first == other:
-        return None
-    pairs = zip(first, other, strict=False)
-    same = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
-    return min(len(first), len(other)) if same is None else same

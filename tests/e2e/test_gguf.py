@@ -43,7 +43,7 @@ def test_answers_and_name_are_those_of_the_checkpoint(llama: Path, tmp_path: Pat
             assert answer["choices"][0]["token_ids"] == case.ids
 
 
-def test_answer_ends_at_the_end_of_a_turn_in_chats_and_completions(tmp_path: Path) -> None:
+def test_answer_ends_at_the_end_of_a_turn_and_ignored_settings_are_named(tmp_path: Path) -> None:
     """The file names no end of a turn: llama.cpp finds it by its text."""
     count = len(TOKENS)
     tokenizer = tokenizer_of({"<end_of_turn>": NORMAL})
@@ -52,6 +52,7 @@ def test_answer_ends_at_the_end_of_a_turn_in_chats_and_completions(tmp_path: Pat
         tokenizer=tokenizer,
         tensors={"token_embd.weight": (count + 1, HIDDEN), "output.weight": (count + 1, HIDDEN)},
         more={"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"},
+        changes={"rope.scaling.yarn_beta_fast": 16.0},
     )
     forced = {"logit_bias": {str(count): 100}, "max_tokens": 6, "temperature": 0}
     with serving(file, "--dtype", "float32") as server:
@@ -64,12 +65,6 @@ def test_answer_ends_at_the_end_of_a_turn_in_chats_and_completions(tmp_path: Pat
         answer = web.post(f"{url}/chat/completions", json=body, timeout=60).json()
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["choices"][0]["message"]["content"] in (None, "")
-
-
-def test_ignored_settings_are_named_at_the_start(tmp_path: Path) -> None:
-    changes = {"rope.scaling.yarn_beta_fast": 16.0}
-    file = write_tiny(tmp_path / "unread.gguf", changes=changes)
-    with serving(file, "--dtype", "float32") as server:
         assert "llama.rope.scaling.yarn_beta_fast 16.0 is ignored, as in llama.cpp" in server.log
 
 

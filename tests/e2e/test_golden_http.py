@@ -50,7 +50,7 @@ class Rig:
 MODELS = [
     LLAMA,
     pytest.param(GPT2, marks=pytest.mark.slow),
-    reference("checkpoints/stories260K-llama"),
+    reference("checkpoints/stories260K-llama", marks=[pytest.mark.slow]),
     reference("checkpoints/stories280K-gpt2", marks=[pytest.mark.slow]),
 ]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.gpu import facts, run_section
-from loadtest.gpu_sections import GROUPS, SECTIONS
+from loadtest.gpu.__main__ import facts, run_section
+from loadtest.gpu.sections import GROUPS, SECTIONS
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

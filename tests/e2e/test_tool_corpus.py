@@ -12,7 +12,7 @@ import httpx2
 import jsonschema
 import pytest
 
-from loadtest.grammar_times import as_json_schema
+from loadtest.micro.grammar_times import as_json_schema
 from tests.support.reference_data import located, reference
 from tests.support.serve import serving
 

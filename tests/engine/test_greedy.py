@@ -13,10 +13,19 @@ import pytest
 import torch
 
 from tests.support.driver import EAGER, EXTREMES, MODES, Driver, each
-from tests.support.reference_data import CHECKPOINTS, GPT2, LLAMA, located, reference
+from tests.support.reference_data import (
+    CHECKPOINTS,
+    CHECKPOINTS_IN_MODES,
+    GPT2,
+    LLAMA,
+    PUBLISHED,
+    located,
+    reference,
+)
 from tests.support.stories import Case, cases_of
 
 modes = pytest.mark.parametrize("mode", each(EXTREMES))
+in_modes = pytest.mark.parametrize("golden", CHECKPOINTS_IN_MODES, indirect=True)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ def test_greedy_single_request_matches_reference(golden: Golden) -> None:
         check(Golden(golden.folder, [case]), driver, [(0, 120)])
 
 
+@in_modes
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_greedy_32_concurrent_requests_match_reference(
     golden: Golden, mode: dict[str, Any]
@@ -114,7 +124,7 @@ def test_greedy_any_engine_setting_matches_reference(
         pytest.param(GPT2, 64, False, marks=pytest.mark.slow),
         pytest.param(LLAMA, 64, False, marks=pytest.mark.slow),
         pytest.param(GPT2, 8, True, marks=pytest.mark.slow),
-        reference("checkpoints/stories260K-llama", 8, True),
+        reference(PUBLISHED[0], 8, True, marks=[pytest.mark.slow]),
     ],
     indirect=["golden"],
 )
@@ -148,6 +158,7 @@ def test_greedy_block_shared_in_step_that_fills_it_matches_reference(
     assert driver.stats.prefix_hits == 32
 
 
+@in_modes
 @modes
 def test_greedy_cold_and_cached_prompts_match_reference(
     golden: Golden, mode: dict[str, Any]
@@ -167,6 +178,7 @@ def test_greedy_cold_and_cached_prompts_match_reference(
 TORCH = {"attention_backend": "torch"}  # captures use it anyway
 
 
+@in_modes
 @pytest.mark.parametrize("mode", [*each(EXTREMES), pytest.param(TORCH, id="torch")])
 def test_greedy_copied_beginnings_of_blocks_match_reference(
     golden: Golden, mode: dict[str, Any]

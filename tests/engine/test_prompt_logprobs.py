@@ -10,13 +10,13 @@ import torch
 
 from engine.protocol.generate import TokenLogprobs
 from tests.support.driver import EXTREMES, MODES, Driver, each
-from tests.support.reference_data import CHECKPOINTS, LLAMA, located
+from tests.support.reference_data import CHECKPOINTS_IN_MODES, LLAMA, located
 from tests.support.stories import Case, cases_of
 
 CUTS = (1, 30, 64, 70, 110)
 
 
-@pytest.fixture(params=CHECKPOINTS)
+@pytest.fixture(params=CHECKPOINTS_IN_MODES)
 def folder(request: pytest.FixtureRequest) -> Path:
     return located(request.param)
 

@@ -109,7 +109,7 @@ def test_answers_after_prefix_hit_equal_golden(golden: Golden, cuda: str) -> Non
 
 
 def test_answers_after_preemption_equal_golden(golden: Golden, cuda: str) -> None:
-    blocks = 12 * len(golden.runner.kv.groups)
+    blocks = 8 * len(golden.runner.kv.groups)
     driver = golden.driver(
         device=cuda, **SMALL, depth=1, num_gpu_blocks_override=blocks, enable_prefix_caching=False
     )

@@ -11,10 +11,10 @@ import torch
 
 from engine.memory.report import MARGIN
 from engine.protocol.ready import MemoryEntry
-from loadtest.gpu_bench import Bench
-from loadtest.gpu_device import ledger
-from loadtest.gpu_models import CONFIGS, Chip, Shape
-from loadtest.gpu_sections import DECODE_GOALS, idle_shares
+from loadtest.gpu.bench import Bench
+from loadtest.gpu.device import ledger
+from loadtest.gpu.models import CONFIGS, Chip, Shape
+from loadtest.gpu.sections import DECODE_GOALS, idle_shares
 
 H200 = Chip(read=4.3e12, matmul=790e12)
 
@@ -77,7 +77,7 @@ def test_ledger_leaves_out_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = SimpleNamespace(device=torch.device("cpu"))
     engine = SimpleNamespace(loaded=SimpleNamespace(facts=facts), runner=runner, generate=len)
     free = iter([1000, 600])  # 400 bytes are in use: 310 and 90
-    monkeypatch.setattr("loadtest.gpu_device.available_memory", lambda device: next(free))
+    monkeypatch.setattr("loadtest.gpu.device.available_memory", lambda device: next(free))
     bench = SimpleNamespace(
         device="cpu", smoke=True, engine=lambda *a, **k: engine, works=lambda *a: []
     )

@@ -1,4 +1,4 @@
-"""`python -m loadtest.grammar_cost`: its hostile grammars reach the engine, and its times count."""
+"""The case grammar-cost: its hostile grammars reach the engine, and its times count."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.grammar_cost import gaps_between
-from loadtest.grammar_times import measure, read_schemas
-from loadtest.hostile_grammars import KINDS, hostile_bodies
 from loadtest.http_client import Completion
+from loadtest.micro.grammar_cost import gaps_between
+from loadtest.micro.grammar_times import measure, read_schemas
+from loadtest.micro.hostile_grammars import KINDS, hostile_bodies
 from server.api.openai.schemas.structured import StructuredOutputs
 from tests.support.reference_data import LLAMA, located
 

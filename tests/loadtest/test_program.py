@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx2
 import pytest
 
 from loadtest.errors import BenchError
-from loadtest.perplexity import windows_of
+from loadtest.micro.perplexity import windows_of
 from loadtest.program import check_model, read_lines, run_program
 
 
@@ -49,13 +47,6 @@ def test_read_lines_refuses_other_content(tmp_path: Path, content: bytes, said: 
     file.write_bytes(content)
     with pytest.raises(BenchError, match=said):
         read_lines(file)
-
-
-def test_perplexity_of_a_missing_text_prints_no_traceback() -> None:
-    command = [sys.executable, "-m", "loadtest.perplexity", "--model", "demo", "none/test.jsonl"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "perplexity: none/test.jsonl cannot be read: No such file or directory.\n"
 
 
 async def test_perplexity_of_a_short_text_says_how_many_tokens_are_needed() -> None:

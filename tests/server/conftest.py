@@ -14,8 +14,12 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from server.text.chat_template import ChatTemplate
+from server.text.parsers.answers import answers_of
 from server.text.render_pool import RenderPool
+from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine, Script
+from tests.support.render_here import RenderHere
 from tests.support.rig import Served, serving
 
 BOS, EOS = 256, 257
@@ -55,6 +59,30 @@ def shared_render_pools() -> Iterator[None]:
         yield
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture
+def renders_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chat templates are rendered in this process, for tests of many templates."""
+    monkeypatch.setattr("server.text.chat_template.RenderPool", RenderHere)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_answer_formats() -> Iterator[None]:
+    """Servers with equal templates and tokens share the formats, which take 30 ms to find."""
+    known: dict[object, object] = {}
+
+    def shared(tokenizer: Tokenizer, template: ChatTemplate | None, *names: str) -> object:
+        if template is None or tokenizer.response_template is not None:
+            return answers_of(tokenizer, template, *names)
+        tokens = tuple(tokenizer.added_ids.items()), tokenizer.special_ids, tokenizer.eos_token_ids
+        key = (template.sources, tuple(template._special_tokens.items()), tokens, names)
+        if key not in known:
+            known[key] = answers_of(tokenizer, template, *names)
+        return known[key]
+
+    with mock.patch("server.app.answers_of", shared):
+        yield
 
 
 def write_model(folder: Path) -> Path:

@@ -49,7 +49,7 @@ def test_tests_that_use_the_data_are_marked_and_skipped_with_one_reason(
         assert "assets" in item.marks
         skip = item.marks.get("skip")
         assert (skip and skip.kwargs) == (None if is_present else {"reason": ABSENT})
-    assert not other.marks
+    assert other.marks.keys() == {"unit"}
 
 
 def test_reference_data_that_is_absent_is_one_marked_parameter() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.memory.model_plan import ModelPlan
-from loadtest.gpu_models import CONFIGS, ROPE_LLAMA_3, write_model
+from loadtest.gpu.models import CONFIGS, ROPE_LLAMA_3, write_model
 
 GB = 10**9
 MACHINES = (2, 4, 8, 16, 24, 32, 48, 64, 80, 96)  # GB of a computer's or a GPU's memory

@@ -14,7 +14,7 @@ import torch
 from engine.attention.spec import AttentionSpec
 from engine.layers.attention import Attention
 from engine.models.registry import model_class
-from loadtest.gpu_models import CONFIGS
+from loadtest.gpu.models import CONFIGS
 
 SMALL = {"vocab_size": 640, "intermediate_size": 64, "num_hidden_layers": 2}
 

@@ -62,9 +62,11 @@ BYTE_LEVEL, WORDPIECE, UNIGRAM = (
 )
 LLAMA, GPT2 = "checkpoints/drawn-llama", "checkpoints/drawn-gpt2"
 # Checkpoints with the reference's greedy answers in expected.json.
-CHECKPOINTS = [
+PUBLISHED = "checkpoints/stories260K-llama", "checkpoints/stories280K-gpt2"
+CHECKPOINTS = [LLAMA, GPT2, *map(reference, PUBLISHED)]
+# For tests in many modes: `make test` computes only our own checkpoints in each mode.
+CHECKPOINTS_IN_MODES = [
     LLAMA,
     GPT2,
-    reference("checkpoints/stories260K-llama"),
-    reference("checkpoints/stories280K-gpt2"),
+    *(reference(name, marks=[pytest.mark.slow]) for name in PUBLISHED),
 ]

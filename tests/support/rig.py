@@ -25,6 +25,9 @@ from server.http.listener import listen
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
 
+# Tests set the log level of servers to debug. A request of the client would write ten lines.
+logging.getLogger("httpcore2").setLevel(logging.WARNING)
+
 
 class QuietServer(uvicorn.Server):
     """A server that keeps the test runner's signal handlers and stops without waiting a tick."""

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from loadtest.grammar_times import read_schemas
+from loadtest.micro.grammar_times import read_schemas
 from tests.engine.grammar.test_matchers import TOKENIZER, constrained, text
 from tests.support.driver import Driver, tiny_llama
 from tests.support.reference_data import located, reference

@@ -71,7 +71,7 @@ ENCODERS = [
 @pytest.mark.parametrize("golden", CASES, indirect=True)
 def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
     """In chunks of few tokens, and with preemptions."""
-    blocks = 12 * len(golden.runner.kv.groups)
+    blocks = 8 * len(golden.runner.kv.groups)
     settings = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 24}
     with ranked(
         golden.folder, tmp_path / "ranks", num_gpu_blocks_override=blocks, **settings

@@ -84,7 +84,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @dtypes
-@pytest.mark.parametrize("number", [2, 3, 6])
+@pytest.mark.parametrize("number", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 6))])
 @pytest.mark.parametrize("size", [50, 2730, 4864])
 def test_activations_in_many_threads_are_bitwise_equal(
     size: int, number: int, dtype: torch.dtype, threads: Callable[[int], None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import select
 import socket
@@ -15,6 +16,7 @@ import httpx2
 import pytest
 
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
+from server.app import api_document
 from server.settings import flags_page, settings
 from tests.support import command_line, web
 from tests.support.process import INTERRUPTIBLE, START_S, STOP_S, eventually
@@ -87,9 +89,8 @@ def test_flags_page_is_up_to_date() -> None:
     assert penstock("flags").stdout == page
 
 
-def test_api_command_prints_the_page() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert process("api").stdout == page
+def test_api_command_prints_the_document() -> None:
+    assert json.loads(process("api").stdout) == api_document()
 
 
 @pytest.mark.parametrize(

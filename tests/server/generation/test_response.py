@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from engine.errors import EngineOverloadedError
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
-from tests.support.rig import Served, eventually, serving
+from tests.support.rig import serving
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
@@ -124,25 +123,3 @@ async def test_failed_stream_is_closed_before_its_error_event_is_read(
         await answer
         assert await served.metric("aborts_total") == 1
         assert not engine.running
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_request_refused_at_submission_has_a_status_and_no_abort(
-    served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    def refuse(requests: Any) -> None:
-        raise EngineOverloadedError("The queue is full.", retry_after=7)
-
-    monkeypatch.setattr(served.engine, "submit", refuse)
-    response = await served.complete(stream=stream)
-    assert (response.status_code, response.headers["retry-after"]) == (503, "7")
-    assert await served.metric("aborts_total") == 0
-
-
-async def test_stream_that_fails_before_its_first_token_has_a_status(served: Served) -> None:
-    served.engine.gate.clear()
-    asking = asyncio.create_task(served.complete(stream=True))
-    await eventually(lambda: served.engine.busy, "the request runs")
-    served.engine.die()
-    assert (await asking).status_code == 503
-    assert await served.metric("aborts_total", reason="engine") == 1

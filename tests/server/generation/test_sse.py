@@ -16,7 +16,7 @@ from server.text.load_tokenizer import load_tokenizer
 from tests.server.conftest import EOS
 from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
 from tests.support.reference_data import CHECKPOINTS, located, reference
-from tests.support.rig import Served, check_error_body, eventually, serving
+from tests.support.rig import eventually, serving
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -51,16 +51,6 @@ async def test_chat_stream_has_expected_bytes(served):
         f'{chunk}{{}},"logprobs":null,"finish_reason":"stop"}}]}}\n\n'
         "data: [DONE]\n\n"
     )
-
-
-async def test_stream_of_line_separators_keeps_each_event_on_one_line(model, says):
-    text = "a\u2028b\u2029c\x85d\x0be"
-    async with serving(FakeEngine(says(text)), model) as served:
-        for fields in ({"prompt": "x"}, {"prompt": text, "echo": True}):
-            lines = (await served.complete(stream=True, **fields)).text.splitlines()
-            pieces = [json.loads(line[6:])["choices"] for line in lines if line[6:7] == "{"]
-            told = "".join(choice["text"] for choices in pieces for choice in choices)
-            assert told == text * (1 + ("echo" in fields))
 
 
 async def test_completion_stream_has_expected_bytes(served):
@@ -263,46 +253,6 @@ async def test_stream_without_tokens_sends_pings(model, says):
                 seen += text
     assert re.sub(r"(: ping\n\n)+", "", seen).startswith("data: ")
     assert events(seen)[-1] == "[DONE]"
-
-
-async def broken_stream(served: Served) -> list[Any]:
-    """Kill the engine after the first text. Return all events; the body must end regularly."""
-    reader, writer = await asyncio.open_connection(*served.address)
-    body = json.dumps({"messages": [USER], "stream": True, "max_tokens": 400}).encode()
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode())
-    writer.write(body)
-    raw = b""
-    while b"Hello" not in re.sub(rb'"}.*?"content":"', b"", raw, flags=re.DOTALL):
-        raw += await reader.read(1000)
-    served.engine.die()
-    raw += await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 5)
-    writer.close()
-    chunks = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", raw.split(b"\r\n\r\n", 1)[1]).decode()
-    return events(chunks[chunks.index("data:") :].removesuffix("\r\n"))
-
-
-async def test_engine_death_ends_stream_with_error_event(model, encode, caplog):
-    async with serving(FakeEngine(lambda r: encode("Hello "), delay=0.01), model) as served:
-        *chunks, error = await broken_stream(served)
-        assert "[DONE]" not in chunks
-        check_error_body(error, 503)
-        assert error["error"]["code"] == "engine_unavailable"
-        assert await served.metric("aborts_total", reason="engine") == 1
-    assert "Traceback" not in caplog.text
-    assert "ASGI callable" not in caplog.text
-    assert "'status': 500" in caplog.text
-    assert "'status': 499" not in caplog.text
-
-
-async def test_engine_end_during_drain_ends_stream_with_shutting_down(model, encode):
-    async with serving(FakeEngine(lambda r: encode("Hello "), delay=0.01), model) as served:
-        task = asyncio.create_task(broken_stream(served))
-        await eventually(lambda: bool(served.engine.running), "the stream runs")
-        served.engine.drain()
-        *_, error = await task
-        assert error["error"]["code"] == "shutting_down"
-        assert await served.metric("aborts_total", reason="shutdown") == 1
 
 
 async def test_openai_client_raises_on_broken_stream(model, encode):

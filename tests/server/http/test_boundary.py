@@ -1,4 +1,4 @@
-"""--root-path: a prefix that a proxy leaves before every path."""
+"""--root-path, a prefix that a proxy leaves before every path; and the headers of responses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from server.config import ServerConfig
+from server.http.boundary import RESPONSE_HEADERS
 from tests.support.fake_engine import FakeEngine, Script
-from tests.support.rig import serving
+from tests.support.rig import Served, serving
 
+CLIENTS = Path(__file__).resolve().parents[3] / "docs" / "clients.md"
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -47,3 +49,12 @@ def test_values_that_are_no_prefix_are_refused(value: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"root_path": value}, ServerConfig)
     assert msgspec.convert({"root_path": "/a-1/b.c"}, ServerConfig).root_path == "/a-1/b.c"
+
+
+async def test_response_headers_are_listed_and_documented(served: Served) -> None:
+    answer = await served.chat(unknown=1, max_tokens=10**6)
+    own = {name for name in answer.headers if name.startswith(("x-", "openai-"))}
+    assert own <= set(RESPONSE_HEADERS)
+    assert {"x-ignored-params", "x-adjusted-params"} <= own
+    page = CLIENTS.read_text(encoding="utf-8")
+    assert [name for name in RESPONSE_HEADERS if f"| `{name}` |" not in page] == []

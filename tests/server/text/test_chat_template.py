@@ -120,6 +120,7 @@ RENDERS_LITTLE = {
 OWN = [f"chat-templates/{file.name}" for file in sorted(located("chat-templates").iterdir())]
 
 
+@pytest.mark.usefixtures("renders_here")
 @pytest.mark.parametrize("name", [*OWN, *references("chat-templates/*.jinja")])
 def test_render_every_template_equals_transformers(
     name: str, checkpoint: Path, transformers_tokenizer: PreTrainedTokenizerFast

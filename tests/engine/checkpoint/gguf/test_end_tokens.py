@@ -45,14 +45,14 @@ MARKS = [text for texts in INFILL_MARKS.values() for text in texts]
 
 
 @pytest.mark.parametrize("kind", [NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE])
-@pytest.mark.parametrize("text", sorted(ENDS - {"</s>", "<|tool_response>"}) + INFILL)
-def test_known_text_of_any_type_ends_and_becomes_control(text: str, kind: int) -> None:
-    assert ends({text: kind}) == ({"</s>", text}, {text})
+def test_known_text_of_any_type_ends_and_becomes_control(kind: int) -> None:
+    for text in sorted(ENDS - {"</s>", "<|tool_response>"}) + INFILL:
+        assert ends({text: kind}) == ({"</s>", text}, {text})
 
 
-@pytest.mark.parametrize("text", MARKS)
-def test_marks_of_infill_become_control_and_do_not_end(text: str) -> None:
-    assert ends({text: NORMAL}) == ({"</s>"}, {text})
+def test_marks_of_infill_become_control_and_do_not_end() -> None:
+    for text in MARKS:
+        assert ends({text: NORMAL}) == ({"</s>"}, {text})
 
 
 @pytest.mark.parametrize("text", ["<|eot|>", "<|EOT|>", "<|eos|>", "<|end_of_turn|>", "<s>x"])

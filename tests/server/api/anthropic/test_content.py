@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from server.api.anthropic.content import SIGNATURE, ContentStream, joined_blocks, parsed_input
 from server.generation.events import (
@@ -17,6 +18,7 @@ from server.generation.events import (
     ToolCallDelta,
 )
 from server.text import exact_json
+from tests.support.thorough import examples
 
 
 def text(value: str) -> TextDelta:
@@ -90,25 +92,27 @@ def test_answer_without_text_has_no_block() -> None:
     assert pushed([text(""), Finish("stop")]) == []
 
 
-def random_events(rng: random.Random) -> list[Event]:
+@st.composite
+def answers(draw: st.DrawFn) -> list[Event]:
+    """Return the events of an answer: texts, reasoning and calls in any order."""
     events: list[Event] = []
     calls = 0
-    for _ in range(rng.randrange(12)):
-        kind = rng.randrange(4)
-        if kind == 0:
-            events.append(text(rng.choice(["", "a", "bc"])))
-        elif kind == 1:
-            events.append(ReasoningDelta(rng.choice(["", "t", "uv"])))
-        elif kind == 2:
+    for kind in draw(st.lists(st.sampled_from(["text", "reasoning", "call", "arguments"]))):
+        if kind == "text":
+            events.append(text(draw(st.sampled_from(["", "a", "bc"]))))
+        elif kind == "reasoning":
+            events.append(ReasoningDelta(draw(st.sampled_from(["", "t", "uv"]))))
+        elif kind == "call":
             events.append(ToolCallDelta(calls, f"call_{calls}", "f", ""))
             calls += 1
         elif calls and isinstance(events[-1], ToolCallDelta):
-            events.append(ToolCallDelta(calls - 1, None, None, rng.choice(["{", "1"])))
+            events.append(ToolCallDelta(calls - 1, None, None, draw(st.sampled_from(["{", "1"]))))
     return [*events, Finish("stop")]
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_every_delta_is_inside_an_open_block_of_its_kind(seed: int) -> None:
+@settings(max_examples=examples(500), deadline=None)
+@given(events=answers())
+def test_every_delta_is_inside_an_open_block_of_its_kind(events: list[Event]) -> None:
     kinds = {
         "text_delta": "text",
         "thinking_delta": "thinking",
@@ -117,7 +121,7 @@ def test_every_delta_is_inside_an_open_block_of_its_kind(seed: int) -> None:
     }
     opened: str | None = None
     count = 0
-    for event in pushed(random_events(random.Random(seed))):
+    for event in pushed(events):
         match event["type"]:
             case "content_block_start":
                 assert opened is None

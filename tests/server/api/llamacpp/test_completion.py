@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,19 +278,6 @@ async def test_completion_harmless_values_are_accepted_without_a_header(served: 
     assert response.headers["x-ignored-params"] == "unknown"
 
 
-async def test_completion_needs_a_key_and_counts_as_other_requests(
-    model: Path, says: Callable[[str], Script]
-) -> None:
-    async with serving(FakeEngine(says("x")), model, key="k", api_key=("k",)) as keyed:
-        assert (await complete(keyed)).status_code == 200
-        bare = await keyed.http.post("/completion", json={}, headers={"authorization": ""})
-        assert bare.status_code == 401
-        keyed.engine.overloaded = True
-        full = await complete(keyed)
-        assert full.status_code == 503
-        assert full.headers["retry-after"]
-
-
 async def test_infill_puts_the_prompt_behind_the_prefix(
     tmp_path: Path, says: Callable[[str], Script], encode: Encode
 ) -> None:
@@ -317,14 +304,3 @@ async def test_infill_of_a_model_without_its_tokens_is_refused(served: Served) -
     response = await served.http.post("/infill", json=fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "input_suffix"
-
-
-@pytest.fixture
-async def failing(model: Path) -> AsyncIterator[Served]:
-    async with serving(FakeEngine(lambda request: [40, -1]), model) as running:
-        yield running
-
-
-async def test_completion_failed_stream_ends_with_an_error(failing: Served) -> None:
-    found = await events(failing)
-    assert found[-1]["error"]["code"] == "numerical_error"

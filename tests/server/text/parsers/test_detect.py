@@ -21,6 +21,8 @@ from tests.support.parsing import check_cuts, parse
 from tests.support.reference_data import located, reference, references
 from tests.support.thorough import is_thorough
 
+pytestmark = pytest.mark.usefixtures("renders_here")
+
 FOLDER = "chat-templates"
 DEMO = Path(__file__).parents[4] / "engine" / "demo" / "model" / "chat_template.jinja"
 OWN = sorted(file.stem for file in located(FOLDER).glob("*.jinja"))

@@ -35,6 +35,8 @@ from tests.support.parsing import check_cuts, parse
 from tests.support.thorough import examples
 from tests.support.written_calls import written
 
+pytestmark = pytest.mark.usefixtures("renders_here")
+
 BYTES = LLTokenizer("byte")
 WHOLE = {"type": "function", "function": "{content}"}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

@@ -1,4 +1,4 @@
-"""Measure the host's time per decode step, without a device: `python -m loadtest.host_budget`.
+"""The host's time per decode step, without a device.
 
 The engine's own loop serves the demo model with 256 sequences, at depth 1, but replaying a graph
 does nothing. The remaining time is the host's: it schedules a step, launches it and retires the
@@ -7,14 +7,12 @@ previous one. As long as this takes less than a step on the device, the device n
 
 from __future__ import annotations
 
-import argparse
 import cProfile
-import json
-import os
-import statistics
 import time
+from argparse import ArgumentParser, Namespace
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -26,7 +24,7 @@ from engine.protocol.message import Message
 from engine.protocol.wire import ToEngine
 from engine.runner.load import load_engine
 from engine.runner.step_graphs import StepGraphs
-from loadtest.program import run_program
+from loadtest.micro.case import Case, Table
 
 PROMPT = 20  # tokens of each prompt
 WARM_UP = 20  # steps
@@ -110,22 +108,14 @@ def timed(owner: Any, name: str, took: dict[str, list[float]]) -> None:
     setattr(owner, name, noting)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def run(options: Namespace, stack: ExitStack) -> Iterator[Table]:
+    yield Table(measure(options.sequences, options.steps, options.profile), "us of CPU per step")
+
+
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--profile", action="store_true", help="print a profile of the loop")
-    options = parser.parse_args()
-    took = measure(options.sequences, options.steps, options.profile)
-    result: dict[str, Any] = {"sequences": options.sequences, "load": os.getloadavg()[0]}
-    for part in ("schedule", "launch", "publish", "in all"):
-        values = sorted(took[part])
-        result[part] = {
-            "median_us": round(statistics.median(values)),
-            "best_tenth_us": round(values[len(values) // 10]),
-        }
-    print(json.dumps(result, indent=2))
 
 
-if __name__ == "__main__":
-    run_program(main)
+CASE = Case(__doc__, add_options, run)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from engine.kernels.triton import decode_attention
 from engine.kernels.triton.decode_attention import DecodeTile
 from engine.kernels.triton.linear import TILE, LinearTile, few_rows_linear
-from loadtest.gpu_bench import Bench, Row, captured, device_seconds
-from loadtest.gpu_device import LAYERS, paged_attention
+from loadtest.gpu.bench import Bench, Row, captured, device_seconds
+from loadtest.gpu.device import LAYERS, paged_attention
 
 LINEAR_TILES = [
     TILE,

@@ -1,15 +1,16 @@
-"""Measure what a viewer costs per step, without a model: `python -m loadtest.watch_steps`.
+"""Time that a viewer costs per step, without a model.
 
 A scheduler runs decode steps. The time of the engine process is that of the StepTrace and its
-encoding; that of the API process is decoding it, rebuilding the block tables, and a tenth of a
-frame. All times are CPU time of the thread, medians over the steps.
+encoding; that of the API process is decoding it and rebuilding the block tables, and
+a tenth of a frame. All times are CPU time of the thread.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -24,7 +25,7 @@ from engine.protocol.watch import StepTrace
 from engine.protocol.wire import FromEngine
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import SampledToken
-from loadtest.program import run_program
+from loadtest.micro.case import Case, Table
 from server.glassbox.requests.report import Reader
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.watch.block_map import BlockMap
@@ -43,7 +44,7 @@ class Times:
     engine: list[float] = field(default_factory=list)
     server: list[float] = field(default_factory=list)
     frames: list[float] = field(default_factory=list)
-    frame_bytes: list[int] = field(default_factory=list)
+    frame_bytes: list[float] = field(default_factory=list)
 
 
 def measure(sequences: int, steps: int) -> Times:
@@ -89,22 +90,25 @@ def measure(sequences: int, steps: int) -> Times:
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.watch_steps", description=__doc__)
+def run(options: Namespace, stack: ExitStack) -> Iterator[Table]:
+    for sequences in options.sequences:
+        times = measure(sequences, options.steps)
+        yield Table(
+            {
+                f"{sequences} streams, engine process": [1e6 * one for one in times.engine],
+                f"{sequences} streams, API process": [1e6 * one for one in times.server],
+                f"a tenth of a frame of {STEPS_A_FRAME} steps": [
+                    1e6 * one / STEPS_A_FRAME for one in times.frames
+                ],
+            },
+            "us of CPU per step",
+        )
+        yield Table({f"{sequences} streams": times.frame_bytes}, "bytes of a frame")
+
+
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--steps", type=int, default=2000)
-    given = parser.parse_args()
-    for sequences in given.sequences:
-        times = measure(sequences, given.steps)
-        engine = 1e6 * statistics.median(times.engine)
-        frame = 1e6 * statistics.median(times.frames) / STEPS_A_FRAME
-        server = 1e6 * statistics.median(times.server) + frame
-        size = statistics.median(times.frame_bytes)
-        print(
-            f"{sequences:4} streams: {engine:.1f} us a step in the engine, {server:.1f} us in the "
-            f"API process; a frame of {STEPS_A_FRAME} steps has {size:.0f} bytes"
-        )
 
 
-if __name__ == "__main__":
-    run_program(main)
+CASE = Case(__doc__, add_options, run)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loadtest.gpu_bench import NANO_MODEL, Bench, Row
+from loadtest.gpu.bench import NANO_MODEL, Bench, Row
 from loadtest.http_client import closed_loop, streamed
 from loadtest.servers import Penstock
 

@@ -1,6 +1,6 @@
-"""The measurements of `loadtest/gpu.py`, each in a separate process, which frees all its memory.
+"""The measurements of loadtest.gpu, each in a separate process, which frees all its memory.
 
-`python -m loadtest.gpu_sections NAME` prints its rows as JSON on the last line.
+`python -m loadtest.gpu.sections NAME` prints its rows as JSON on the last line.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from engine.layers.mlp import MLP
 from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels, use_kernels
 from engine.sampling.sampler import DrawParams, draw
-from loadtest.gpu_bench import NANO_MODEL, Bench, Row
-from loadtest.gpu_codes import quantised
-from loadtest.gpu_device import attention, ceilings, ledger
-from loadtest.gpu_models import Chip
-from loadtest.gpu_server import http, peer
-from loadtest.gpu_sweeps import sweep_attention, sweep_linear
+from loadtest.gpu.bench import NANO_MODEL, Bench, Row
+from loadtest.gpu.codes import quantised
+from loadtest.gpu.device import attention, ceilings, ledger
+from loadtest.gpu.models import Chip
+from loadtest.gpu.server import http, peer
+from loadtest.gpu.sweeps import sweep_attention, sweep_linear
 from loadtest.program import run_program
 
 

@@ -11,7 +11,7 @@ from engine.memory.report import MARGIN
 from engine.protocol.generate import SamplingParams
 from engine.runner.batch import decode_batch
 from engine.scheduling.step import NewBlocks, NewRow, Step
-from loadtest.gpu_bench import Bench, Row, captured, device_seconds
+from loadtest.gpu.bench import Bench, Row, captured, device_seconds
 
 LAYERS = 8
 

@@ -1,4 +1,4 @@
-"""Measure what speculation gains: `python -m loadtest.speculation --model FOLDER --free FILE`.
+"""Tokens/s that speculation gains.
 
 Two servers, with `--speculation off` and with the default or a draft model, answer the same prompts
 in turn, one stream at a time, greedily. The answers must be equal. Three kinds of prompts: a text
@@ -8,22 +8,24 @@ list `turns`).
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2
 
 from loadtest.errors import BenchError
-from loadtest.program import read_lines, run_program
+from loadtest.micro.case import Case, Table, in_turn
+from loadtest.program import read_lines
 from loadtest.servers import Penstock, Server
 
-TEXT = Path(__file__).parent.parent / "LICENSE"
-CODE = Path(__file__).parent.parent / "engine" / "speculative" / "drafts.py"
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = ROOT / "LICENSE"
+CODE = ROOT / "engine" / "scheduling" / "drafts.py"
 LINES = 12  # of the text in a prompt
 RENAMED = (("drafted", "guessed"), ("accepted", "kept"), ("pause", "rest"), ("length", "size"))
 
@@ -90,38 +92,43 @@ def drafted(server: Server) -> tuple[float, float]:
     return drafts, right
 
 
-def measure(servers: Sequence[Server], every: Sequence[Prompt], tokens: int, rounds: int) -> None:
-    """Print a line for each kind of prompt. Raises SystemExit if two answers differ."""
-    sys.stdout.write("| prompts | tokens | off, tokens/s | on | ratio | drafted | right |\n")
-    sys.stdout.write("|---|---|---|---|---|---|---|\n")
+def rates(
+    servers: Mapping[str, Server], chosen: Sequence[Prompt], tokens: int, rounds: int
+) -> dict[str, list[float]]:
+    """Return the tokens/s of each answer by server. Raises SystemExit if two answers differ."""
+    known: dict[int, tuple[str, int]] = {}
+
+    def rate(which: str, number: int) -> float:
+        number %= len(chosen)
+        text, count, seconds = ask(servers[which], chosen[number], tokens)
+        if known.setdefault(number, (text, count)) != (text, count):
+            raise SystemExit(f"The answers differ:\n{known[number][0]}\n---\n{text}")
+        return count / seconds
+
+    return in_turn({which: partial(rate, which) for which in servers}, rounds * len(chosen))
+
+
+def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
+    every = list(prompts(options.free, options.prompts))
+    flags = ["--no-enable-prefix-caching", *options.flags]
+    drafts = ["--speculative-model", options.draft] if options.draft else []
+    servers = {
+        "off": stack.enter_context(Penstock(options.model, [*flags, "--speculation", "off"])),
+        "on": stack.enter_context(Penstock(options.model, [*flags, *drafts])),
+    }
+    for server in servers.values():
+        ask(server, every[0], 8)
     for kind in dict.fromkeys(prompt.kind for prompt in every):
         chosen = [prompt for prompt in every if prompt.kind == kind]
-        before = drafted(servers[1])
-        ratios: list[float] = []
-        rates: tuple[list[float], list[float]] = [], []
-        total = 0
-        for number, prompt in enumerate(prompt for _ in range(rounds) for prompt in chosen):
-            order = (0, 1) if number % 2 else (1, 0)
-            answers = {which: ask(servers[which], prompt, tokens) for which in order}
-            if answers[0][:2] != answers[1][:2]:
-                raise SystemExit(f"The answers differ:\n{answers[0].text}\n---\n{answers[1].text}")
-            ratios.append(answers[0].seconds / answers[1].seconds)
-            for which, answer in answers.items():
-                rates[which].append(answer.tokens / answer.seconds)
-            total += answers[0].tokens
-        drafts, right = (
-            after - old for after, old in zip(drafted(servers[1]), before, strict=True)
-        )
-        off, on = map(statistics.median, rates)
-        sys.stdout.write(
-            f"| {kind} | {total} | {off:.0f} | {on:.0f} | {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}) | {drafts:.0f} | {right:.0f} |\n"
-        )
-        sys.stdout.flush()
+        before = drafted(servers["on"])
+        samples = rates(servers, chosen, options.tokens, options.rounds)
+        after = drafted(servers["on"])
+        made, right = (new - old for new, old in zip(after, before, strict=True))
+        notes = {"on": f"{made:.0f} drafted, {right:.0f} right"}
+        yield Table(samples, f"tokens/s, {kind}", ("off",), notes=notes)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.speculation", description=__doc__)
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--free", type=Path, required=True)
     parser.add_argument("--draft", help="the --speculative-model of the second server")
@@ -129,18 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=160, help="of an answer")
     parser.add_argument("--rounds", type=int, default=1, help="more ones know the answers")
     parser.add_argument("flags", nargs="*", help="further flags of both servers, after --")
-    given = parser.parse_args(arguments)
-    every = list(prompts(given.free, given.prompts))
-    flags = ["--no-enable-prefix-caching", *given.flags]
-    drafts = ["--speculative-model", given.draft] if given.draft else []
-    with (
-        Penstock(given.model, [*flags, "--speculation", "off"]) as plain,
-        Penstock(given.model, [*flags, *drafts]) as drafting,
-    ):
-        for server in (plain, drafting):
-            ask(server, every[0], 8)
-        measure([plain, drafting], every, given.tokens, given.rounds)
 
 
-if __name__ == "__main__":
-    run_program(main)
+CASE = Case(__doc__, add_options, measure)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
-from loadtest.gpu_models import CONFIGS, SMALL, Chip, Shape, write_model
+from loadtest.gpu.models import CONFIGS, SMALL, Chip, Shape, write_model
 from loadtest.inprocess import Engine, Work
 
 NANO_MODEL = "qwen3-0.6b"

@@ -22,15 +22,15 @@ from typing import Any
 
 import torch
 
-from loadtest.gpu_bench import Row
-from loadtest.gpu_sections import GROUPS, SECTIONS
+from loadtest.gpu.bench import Row
+from loadtest.gpu.sections import GROUPS, SECTIONS
 
 BUDGET_SECONDS = 540.0  # nine minutes
 
 
 def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row], str]:
     """Run one section and return (its rows, the error or "")."""
-    command = [sys.executable, "-m", "loadtest.gpu_sections", name, *flags]
+    command = [sys.executable, "-m", "loadtest.gpu.sections", name, *flags]
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if "--smoke" in flags else {})
     pipe = subprocess.PIPE
     with subprocess.Popen(

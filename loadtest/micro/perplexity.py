@@ -1,4 +1,4 @@
-"""Measure what fewer bits cost a model: `python -m loadtest.perplexity --model FOLDER TEXT …`.
+"""Perplexity that fewer bits cost a model.
 
 Each form of the model is served in turn, and scores the same windows of tokens with
 `prompt_logprobs`. A form is given by flags of `penstock serve`, such as "--quantization int8" or
@@ -8,18 +8,19 @@ TEXT is a file of text, or of JSON lines whose string values are joined.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
-import sys
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from loadtest.program import read_lines, read_text, run_program
-from loadtest.servers import Server
+from loadtest.micro.case import Case, Table
+from loadtest.program import read_lines, read_text
+from loadtest.servers import Penstock, Server
 
 FORMS = (
     "",
@@ -78,26 +79,23 @@ async def score(server: Server, text: str, tokens: int) -> float:
     return math.exp(total / count)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m loadtest.perplexity", description=__doc__)
+def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
+    text = "\n".join(text_of(file) for file in options.text)
+    found: dict[str, float] = {}
+    for form in ("", *options.form) if options.form else FORMS:
+        with Penstock(options.model, form.split()) as server:
+            found[form or "as it is"] = asyncio.run(score(server, text, options.tokens))
+    first = found["as it is"]
+    notes = {form: f"{100 * (value / first - 1):+.2f} %" for form, value in found.items()}
+    samples = {form: [value] for form, value in found.items()}
+    yield Table(samples, "perplexity", notes=notes)
+
+
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokens", type=int, default=50_000)
     parser.add_argument("--form", action="append", help=f"default: {', '.join(FORMS[1:])}")
     parser.add_argument("text", type=Path, nargs="+")
-    given = parser.parse_args(arguments)
-    text = "\n".join(text_of(file) for file in given.text)
-    first: float | None = None
-    sys.stdout.write("| form | perplexity | change |\n|---|---|---|\n")
-    for form in ("", *given.form) if given.form else FORMS:
-        command = [sys.executable, "-m", "server", "serve", given.model, *form.split()]
-        with Server(command, "/ready") as server:
-            server.wait_ready()
-            found = asyncio.run(score(server, text, given.tokens))
-        first = first or found
-        change = f"{100 * (found / first - 1):+.2f} %"
-        sys.stdout.write(f"| {form or 'as it is'} | {found:.3f} | {change} |\n")
-        sys.stdout.flush()
 
 
-if __name__ == "__main__":
-    run_program(main)
+CASE = Case(__doc__, add_options, measure)

@@ -9,8 +9,8 @@ import torch
 from engine.layers.weights.code_rows import CodeRowsWeight
 from engine.ops.codes import Quantization
 from engine.ops.linear import linear
-from loadtest.gpu_bench import Bench, Row
-from loadtest.gpu_sweeps import CACHE_BYTES, linear_seconds
+from loadtest.gpu.bench import Bench, Row
+from loadtest.gpu.sweeps import CACHE_BYTES, linear_seconds
 
 KINDS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 # (inputs, outputs) of Llama-3.1-8B and of Qwen3-0.6B.
