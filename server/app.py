@@ -55,6 +55,7 @@ from server.replay import wing as replay
 from server.state import VERSION, AppState
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
+from server.telemetry.other_names import OTHER_NAMES
 from server.telemetry.tracing import Tracing
 from server.text.load_pooling import load_pooling
 from server.text.load_template import load_template
@@ -130,7 +131,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
-    metrics = Metrics(names[0], client, VERSION, config.metrics_compat)
+    metrics = Metrics(names[0], client, VERSION, OTHER_NAMES.get(config.metrics_compat))
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
         config=config,

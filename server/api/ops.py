@@ -73,7 +73,9 @@ async def metrics(request: Request) -> Response:
     is_limited = state.keys.limiter(state.keys.owner(request.state.tenant)) is not None
     text = state.metrics.render(LIMITED_AGE_S if is_limited else 0.0)
     response = Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
-    response.raw_headers += state.metrics.headers
+    if state.config.metrics_compat == "llamacpp":  # its clients read the header, in its spelling
+        started = str(state.metrics.started).encode()
+        response.raw_headers.append((b"Process-Start-Time-Unix", started))
     return response
 
 

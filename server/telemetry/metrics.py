@@ -21,9 +21,6 @@ from prometheus_client.registry import Collector
 from engine.client.interface import EngineClient
 from engine.protocol.outputs import Admission, StepOutputs
 from engine.protocol.ready import Ready
-from server.config import MetricsCompat
-from server.telemetry.metrics_llamacpp import llamacpp_text
-from server.telemetry.metrics_vllm import VllmNames
 from server.telemetry.token_series import TokenSeries
 
 # Ignore PROMETHEUS_MULTIPROC_DIR, which container images of other servers set. A single process
@@ -70,24 +67,24 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
 }
 
 
-NAMES: dict[MetricsCompat, Callable[[Collector], bytes]] = {
-    "vllm": lambda source: generate_latest(VllmNames(source)),
-    "llamacpp": llamacpp_text,
-}
 # As in `server.text.deltas`.
 CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
+
+
+OtherNames = Callable[[Collector], bytes]
 
 
 class Metrics:
     """The metrics of one app, and the methods that record them."""
 
     def __init__(
-        self, model_name: str, client: EngineClient, version: str, compat: MetricsCompat = "none"
+        self, model_name: str, client: EngineClient, version: str, others: OtherNames | None = None
     ) -> None:
+        """`others` adds the series under the names of another server."""
         self.registry = CollectorRegistry()
-        self._compat = compat
+        self._others = others
+        self.started = int(time.time())
         self._rendered, self._rendered_at = b"", -math.inf
-        self._started = int(time.time())
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last_step = 0
         self._make_histograms()
@@ -253,21 +250,14 @@ class Metrics:
         self._success.labels(**self._labels, finished_reason="stop").inc()
         self._e2e.observe(max(time.monotonic() - arrival, 0.0))
 
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The response headers that clients of the other server's names read, in its spelling."""
-        if self._compat != "llamacpp":
-            return []
-        return [(b"Process-Start-Time-Unix", str(self._started).encode())]
-
     def render(self, max_age: float = 0.0) -> bytes:
         """Return all series in Prometheus' text format, or what was returned `max_age` s before."""
         now = time.monotonic()
         if now - self._rendered_at > max_age:
             series = WithoutCreated(self.registry)
             self._rendered, self._rendered_at = generate_latest(series), now
-            if self._compat != "none":
-                self._rendered += NAMES[self._compat](series)
+            if self._others is not None:
+                self._rendered += self._others(series)
         return self._rendered
 
 
