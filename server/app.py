@@ -53,9 +53,9 @@ from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
 from server.replay import wing as replay
 from server.state import VERSION, AppState
+from server.telemetry.exposition import Exposition
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
-from server.telemetry.other_names import OTHER_NAMES
 from server.telemetry.tracing import Tracing
 from server.text.load_pooling import load_pooling
 from server.text.load_template import load_template
@@ -131,7 +131,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     keys = ApiKeys(config)
-    metrics = Metrics(names[0], client, VERSION, OTHER_NAMES.get(config.metrics_compat))
+    metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
         config=config,
@@ -160,6 +160,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     app.state.penstock = state
     app.state.tracing = tracing
+    app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )

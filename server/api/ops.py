@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from engine.errors import EngineError
 from server.http.openapi import PROBE
 from server.state import AppState, state_of
+from server.telemetry.exposition import Exposition
 
 LIMITED_AGE_S = 1.0  # of the metrics that a key with limits reads
 
@@ -71,11 +72,10 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     # Making the text takes milliseconds, and counts as no request of a key.
     is_limited = state.keys.limiter(state.keys.owner(request.state.tenant)) is not None
-    text = state.metrics.render(LIMITED_AGE_S if is_limited else 0.0)
+    exposition: Exposition = request.app.state.exposition
+    text = exposition.render(LIMITED_AGE_S if is_limited else 0.0)
     response = Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
-    if state.config.metrics_compat == "llamacpp":  # its clients read the header, in its spelling
-        started = str(state.metrics.started).encode()
-        response.raw_headers.append((b"Process-Start-Time-Unix", started))
+    response.raw_headers += exposition.headers
     return response
 
 

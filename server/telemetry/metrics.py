@@ -7,14 +7,12 @@ differences of CLOCK_MONOTONIC stamps; see `Stamps` for the process that makes e
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -71,20 +69,11 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
 CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
 
 
-OtherNames = Callable[[Collector], bytes]
-
-
 class Metrics:
     """The metrics of one app, and the methods that record them."""
 
-    def __init__(
-        self, model_name: str, client: EngineClient, version: str, others: OtherNames | None = None
-    ) -> None:
-        """`others` adds the series under the names of another server."""
+    def __init__(self, model_name: str, client: EngineClient, version: str) -> None:
         self.registry = CollectorRegistry()
-        self._others = others
-        self.started = int(time.time())
-        self._rendered, self._rendered_at = b"", -math.inf
         self._labels = {"model_name": model_name, "engine": "0"}
         self._last_step = 0
         self._make_histograms()
@@ -249,32 +238,6 @@ class Metrics:
         """Record one encoded text; `arrival` is in CLOCK_MONOTONIC seconds."""
         self._success.labels(**self._labels, finished_reason="stop").inc()
         self._e2e.observe(max(time.monotonic() - arrival, 0.0))
-
-    def render(self, max_age: float = 0.0) -> bytes:
-        """Return all series in Prometheus' text format, or what was returned `max_age` s before."""
-        now = time.monotonic()
-        if now - self._rendered_at > max_age:
-            series = WithoutCreated(self.registry)
-            self._rendered, self._rendered_at = generate_latest(series), now
-            if self._others is not None:
-                self._rendered += self._others(series)
-        return self._rendered
-
-
-class WithoutCreated(Collector):
-    """Another collector's families without their `_created` series.
-
-    The library adds one to each counter and histogram. They only repeat
-    process_start_time_seconds.
-    """
-
-    def __init__(self, source: Collector) -> None:
-        self._source = source
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._source.collect():
-            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
-            yield family
 
 
 class EngineSeries(Collector):

@@ -18,6 +18,7 @@ from server.generation.generation import Generation
 from server.generation.submission import abort_reason
 from server.http.errors import ClientGone, ClientStalled, StreamBroken, numerical_error
 from server.state import AppState
+from server.telemetry.exposition import Exposition
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import FakeEngine
 from tests.support.prepared import prepared_request
@@ -39,7 +40,8 @@ async def state(model: Path, says: Callable[[str], Any]) -> AppState:
 
 
 def aborts(state: AppState, **labels: str) -> float:
-    return metric(state.metrics.render().decode(), "aborts_total", **labels)
+    text = Exposition(state.metrics.registry).render().decode()
+    return metric(text, "aborts_total", **labels)
 
 
 async def test_constructor_sends_nothing_and_entry_submits_every_choice(state: Any) -> None:

@@ -338,8 +338,8 @@ async def test_key_with_limits_makes_the_server_write_documents_seldom(
     keyed: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0
-    metrics = type(keyed.app.state.penstock.metrics)
-    render = metrics.render
+    exposition = type(keyed.app.state.exposition)
+    render = exposition.render
 
     def counted(self: Any, max_age: float = 0.0) -> bytes:
         nonlocal written
@@ -348,7 +348,7 @@ async def test_key_with_limits_makes_the_server_write_documents_seldom(
         written += self._rendered_at != before
         return text
 
-    monkeypatch.setattr(metrics, "render", counted)
+    monkeypatch.setattr(exposition, "render", counted)
     for key, most in (("slow", 2), ("plain", 20)):
         written = 0
         for _ in range(20):

@@ -6,7 +6,8 @@ import random
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from server.telemetry.metrics import STEP_SECONDS, WithoutCreated
+from server.telemetry.exposition import WithoutCreated
+from server.telemetry.metrics import STEP_SECONDS
 from server.telemetry.token_series import TokenSeries
 
 
