@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
+from itertools import islice
 
 # Includes the line and paragraph separators, because some log viewers break lines there, and the
 # overrides of direction, which show a text in another order than it has.
@@ -22,6 +24,29 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+MAX_LINE = 2000  # characters of a message; the architectures that are served take 500
+MAX_NAME = 200
+NUM_NAMED = 5
+
+
+def clipped(text: str, most: int = MAX_LINE) -> str:
+    """Return `text`; of one with more than `most` characters, the beginning, the end and the size.
+
+    A checkpoint may have names of megabytes.
+    """
+    if len(text) <= most:
+        return text
+    end = most // 4
+    begin = most - end
+    return f"{text[:begin]}… ({len(text) - most} characters left out) …{text[-end:]}"
+
+
+def listed(names: Collection[object], most: int = NUM_NAMED) -> str:
+    """Return the first names and the number of the others, for a message."""
+    first = ", ".join(clipped(str(name), MAX_NAME) for name in islice(names, most))
+    return f"{first} and {len(names) - most} more" if len(names) > most else first
+
+
 class EngineError(Exception):
     """Base class of the errors that the engine raises on purpose."""
 
@@ -29,11 +54,11 @@ class EngineError(Exception):
 class ConfigError(EngineError):
     """The configuration or the checkpoint cannot be served; the process exits with status 2.
 
-    The message has one printable line for each argument.
+    The message has one printable line for each argument, with MAX_LINE characters or little more.
     """
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(map(printable, problems)))
+        super().__init__("\n".join(printable(clipped(problem)) for problem in problems))
 
 
 class RequestRejectedError(EngineError):

@@ -1,4 +1,4 @@
-"""JSON that comes with a checkpoint, within limits: it may be hostile.
+"""JSON and other text that comes with a checkpoint, within limits: it may be hostile.
 
 Python's objects take far more memory than their text: an empty list of three bytes takes 80.
 """
@@ -6,6 +6,7 @@ Python's objects take far more memory than their text: an empty list of three by
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,21 @@ from engine.errors import ConfigError
 MAX_JSON_BYTES = 32_000_000
 MAX_PARTS = 2_000_000  # lists, objects and keys; an entry of a safetensors header has seven
 BAD_JSON = (ValueError, OverflowError, RecursionError)  # raised for malformed or hostile JSON
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """Return the bytes of a file. Raises OSError, or ValueError if it has more than `limit` bytes.
+
+    The size is checked first, so that nothing is read of a file that is too large.
+    """
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"it has {size} bytes; at most {limit} are read")
+        data = stream.read(limit + 1)  # a device or a pipe has no size
+    if len(data) > limit:
+        raise ValueError(f"it has more than {limit} bytes")
+    return data
 
 
 def loads(data: bytes) -> Any:
@@ -44,8 +60,7 @@ def _integer(text: str) -> int:
 
 def read_any_json(path: Path) -> Any:
     """Return the JSON value in a file. Raises OSError or one of BAD_JSON."""
-    with path.open("rb") as stream:
-        return loads(stream.read(MAX_JSON_BYTES + 1))
+    return loads(read_bounded(path, MAX_JSON_BYTES))
 
 
 def read_json(path: Path) -> dict[str, Any]:

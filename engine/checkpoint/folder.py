@@ -27,7 +27,7 @@ from engine.checkpoint.gguf.parts import (
 )
 from engine.checkpoint.pointer import refuse_pointer
 from engine.config import DEMO_MODEL
-from engine.errors import ConfigError
+from engine.errors import ConfigError, clipped, listed
 
 DEMO_FOLDERS = {DEMO_MODEL: "model", "demo-translate": "translate"}  # in engine/demo
 
@@ -49,6 +49,7 @@ CHECKPOINT_FILES = (
 )
 WEIGHTS = "model.safetensors"
 NOTES = "notes.json"  # of a folder made from a GGUF file: what its user should know
+MAX_NOTES = 50
 WEIGHTS_INDEX = "model.safetensors.index.json"
 WHERE = (
     f"Give a folder with config.json and *.safetensors, a GGUF file, {', '.join(DEMO_FOLDERS)}, or "
@@ -123,7 +124,7 @@ def only_gguf(folder: Path) -> Path | None:
     files = [file for file in _files(folder, "gguf") if is_first_part(file)]
     files = [file for file in files if not is_sidecar(file)] or files
     if len(files) > 1:
-        names = ", ".join(file.name for file in files[:5])
+        names = listed([file.name for file in files])
         raise ConfigError(f"{folder} has several GGUF files; choose one with --gguf-file: {names}.")
     return files[0] if files else None
 
@@ -134,7 +135,11 @@ def notes_of(folder: Path) -> list[str]:
         notes = read_any_json(folder / NOTES)
     except (OSError, *BAD_JSON):
         return []
-    return notes if isinstance(notes, list) else []
+    if not isinstance(notes, list):
+        return []
+    others = len(notes) - MAX_NOTES
+    more = [f"{others} more notes are in {folder / NOTES}"] if others > 0 else []
+    return [*(clipped(str(note)) for note in notes[:MAX_NOTES]), *more]
 
 
 def _folder_of_gguf(file: Path) -> Path:
@@ -172,7 +177,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [entry]
     names = indexed_files(entry)
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ConfigError(f"{entry} lists files not in {folder}: {', '.join(missing)}.")
+        raise ConfigError(f"{entry} lists files not in {folder}: {listed(missing)}.")
     return [folder / name for name in names]
 
 
@@ -222,7 +227,7 @@ def no_weights(entry: str, names: Collection[str]) -> str:
     if len(others) == 1:
         return f"{said} It has {others[0]}; if that is the whole model, rename it to {WEIGHTS}."
     if others:
-        return f"{said} It has {', '.join(others[:5])}; shards of a model need their index."
+        return f"{said} It has {listed(others)}; shards of a model need their index."
     return said
 
 

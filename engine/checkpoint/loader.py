@@ -7,7 +7,7 @@ it. Nothing in a checkpoint is ever unpickled or executed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from engine.checkpoint.source import Source
 from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import Target, WeightMap
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.ops.quantize import CodesForm, common_form
 
 
@@ -163,12 +163,6 @@ def _check_copies(tensors: Mapping[str, CheckpointTensor], copies: dict[str, str
             raise ConfigError(
                 f"{copy} in {file} differs from {original}, but config.json ties them."
             )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, for a message."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
 
 
 def _is_filled(layer: nn.Module, name: str, filled: Mapping[str, set[str]]) -> bool:

@@ -17,7 +17,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.client.admission import AdmissionControl
-from engine.client.interface import State, WaitListener, WatchListener
+from engine.client.inspection import WaitListener, WatchListener
+from engine.client.interface import State
 from engine.client.observation import Observation
 from engine.client.output_stream import OutputStream
 from engine.client.subprocess import EngineProcess, exit_message

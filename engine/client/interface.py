@@ -10,18 +10,17 @@ from engine.client.output_stream import OutputStream
 from engine.errors import EngineDeadError
 from engine.protocol.embed import EmbedOutput, EmbedRequest
 from engine.protocol.generate import GenerateRequest
-from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
 from engine.protocol.ready import Progress, Ready
-from engine.protocol.watch import Blocks, StepTrace, StepWaits
 
 State = Literal["loading", "ready", "draining", "dead"]
-WatchListener = Callable[[StepTrace | Blocks | EngineDeadError], None]
-WaitListener = Callable[[StepWaits], None]
 
 
 class EngineClient(Protocol):
-    """The interface the server uses; tests implement it without a process."""
+    """The interface that requests need; tests implement it without a process.
+
+    That of the built-in pages is InspectedEngine.
+    """
 
     state: State
     info: Ready | None  # None until the model is loaded
@@ -67,25 +66,12 @@ class EngineClient(Protocol):
         """Return how many tokens of a prompt and its source are in the prefix cache. The answer
         comes between two steps. Raises EngineUnavailableError or EngineDeadError."""
 
-    async def look(self, request: LensRequest) -> LensResult:
-        """Return what a lens shows. It is computed while no request waits; a cancelled call drops
-        it. Raises EngineUnavailableError or EngineDeadError."""
-
     async def load_adapter(self, adapter: int, path: str) -> str:
         """Load the adapter in a folder, whose number no other one has had. Return why the engine
         refuses it, or "". Raises EngineUnavailableError or EngineDeadError."""
 
     def unload_adapter(self, adapter: int) -> None:
         """Refuse further requests for an adapter, and free its memory when the last has ended."""
-
-    def watch(self, listener: WatchListener | None) -> int:
-        """Begin to watch the engine; None ends it. Return the id of the Blocks that answers.
-        `listener`, the only one, gets this, and then a StepTrace behind each StepOutputs. At the
-        end of the engine it gets the error."""
-
-    def measure_waits(self, listener: WaitListener | None) -> None:
-        """Begin to measure how long steps wait for a core; None ends it. `listener`, the only one,
-        gets a StepWaits behind each StepOutputs of a step, also those sent before the end."""
 
     def next_id(self) -> int: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.client.interface import WaitListener, WatchListener
+from engine.client.inspection import WaitListener, WatchListener
 from engine.errors import EngineDeadError
 from engine.protocol.watch import Blocks, StepTrace, StepWaits
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.errors import RequestRejectedError
 from engine.grammar import limits
@@ -23,6 +24,7 @@ from engine.grammar.messages import Advance, Allowed, Close, Compile, Compiled, 
 from engine.protocol.generate import Grammar
 
 TOO_LATE = "The grammars of other requests took too long to compile; retry later."
+RESTARTED = "The process that compiles grammars was started again; retry later."
 UNUSABLE = "The answer cannot be held to this grammar"
 IDLE_PROCESSES = 8  # kept for later requests; each counts its own memory, of 3 MiB or more
 CREDIT_S = 0.01  # for which steps may wait for a process, until it answers again
@@ -66,6 +68,13 @@ class GrammarProcess:
         self.connection.send(message)
 
 
+class IdleForker(NamedTuple):
+    """The CPU time of a forker that was to kill a process, and since when it is the same."""
+
+    ticks: int
+    since: float
+
+
 class GrammarCompiler:
     """The processes of all grammars, for a tokenizer file and a model with `vocab_size` logits."""
 
@@ -74,6 +83,7 @@ class GrammarCompiler:
         self._file = folder / "tokenizer.json"
         self._vocab_size = vocab_size
         self._forker: ForkerProcess | None = None  # started with the first grammar
+        self._idle_forker: IdleForker | None = None
         self._processes: OrderedDict[int, GrammarProcess] = OrderedDict()  # running, oldest use
         self._by_grammar: dict[tuple[str, Grammar], GrammarProcess] = {}
         self._queues: dict[str, list[GrammarProcess]] = {}  # by tenant
@@ -127,10 +137,26 @@ class GrammarCompiler:
         for process in list(self._processes.values()):
             assert process.connection is not None
             since = process.connection.awaited_since
-            if since is not None and now - since > limits.CALL_S:
-                self._kill(process, f"it took more than {limits.CALL_S:g} s")
+            if since is not None and now - since > limits.CALL_S and not process.kill_reason:
+                self._end(process, _late(process))  # the forker may not report the end
+                self._kill(process, "it was late")
+        if self._is_forker_stuck(now):
+            self._restart()
         self._trim()
         self._start_queued()
+
+    def _is_forker_stuck(self, now: float) -> bool:
+        """Return whether the forker does nothing for END_S, although it was to kill a process.
+
+        One that reads a large tokenizer on a busy machine is slow, and not stuck.
+        """
+        if self._forker is None or not any(p.kill_reason for p in self._processes.values()):
+            self._idle_forker = None
+            return False
+        ticks = self._forker.cpu_ticks
+        if self._idle_forker is None or self._idle_forker.ticks != ticks:
+            self._idle_forker = IdleForker(ticks, now)
+        return now - self._idle_forker.since > limits.END_S
 
     def _receive(self, forker: ForkerProcess, timeout: float) -> None:
         poll = select.poll()
@@ -208,11 +234,12 @@ class GrammarCompiler:
                 del self._queues[process.tenant]
 
     def _restart(self) -> None:
-        """The forker has ended, and its processes with it."""
-        if self._forker is not None:
-            self._forker.close()
-            self._forker = None
+        """End the forker, if it has not ended, and its processes with it. A start makes another."""
+        self.close()
         for process in list(self._processes.values()):
+            if process.refusal is None:
+                param = process.grammar.param
+                process.refusal = RequestRejectedError("server_overloaded", RESTARTED, param)
             self._take_end(Ended(process.number, -signal.SIGKILL))
 
     # ---- memory and turns --------------------------------------------------------------------
@@ -306,6 +333,15 @@ class GrammarCompiler:
 
 def _sum_bytes(processes: Iterable[GrammarProcess]) -> int:
     return sum(process.num_bytes for process in processes)
+
+
+def _late(process: GrammarProcess) -> RequestRejectedError:
+    """Return the error for a call over CALL_S. Its CPU time was within the limit."""
+    why = f"it took more than {limits.CALL_S:g} s"
+    if process.is_compiled:
+        return _refusal(process.grammar, why)
+    message = f"The grammar is not compiled: {why}; retry later."
+    return RequestRejectedError("server_overloaded", message, process.grammar.param)
 
 
 def _over_memory(most: int, of: str = "it") -> str:

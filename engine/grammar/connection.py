@@ -99,6 +99,15 @@ class ForkerProcess:
             return int(resident) * resource.getpagesize()
         return 0
 
+    @property
+    def cpu_ticks(self) -> int:
+        """The CPU time that the forker has used, in the kernel's ticks; 0 if it has ended."""
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{self._process.pid}/stat").read_text()
+            fields = status.rpartition(")")[2].split()  # the name before it may have spaces
+            return int(fields[11]) + int(fields[12])  # utime and stime in proc(5)
+        return 0
+
     def start(self, process: int, end_token_ids: tuple[int, ...]) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs, contextlib.suppress(BrokenPipeError):

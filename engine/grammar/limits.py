@@ -12,5 +12,6 @@ STACK_BYTES = 32 << 20  # of the compiling thread; only what is used takes memor
 ALL_BYTES = 384 << 20
 TENANT_BYTES = ALL_BYTES // 2
 MOST_COMPILING = 4  # at once, one for each tenant
+END_S = 2.0  # without CPU time, after which a forker that was to kill a process is stuck
 QUEUE_S = 20.0  # for a grammar's turn to begin
 NO_MEMORY_STATUS = 77  # exit status of a process after a MemoryError

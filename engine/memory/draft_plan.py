@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
+from engine.checkpoint.tokenizer_file import check_tokenizer_file
 from engine.errors import ConfigError
 from engine.models.registry import model_class
 from engine.scheduling.drafts import MOST_ROWS
@@ -83,6 +84,8 @@ def _check_vocabularies(plan: ModelPlan, draft: ModelPlan) -> None:
     files = [folder / "tokenizer.json" for folder in (plan.folder, draft.folder)]
     if not all(file.is_file() for file in files):
         return  # the sizes are all that can be compared
+    for file in files:
+        check_tokenizer_file(file)
     if files[0].read_bytes() == files[1].read_bytes():
         return
     first, second = (_vocabulary(file) for file in files)
@@ -91,7 +94,8 @@ def _check_vocabularies(plan: ModelPlan, draft: ModelPlan) -> None:
     token = next(token for token in {**first, **second} if first.get(token) != second.get(token))
     raise ConfigError(
         f"{FLAG} {draft.config.model} has another tokenizer than the served model: the token "
-        f"{token!r} has the id {second.get(token)}, and {first.get(token)} in the served model."
+        f"{token!r:.200} has the id {second.get(token)}, and {first.get(token)} in the served "
+        "model."
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from engine.checkpoint.adapter.weights import LowRank, StoredAdapter
 from engine.checkpoint.weight_map import WeightMap
 from engine.config import AdapterSource
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.layers.linear import Linear
 from engine.layers.lora import (
     LinearAdapters,
@@ -200,7 +200,7 @@ class ModelAdapters:
             known = sorted({known.rpartition(".")[2] for known in self._places})
             raise ConfigError(
                 f"The adapter in {folder} is for {name}, which is no linear layer of this model; "
-                f"its layers are {', '.join(known)}."
+                f"its layers are {listed(known, 20)}."
             )
         due = (place.outputs, self.plan.shapes[place.layer].whole[1])
         if module.shape != due:

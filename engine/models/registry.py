@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.protocol.ready import ModelKind
 
 DECODERS = {
@@ -69,7 +69,7 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
             kind, module, attribute = ARCHITECTURES[name]
             return name, kind, getattr(import_module(module), attribute)
     raise ConfigError(
-        f"Architecture {', '.join(names) or '(none given)'} is not served; "
+        f"Architecture {listed(names) or '(none given)'} is not served; "
         f"supported: {', '.join(sorted(ARCHITECTURES))}."
     )
 

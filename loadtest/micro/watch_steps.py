@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 import orjson
 
-from engine.client.interface import EngineClient
+from engine.client.inspection import InspectedEngine
 from engine.inspect.watch import EngineWatch
 from engine.protocol.generate import GenerateRequest, SamplingParams
 from engine.protocol.outputs import StepOutputs
@@ -60,7 +60,7 @@ def measure(sequences: int, steps: int) -> Times:
         scheduler.add(GenerateRequest(number, [number] * PROMPT, params, 0.0))
     watch = EngineWatch(scheduler)
     block_map = BlockMap(watch.blocks(1, scheduler.stats()))
-    live = LiveEngine(cast(EngineClient, None), Recorder([]))
+    live = LiveEngine(cast(InspectedEngine, None), Recorder([]))
     live.map = block_map
     writer = FrameWriter(live)
     encode = msgspec.msgpack.Encoder().encode

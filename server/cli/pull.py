@@ -40,7 +40,7 @@ from engine.checkpoint.gguf.parts import (
     parts_of,
     present_parts,
 )
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from server.cli.console import say
 
 try:  # huggingface_hub reads the environment when it is imported
@@ -224,10 +224,8 @@ def _refuse_gguf(repository: Repository) -> None:
     paths = [PurePosixPath(name) for name in sorted(repository.sizes)]
     found = [path for path in paths if is_gguf(path) and is_first_part(path)]
     if files := [str(path) for path in found if not is_sidecar(path)]:
-        more = f" and {len(files) - 8} more" if len(files) > 8 else ""
         raise ConfigError(
-            f"{repository.name} has GGUF files; choose one with --gguf-file: "
-            f"{', '.join(files[:8])}{more}."
+            f"{repository.name} has GGUF files; choose one with --gguf-file: {listed(files, 8)}."
         )
 
 

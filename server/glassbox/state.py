@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from engine.client.inspection import InspectedEngine
 from server.glassbox.lens.captures import LensDesk
 from server.glassbox.model.checkpoint import CheckpointFacts
 from server.glassbox.model.structure import StructureReader
@@ -16,6 +17,7 @@ from server.turns import Turns
 
 @dataclass(frozen=True)
 class Glassbox:
+    engine: InspectedEngine
     recorder: Recorder  # of steps and requests
     live: LiveEngine  # the engine while somebody watches it
     structure: StructureReader  # of the model

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 from fastapi import FastAPI
 
+from engine.client.inspection import InspectedEngine
 from server.glassbox import hello, pages
 from server.glassbox.explain import ablate
 from server.glassbox.explain import routes as explain
@@ -32,11 +34,13 @@ ROUTE_FILES = (hello, requests, lens, prompt, model, ablate, explain, watch, pag
 def install(app: FastAPI, spine: AppState) -> None:
     """Prepare what the pages ask for. Raises ConfigError."""
     check_ui(spine.config, has_keys=bool(spine.keys))
-    recorder = Recorder(spine.client.step_listeners, spine.client.measure_waits)
+    engine = cast(InspectedEngine, spine.client)
+    recorder = Recorder(engine.step_listeners, engine.measure_waits)
     spine.observers.append(generation_recorder(recorder, serves_ui=spine.serves_ui))
-    live = LiveEngine(spine.client, recorder)
+    live = LiveEngine(engine, recorder)
     spine.viewer_counts.append(lambda: live.num_viewers)
     app.state.glassbox = Glassbox(
+        engine=engine,
         recorder=recorder,
         live=live,
         structure=StructureReader(spine.folder),

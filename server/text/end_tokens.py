@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def end_tokens(
     first = next(iter(given.values()))
     if wrong := [number for number in first if not _is_token(number, size)]:
         raise ConfigError(
-            f"eos_token_id in {folder} is {wrong[0]!r}; it must be a token id below "
+            f"eos_token_id in {folder} is {wrong[0]!r:.80}; it must be a token id below "
             f"vocab_size = {size} in config.json."
         )
     everything = [number for numbers in given.values() for number in numbers]
     ids = tuple(dict.fromkeys(number for number in everything if _is_token(number, size)))
     if set(everything) <= set(first):
         return EndTokens(ids)
-    named = "; ".join(f"{name}: {', '.join(map(str, ids))}" for name, ids in given.items())
+    named = "; ".join(f"{name}: {listed(ids, 20)}" for name, ids in given.items())
     return EndTokens(ids, f"the files differ in the end of an answer ({named}); each id ends one")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.bounded_json import BAD_JSON, read_any_json, read_json, read_optional
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.protocol.embed import Pooling
 from server.text.pooling import PoolingConfig
 
@@ -69,7 +69,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     names = [t.rpartition(".")[2] if t.startswith("sentence_transformers.") else t for t in types]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise ConfigError(
-            f"{path} lists {', '.join(names)}; supported: Transformer, Pooling and, optionally, "
+            f"{path} lists {listed(names)}; supported: Transformer, Pooling and, optionally, "
             "Normalize."
         )
     if place:

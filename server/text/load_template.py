@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.checkpoint.bounded_json import read_optional
+from engine.checkpoint.bounded_json import read_bounded, read_optional
 from engine.errors import ConfigError
 from server.text.chat_template import ChatTemplate
 from server.text.special_tokens import special_tokens
@@ -19,6 +19,8 @@ MORE = "additional_chat_templates"  # a folder of NAME.jinja
 NO_DEFAULT = (
     "{{ raise_exception('The chat template of this model is for chats with tools only.') }}"
 )
+MAX_BYTES = 1_000_000  # of a template; published ones have up to 30,000
+MAX_TEMPLATES = 64
 
 
 class TemplateFile(NamedTuple):
@@ -61,7 +63,11 @@ def read_templates(folder: Path) -> dict[str, TemplateFile]:
     """
     file = folder / "chat_template.jinja"
     own = {DEFAULT: read_template(file)} if file.is_file() else {}
-    for path in sorted((folder / MORE).glob("*.jinja")):
+    paths = sorted((folder / MORE).glob("*.jinja"))
+    _check_number(len(paths), folder / MORE)
+    for path in paths:
+        if not path.is_file():  # opening a FIFO would block
+            raise ConfigError(f"{path} is not a file.")
         own[path.stem] = read_template(path)
     if DEFAULT in own:
         return own
@@ -73,9 +79,9 @@ def read_templates(folder: Path) -> dict[str, TemplateFile]:
 
 
 def read_template(path: Path) -> TemplateFile:
-    """Return the template in a file. Raises ConfigError if it cannot be read."""
+    """Return the template in a file. Raises ConfigError if it cannot be read or is too large."""
     try:
-        return TemplateFile(path.read_text(encoding="utf-8"), path)
+        return TemplateFile(_text(read_bounded(path, MAX_BYTES)), path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read the chat template {path}: {error}") from error
 
@@ -83,15 +89,34 @@ def read_template(path: Path) -> TemplateFile:
 def _named(found: Any, path: Path) -> dict[str, TemplateFile]:
     """Return the templates of a JSON file: a text, an object, or a list of names and templates."""
     if isinstance(found, str):
-        return {DEFAULT: TemplateFile(found, path)}
+        found = {DEFAULT: found}
     try:
         pairs = (
             found.items()
             if isinstance(found, dict)
             else [(entry["name"], entry["template"]) for entry in found]
         )
-        return {str(name): TemplateFile(str(source), path) for name, source in pairs}
+        named = {str(name): str(source) for name, source in pairs}
     except (TypeError, KeyError) as error:
         raise ConfigError(
             f"{path}: chat_template must be a string or a list of objects with name and template."
         ) from error
+    _check_number(len(named), path)
+    longest = max(map(len, named.values()))
+    if longest > MAX_BYTES:
+        raise ConfigError(
+            f"{path} has a chat template of {longest} characters; at most {MAX_BYTES} are read."
+        )
+    return {name: TemplateFile(source, path) for name, source in named.items()}
+
+
+def _check_number(number: int, source: Path) -> None:
+    if number > MAX_TEMPLATES:
+        raise ConfigError(
+            f"{source} has {number} chat templates; at most {MAX_TEMPLATES} are read."
+        )
+
+
+def _text(data: bytes) -> str:
+    """Return UTF-8 as text with the line ends that a text file has in Python."""
+    return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")

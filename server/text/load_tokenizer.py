@@ -10,7 +10,8 @@ import tokenizers
 
 from engine.checkpoint.bounded_json import read_optional
 from engine.checkpoint.pointer import refuse_pointer
-from engine.errors import ConfigError
+from engine.checkpoint.tokenizer_file import check_tokenizer_file
+from engine.errors import ConfigError, clipped
 from server.text.end_tokens import end_tokens
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
 from server.text.infill import infill_tokens
@@ -39,6 +40,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
             "many others: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
         )
     refuse_pointer(path)
+    check_tokenizer_file(path)
     try:
         backend = _read(path)
     except Exception as error:  # the library raises nothing narrower
@@ -75,7 +77,7 @@ def tokenizer_of(backend: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
         byte_level=is_byte_level,
         eos_token_ids=ends.ids,
         bos_token_id=_bos_of(backend, named, generation, model),
-        notes=notes,
+        notes=[clipped(note) for note in notes],
         defaults=sampling_defaults(generation, folder),
         suppressed_ids=suppressed_ids({**model, **generation}, folder),
         response_template=config.get("response_template"),
@@ -126,7 +128,7 @@ def _check_vocabulary(
         last = max(beyond)
         raise ConfigError(
             f"{folder / 'tokenizer.json'} has {len(beyond)} tokens beyond vocab_size = {size} "
-            f"in config.json, up to {beyond[last]!r} with id {last}: the two files belong to "
+            f"in config.json, up to {beyond[last]!r:.200} with id {last}: the two files belong to "
             "different models."
         )
     return size

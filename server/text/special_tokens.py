@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from engine.checkpoint.bounded_json import read_optional
-from engine.errors import ConfigError
+from engine.checkpoint.tokenizer_file import check_added_tokens
+from engine.errors import ConfigError, listed
 
 SPECIAL_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -60,13 +61,19 @@ def add_special_tokens(
     A token in `added_tokens_decoder` gets the flags there, but stays special if tokenizer.json says
     so. Tokens with a name are special. Those in a list are so unless they are added tokens already.
     Texts that are not in the vocabulary are left out, except for those of `added_tokens_decoder`
-    whose id is the next one. Raises ConfigError if `added_tokens_decoder` is malformed.
+    whose id is the next one. Raises ConfigError if `added_tokens_decoder` is malformed, or if the
+    settings hold too many tokens.
     """
     added = _added(backend)
     # Tokens are added together, because the library builds its search for all of them each time.
     changed: dict[str, AddedToken] = {}
     size = backend.get_vocab_size()
-    for number, token in _added_tokens(settings, folder):
+    described = _added_tokens(settings, folder)
+    listed_tokens = list(_listed_tokens(settings))
+    everything = [*(token for _, token in described), *listed_tokens]
+    source = str(folder / "tokenizer_config.json")
+    check_added_tokens([token.content for token in everything], source)
+    for number, token in described:
         text = token.content
         is_known = text in changed or backend.token_to_id(text) is not None
         if is_known or number == size:
@@ -84,7 +91,7 @@ def add_special_tokens(
     backend.add_special_tokens(list(named.values()))
     added |= named
     listed: dict[str, AddedToken] = {}
-    for token in _listed_tokens(settings):
+    for token in listed_tokens:
         if backend.token_to_id(token.content) is not None and token.content not in added:
             listed.setdefault(token.content, token)
     backend.add_tokens(list(listed.values()))
@@ -155,13 +162,13 @@ def add_bos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Itera
     if added:
         yield (
             "add_bos_token in tokenizer_config.json is not followed: tokenizer.json adds "
-            f"{', '.join(dict.fromkeys(added))}"
+            f"{listed(dict.fromkeys(added))}"
         )
         return
     number = backend.token_to_id(bos)
     if number is None:
         raise ConfigError(
-            f"tokenizer_config.json adds bos_token {bos!r}, which tokenizer.json lacks."
+            f"tokenizer_config.json adds bos_token {bos!r:.200}, which tokenizer.json lacks."
         )
     begin = processors.TemplateProcessing(
         single=[bos, "$A"], pair=None, special_tokens=[(bos, number)]

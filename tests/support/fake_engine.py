@@ -12,7 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from engine.client.admission import AdmissionControl
-from engine.client.interface import State, WaitListener, WatchListener
+from engine.client.inspection import WaitListener, WatchListener
+from engine.client.interface import State
 from engine.client.output_stream import OutputStream
 from engine.config import EngineConfig
 from engine.errors import (

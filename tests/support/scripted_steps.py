@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from engine.client.interface import WaitListener
+from engine.client.inspection import WaitListener
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from engine.protocol.watch import StepWaits
 from server.glassbox.requests.step_log import OpenRequest, RecordedRequest, Recorder

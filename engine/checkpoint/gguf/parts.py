@@ -6,7 +6,7 @@ import re
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 # Image encoders, heads that draft tokens, importance matrices, adapters and vocabularies.
@@ -58,5 +58,5 @@ def present_parts(file: Path) -> list[Path]:
     """Return the parts of a local file. Raises ConfigError if one is missing."""
     files = parts_of(file)
     if missing := [each.name for each in files if not each.is_file()]:
-        raise ConfigError(f"{file.parent} lacks {', '.join(missing[:3])}, a part of the model.")
+        raise ConfigError(f"{file.parent} lacks {listed(missing)}, a part of the model.")
     return files

@@ -23,6 +23,7 @@ from engine.checkpoint.gguf.end_tokens import (
     ends_of,
     token_id,
 )
+from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
 from engine.errors import ConfigError
 
 LLAMA3 = (
@@ -52,10 +53,9 @@ WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built fro
 SPECIAL = (UNKNOWN, CONTROL)
 NORMALISED = ("qwen2", "deepseek-r1-qwen")  # by NFC
 SPACE = "▁"
-# Limits of a vocabulary. Llama 2's longest token has 16 characters and GPT-2's 128. The pairs that
-# make Llama 2's 32,000 tokens have 329,061 characters.
-LONGEST_TOKEN = 4096  # characters
+# The pairs that make Llama 2's 32,000 tokens have 329,061 characters.
 MAX_MERGES = 1 << 26  # characters of all pairs
+SOURCE = "The GGUF file"
 Settings = Mapping[str, Any]
 
 
@@ -68,11 +68,7 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
             f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are gpt2 and llama."
         )
     tokens = tokens_of(settings)
-    longest = max(map(len, tokens))
-    if longest > LONGEST_TOKEN:
-        raise ConfigError(
-            f"The GGUF file has a token of {longest} characters; at most {LONGEST_TOKEN} are read."
-        )
+    check_tokens(tokens, SOURCE)
     try:
         tokenizer, has_bos = build(settings, tokens)
         _add_tokens(tokenizer, tokens, ends_of(settings, tokens, kinds_of(settings)).kinds)
@@ -269,6 +265,7 @@ def _add_tokens(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequence[int
     pairs = [(token, kind) for token, kind in zip(tokens, kinds, strict=True) if token]
     special = [token for token, kind in pairs if kind in SPECIAL]
     own = [token for token, kind in pairs if kind == USER_DEFINED]
+    check_added_tokens([*special, *own], SOURCE)
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in own])
 

@@ -16,7 +16,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import full_path
 from engine.checkpoint.source import FLOATS
-from engine.errors import ConfigError, one_line
+from engine.errors import ConfigError, listed, one_line
 
 MAX_NAMED = 20  # folders that an error message lists
 # The first of these in a base folder is used. Upstream's chat prefers the fine-tuned model, too.
@@ -66,7 +66,7 @@ class Checkpoint:
         try:
             if unsafe := get_unsafe_globals_in_checkpoint(self.weights):
                 raise ConfigError(
-                    f"{self.weights} refers to {', '.join(unsafe)}; only plain tensors are read. "
+                    f"{self.weights} refers to {listed(unsafe)}; only plain tensors are read. "
                     "Nothing in the file was executed."
                 )
             state = torch.load(self.weights, map_location="cpu", weights_only=True, mmap=True)
@@ -99,9 +99,7 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
         tags = [path for path in _folders(stage) if re.fullmatch(r"d\d+", path.name)]
         if not tags:
             names = [path.name for path in _folders(stage)]
-            if len(names) > MAX_NAMED:
-                names[MAX_NAMED:] = ["…"]
-            found = ", ".join(names) or "none"
+            found = listed(names, MAX_NAMED) or "none"
             raise ConfigError(
                 f"{stage} holds neither model_<step>.pt nor folders called d<depth>. "
                 f"Folders in it: {found}."
@@ -111,7 +109,7 @@ def find_checkpoint(folder: Path, step: int | None) -> Checkpoint:
     if not steps:
         raise ConfigError(f"{stage} holds no model_<step>.pt.")
     if step is not None and step not in steps:
-        found = ", ".join(map(str, sorted(steps)))
+        found = listed(sorted(steps), MAX_NAMED)
         raise ConfigError(f"{stage} has no model of step {step}; steps found: {found}.")
     weights = steps[max(steps) if step is None else step]
     meta = weights.with_name(weights.stem.replace("model_", "meta_") + ".json")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.offline.nanochat.checkpoint import ModelConfig
 from engine.offline.nanochat.generation import SMEAR_CHANNELS, Generation, value_layers
 
@@ -39,8 +39,8 @@ def served_tensors(
         served[new_name] = tensor[: shape[0]]
     if unclaimed:
         raise ConfigError(
-            f"{file} holds {', '.join(sorted(unclaimed)[:5])}; nanochat from {generation.dates} "
-            f"has no such tensors ({len(unclaimed)} in total)."
+            f"{file} holds {listed(sorted(unclaimed))}; nanochat from {generation.dates} "
+            "has no such tensors."
         )
     return served
 

@@ -13,11 +13,11 @@ from rich.filesize import decimal
 from torch import nn
 
 from engine.checkpoint.folder import full_path, weight_files
-from engine.checkpoint.loader import assign, listed
+from engine.checkpoint.loader import assign
 from engine.checkpoint.quantized.layer import FLOATS, check_shape
 from engine.checkpoint.stored import StoredTensor
 from engine.checkpoint.weight_map import Target
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.models.base import Model, on_meta_device

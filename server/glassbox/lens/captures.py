@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.client.interface import EngineClient
+from engine.client.inspection import InspectedEngine
 from engine.protocol.lens import (
     MAX_LENS_BYTES,
     MAX_LENS_WAIT,
@@ -61,7 +61,7 @@ class LensDesk:
         self._captures: dict[str, Capture] = {}  # by tenant, the oldest first
 
     async def look(
-        self, client: EngineClient, request: LensRequest, tenant: str = ""
+        self, client: InspectedEngine, request: LensRequest, tenant: str = ""
     ) -> LensResult:
         """Return the result of a lens. Raises one of the errors above."""
         await self._wait_for_turn(0.0 if request.embeddings else INTERVAL, tenant)

@@ -244,7 +244,8 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
     if request.state.limiter is not None:
         request.state.limiter.use_tokens(len(wanted.tokens) + len(wanted.source))
     try:
-        look = glassbox_of(request).lens.look(state.client, wanted, request.state.tenant)
+        glassbox = glassbox_of(request)
+        look = glassbox.lens.look(glassbox.engine, wanted, request.state.tenant)
         return await cancel_on_disconnect(request.receive, look)
     except LensBusyError:
         message = f"The engine was busy with requests for {MAX_LENS_WAIT:.0f} s; try again later."

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from engine.client.interface import WaitListener
+from engine.client.inspection import WaitListener
 from engine.client.shares import Shares
 from engine.protocol.outputs import PrefillChunk, StepOutputs
 from engine.protocol.watch import StepWaits

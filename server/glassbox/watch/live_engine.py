@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from engine.client.interface import EngineClient
+from engine.client.inspection import InspectedEngine
 from engine.client.shares import Shares
 from engine.errors import EngineDeadError
 from engine.protocol.outputs import EngineStats, StepOutputs
@@ -48,7 +48,7 @@ class Snapshot:
 class LiveEngine:
     """Watches the engine for viewers. Everything runs in the event loop's thread."""
 
-    def __init__(self, client: EngineClient, recorder: Recorder) -> None:
+    def __init__(self, client: InspectedEngine, recorder: Recorder) -> None:
         self._client = client
         self._recorder = recorder
         self._leases = 0

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from engine.checkpoint.folder import weight_files, weights_index
+from engine.checkpoint.folder import NOTES, notes_of, weight_files, weights_index
 from engine.errors import ConfigError
 from tests.support.driver import tiny_llama
 
@@ -98,6 +98,23 @@ def test_weight_files_absent_shard_is_named(model: Path, tmp_path: Path) -> None
     folder = write(model, tmp_path / "model", {INDEX: SHARD, "other.safetensors": 1.0})
     with pytest.raises(ConfigError, match=f"{INDEX} lists files not in .*: {SHARD}"):
         weight_files(folder)
+
+
+def test_weight_files_many_absent_shards_are_counted(model: Path, tmp_path: Path) -> None:
+    folder = write(model, tmp_path / "model", {INDEX: SHARD})
+    named = {f"w{n}": f"{n:05}.safetensors" for n in range(20_000)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(ConfigError, match=r"00004\.safetensors and 19995 more\.$") as refused:
+        weight_files(folder)
+    assert len(str(refused.value)) < 1000
+
+
+def test_notes_of_a_folder_are_bounded(tmp_path: Path) -> None:
+    (tmp_path / NOTES).write_text(json.dumps(["a", "x" * 10_000] * 500))
+    notes = notes_of(tmp_path)
+    assert notes[0] == "a"
+    assert notes[-1].startswith("950 more notes are in ")
+    assert len("".join(notes)) < 60_000
 
 
 @pytest.mark.parametrize(

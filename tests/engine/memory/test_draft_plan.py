@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,8 @@ def test_draft_model_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "another tokenizer than the served model: the token" in refusal(config(demo, other))
     file.write_text("{")
     assert f"Cannot read {file}" in refusal(config(demo, other))
+    os.truncate(file, 6 << 30)
+    assert f"Cannot read {file}: it has {6 << 30} bytes; at most" in refusal(config(demo, other))
     file.unlink()
     assert ModelPlan(config(demo, other)).draft is not None, "the sizes are equal"
 

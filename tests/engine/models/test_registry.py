@@ -43,6 +43,15 @@ def test_model_class_accepts_code_that_is_in_transformers() -> None:
             model_class({"architectures": [name], "auto_map": wrong})
 
 
+def test_model_class_many_unknown_names_are_counted() -> None:
+    with pytest.raises(ConfigError) as refused:
+        model_class({"architectures": [f"A{n}" for n in range(100_000)]})
+    assert "Architecture A0, A1, A2, A3, A4 and 99995 more is not served" in str(refused.value)
+    with pytest.raises(ConfigError, match="characters left out") as refused:
+        model_class({"architectures": ["A" * 1_000_000]})
+    assert len(str(refused.value)) < 2000
+
+
 def test_every_architecture_has_published_sizes_and_is_in_docs() -> None:
     published = {model_class(config)[-1].__module__ for config in PUBLISHED.values()}
     assert {module for _, module, _ in ARCHITECTURES.values()} <= published

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from transformers import AutoTokenizer
 
 from engine.errors import ConfigError
 from server.text.chat_template import TemplateError
-from server.text.load_template import load_template, read_templates
+from server.text.load_template import MAX_BYTES, MAX_TEMPLATES, load_template, read_templates
 from tests.support.tiny_tokenizer import write_tokenizer
 
 USER = {"role": "user", "content": "x"}
@@ -127,3 +129,69 @@ def test_templates_for_other_uses_only_raise(tmp_path: Path) -> None:
     (tmp_path / MORE / "rag.jinja").write_text("x")
     with pytest.raises(ConfigError, match=r"the chat templates \['rag'\]; one of them must"):
         load_template(tmp_path, None)
+
+
+LARGE = MAX_BYTES + 1
+TOO_LARGE: dict[str, tuple[str, Any]] = {
+    "chat_template.jinja": ("chat_template.jinja", None),
+    "a file in the folder": (f"{MORE}/rag.jinja", None),
+    "chat_template.json": ("chat_template.json", {"chat_template": "x" * LARGE}),
+    "one of an object": ("chat_template.json", {"chat_template": {"rag": "x" * LARGE}}),
+    "settings": (
+        "tokenizer_config.json",
+        {"chat_template": [*LIST, {"name": "r", "template": "x" * LARGE}]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_template_above_the_limit_is_refused_with_its_file_and_size(
+    tmp_path: Path, name: str, content: Any
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("" if content is None else json.dumps(content))
+    if content is None:
+        os.truncate(file, LARGE)
+    with pytest.raises(ConfigError, match=f"{LARGE} .*; at most {MAX_BYTES} are read") as refused:
+        read_templates(tmp_path)
+    assert str(file) in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_sparse_template_of_gigabytes_given_by_a_flag_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "given.jinja"
+    file.touch()
+    os.truncate(file, 6 << 30)
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match=f"{file}: it has {6 << 30} bytes; at most {MAX_BYTES}"):
+        load_template(tmp_path, file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < MAX_BYTES
+
+
+def test_endless_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"it has more than {MAX_BYTES} bytes"):
+        load_template(tmp_path, Path("/dev/zero"))
+
+
+def test_template_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    source = "é" * (MAX_BYTES // 2 - 1) + "\r\n"
+    (tmp_path / "chat_template.jinja").write_bytes(source.encode())
+    assert read_templates(tmp_path)["default"].source == source.replace("\r", "")
+
+
+def test_too_many_templates_are_refused_with_their_number(tmp_path: Path) -> None:
+    (tmp_path / MORE).mkdir()
+    for number in range(MAX_TEMPLATES + 1):
+        (tmp_path / MORE / f"{number}.jinja").touch()
+    with pytest.raises(ConfigError, match=f"{MORE} has 65 chat templates; at most 64 are read"):
+        read_templates(tmp_path)
+
+
+def test_template_that_blocks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / MORE).mkdir()
+    os.mkfifo(tmp_path / MORE / "rag.jinja")
+    with pytest.raises(ConfigError, match=r"rag\.jinja is not a file"):
+        read_templates(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
+from engine.checkpoint.tokenizer_file import LONGEST_TOKEN, MAX_ADDED_TOKENS
 from engine.errors import ConfigError
 from server.text.load_tokenizer import load_tokenizer
 from tests.support.tiny_tokenizer import WORDS, write_tokenizer
@@ -185,3 +186,24 @@ def test_bos_missing_in_the_vocabulary_raises(tmp_path: Path) -> None:
     config = {"bos_token": "<nowhere>", "add_bos_token": True}
     with pytest.raises(ConfigError, match="<nowhere>"):
         load_tokenizer(write_tokenizer(tmp_path, settings=config))
+
+
+LONG = "x" * (LONGEST_TOKEN + 1)
+MANY = {str(n): entry(f"<{n}>", True) for n in range(MAX_ADDED_TOKENS + 1)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (decoder(n9=entry(LONG, True)), "a token of 4097 characters; at most 4096"),
+        ({"extra_special_tokens": [LONG]}, "a token of 4097 characters; at most 4096"),
+        ({"added_tokens_decoder": MANY}, "100001 added tokens; at most 100000"),
+    ],
+    ids=["described", "listed", "many"],
+)
+def test_tokens_of_the_settings_beyond_a_limit_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    folder = write_tokenizer(tmp_path, settings=settings)
+    with pytest.raises(ConfigError, match=f"{folder / 'tokenizer_config.json'} has {words}"):
+        load_tokenizer(folder)

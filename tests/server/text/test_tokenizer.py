@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from server.generation.off_loop import off_loop
 from server.text.generation_config import SAMPLING_DEFAULTS
 from server.text.load_tokenizer import load_tokenizer
+from server.text.special_tokens import FLAGS
 from server.text.tokenizer import Tokenizer
 from tests.support.reference_data import (
     BYTE_LEVEL,
@@ -291,6 +292,14 @@ def test_from_folder_vocabulary_larger_than_model_raises(stories: Path) -> None:
     change(stories / "config.json", vocab_size=200)
     with pytest.raises(ConfigError, match=r"tokenizer\.json has 312 tokens beyond .* = 200"):
         load_tokenizer(stories)
+
+
+def test_from_folder_long_token_beyond_the_model_is_clipped(stories: Path) -> None:
+    tokens = [{"id": 9000, "content": "Q" * 4000, **dict.fromkeys(FLAGS, False)}]
+    change(stories / "tokenizer.json", added_tokens=tokens)
+    with pytest.raises(ConfigError, match=r"tokens beyond vocab_size = 512 .* up to 'QQQ") as error:
+        load_tokenizer(stories)
+    assert len(str(error.value)) < 600
 
 
 def test_from_folder_vocabulary_smaller_than_model_loads(stories: Path) -> None:

@@ -12,12 +12,12 @@ import tokenizers
 
 from engine.checkpoint.gguf import tokenizer
 from engine.checkpoint.gguf.tokenizer import (
-    LONGEST_TOKEN,
     build_tokenizer,
     end_tokens,
     tokenizer_notes,
     tokenizer_settings,
 )
+from engine.checkpoint.tokenizer_file import LONGEST_TOKEN
 from engine.errors import ConfigError
 from tests.support.reference_data import BYTE_LEVEL, LLAMA, hard_texts, located, reference
 
