@@ -241,8 +241,9 @@ class Generation(Submission[TokenOutput]):
     def _on_close(self, reason: AbortReason | None) -> None:
         records = [self._record(request_id, choice) for request_id, choice in self._by_id.items()]
         closed = Closed(records, self._cached_tokens(), reason, time.monotonic())
-        for observer in self._observers:
-            observer.closed(closed)
+        with contextlib.ExitStack() as calls:  # a failure of one must not keep others from it
+            for observer in reversed(self._observers):
+                calls.callback(observer.closed, closed)
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
         admission = self._admission(request_id)

@@ -51,7 +51,7 @@ OF_A_REQUEST: list[Seam] = [
     (Tokenizer, "encode", BUG),
     (ChatTemplate, "render", BUG),
     (Generation, "_request", BUG),
-    (Generation, "_observe", BUG),
+    (Generation, "_token", BUG),
     (Detokenizer, "push", BUG),
     (Metrics, "finish", BUG),
     (OpenAIWriter, "_entry", BUG),

@@ -61,7 +61,7 @@ def test_end_of_a_run_has_a_line_for_each_label(capsys: pytest.CaptureFixture[st
     times = TestTimes(writes_file=False)
     for label, when in (("unit", "setup"), ("unit", "call"), ("engine", "call")):
         report: Any = SimpleNamespace(
-            nodeid="a.py::f", keywords={label: 1}, when=when, duration=1.5, cpu_seconds=0.25
+            nodeid="a.py::f", label=label, when=when, duration=1.5, cpu_seconds=0.25
         )
         times.pytest_runtest_logreport(report)
     terminal: Any = SimpleNamespace(section=print, line=print)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.labels import LABELS
+from tests.support.labels import LABELS, label_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "tests" / "durations.json"
@@ -69,16 +69,16 @@ class TestTimes:
         self._cpu_before = _cpu_seconds()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Iterator[None]:
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
         report = yield
         now = _cpu_seconds()
-        report.cpu_seconds = now - self._cpu_before
+        report.label, report.cpu_seconds = label_of(item), now - self._cpu_before
         self._cpu_before = now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.of_files[file_of(report.nodeid)] += report.duration
-        for label in LABELS.keys() & report.keywords.keys():  # none in the report of a crash
+        if label := getattr(report, "label", None):  # the report of a crash has none
             self.tests[label] += report.when == "call"
             self.seconds[label] += report.duration
             self.cpu_seconds[label] += report.cpu_seconds

@@ -122,6 +122,19 @@ async def test_failed_generation_is_closed_with_the_reason(model: Path) -> None:
     assert log.given[-1].reason == "numerical"
 
 
+async def test_observer_that_fails_at_the_end_leaves_the_others_theirs(
+    model: Path, engine: FakeEngine
+) -> None:
+    class Failing(GenerationObserver):
+        def closed(self, closed: Closed) -> None:
+            raise ZeroDivisionError
+
+    before, after = Log(), Log()
+    with pytest.raises(ZeroDivisionError):
+        await generate(state_of(engine, model, before, Failing(), after), max_tokens=2)
+    assert before.names[-1] == after.names[-1] == "closed"
+
+
 async def test_refused_generation_leaves_the_context_and_is_not_closed(
     model: Path, engine: FakeEngine
 ) -> None:

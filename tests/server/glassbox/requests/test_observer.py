@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import pytest
 
+from engine.errors import EngineOverloadedError
 from tests.support.rig import Served
 
 UI = {"x-penstock-ui": "1"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_lease_is_given_back_after_a_refusal(served: Served, stream: bool) -> None:
+async def test_lease_is_given_back_after_a_refusal(
+    served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
     recorder = served.app.state.glassbox.recorder
     listeners = list(served.engine.step_listeners)
-    served.engine.overloaded = True
+    held = []
+
+    def refuse(requests: object) -> None:
+        held.append(recorder.is_leased)
+        raise EngineOverloadedError("The queue is full.", retry_after=7)
+
+    monkeypatch.setattr(served.engine, "submit", refuse)
     body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     response = await served.http.post("/v1/chat/completions", json=body, headers=UI)
     assert response.status_code == 503
+    assert held == [True]
     assert not recorder.is_leased
     assert served.engine.step_listeners == listeners
     assert recorder.open_requests == recorder.requests == []
