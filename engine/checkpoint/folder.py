@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from engine.checkpoint import bounded_json
@@ -176,7 +176,8 @@ def weight_files(folder: Path) -> list[Path]:
     if not is_index(entry.name):
         return [entry]
     names = indexed_files(entry)
-    if missing := [name for name in names if not (folder / name).is_file()]:
+    # An index may name 500,000 files, and a Path for each takes seconds.
+    if missing := [name for name in names if not os.path.isfile(f"{folder}/{name}")]:
         raise ConfigError(f"{entry} lists files not in {folder}: {listed(missing)}.")
     return [folder / name for name in names]
 
@@ -238,8 +239,8 @@ def _names(folder: Path) -> set[str]:
 
 def _is_inside(name: str) -> bool:
     """Return whether a relative path stays in its folder."""
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return bool(parts) and not name.startswith("/") and ".." not in parts
 
 
 def indexed_files(index: Path) -> list[str]:

@@ -6,6 +6,7 @@ not grow with the models or their largest tensor. The output folder appears only
 
 from __future__ import annotations
 
+import filecmp
 import itertools
 import json
 import math
@@ -111,9 +112,10 @@ def _differences(layout: Checkpoint, model: Checkpoint) -> Iterator[str]:
     ours, its = layout.config, model.config
     for key in sorted((ours.keys() | its.keys()) - UNIMPORTANT):
         if ours.get(key) != its.get(key):
-            yield f"{key} stays {ours.get(key)!r}; in {model.folder} it is {its.get(key)!r}"
-    files = [m.folder / "tokenizer.json" for m in (layout, model)]
-    if all(file.is_file() for file in files) and files[0].read_bytes() != files[1].read_bytes():
+            mine, other = f"{ours.get(key)!r:.200}", f"{its.get(key)!r:.200}"
+            yield f"{key} stays {mine}; in {model.folder} it is {other}"
+    a, b = (m.folder / "tokenizer.json" for m in (layout, model))
+    if a.is_file() and b.is_file() and not filecmp.cmp(a, b, shallow=False):
         yield f"tokenizer.json stays that of {layout.folder}; in {model.folder} it differs"
 
 

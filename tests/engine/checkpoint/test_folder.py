@@ -109,6 +109,14 @@ def test_weight_files_many_absent_shards_are_counted(model: Path, tmp_path: Path
     assert len(str(refused.value)) < 1000
 
 
+def test_weight_files_name_too_long_for_a_file_is_absent(model: Path, tmp_path: Path) -> None:
+    folder = write(model, tmp_path / "model", {INDEX: SHARD})
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "x" * 1_000_000}}))
+    with pytest.raises(ConfigError, match=r"lists files not in .*characters left out") as refused:
+        weight_files(folder)
+    assert len(str(refused.value)) < 1000
+
+
 def test_notes_of_a_folder_are_bounded(tmp_path: Path) -> None:
     (tmp_path / NOTES).write_text(json.dumps(["a", "x" * 10_000] * 500))
     notes = notes_of(tmp_path)

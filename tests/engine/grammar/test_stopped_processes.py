@@ -32,7 +32,7 @@ def forker_of(compiler: GrammarCompiler) -> subprocess.Popen[bytes]:
 
 
 def wait_for_refusal(compiler: GrammarCompiler, process: GrammarProcess) -> str:
-    """Return the code of the refusal. A request that is not refused in a minute hangs."""
+    """Return the code of the refusal. The test fails if there is none within a minute."""
     end = time.monotonic() + 60
     while process.refusal is None and time.monotonic() < end:
         compiler.poll(0.1)

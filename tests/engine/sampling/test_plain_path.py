@@ -77,10 +77,10 @@ def test_rows_are_drawn_with_the_references_shares(name: str, number: int, vocab
 
 
 @each_cut
-@pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
-def test_row_in_any_batch_gives_the_same_token(name: str, quantised: bool) -> None:
+@pytest.mark.parametrize("quantized", [False, True], ids=["distinct", "ties"])
+def test_row_in_any_batch_gives_the_same_token(name: str, quantized: bool) -> None:
     logits = torch.stack([logits_of(20_000, 1.0, seed) for seed in range(45)])
-    if quantised:
+    if quantized:
         logits = (logits * 8).round() / 8
     rows = rows_of(name, 45)
     together, _ = sample_rows(logits.clone(), rows)

@@ -137,7 +137,7 @@ VARIED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("quantised", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("quantized", [False, True], ids=["distinct", "ties"])
 def test_sample_row_in_any_batch_gives_the_same_token(quantized: bool) -> None:
     """Also with ties, as in bf16 logits: a wider filter of another row must not reorder them."""
     logits = torch.stack([logits_of(20_000, 1.0, seed) for seed in range(45)])

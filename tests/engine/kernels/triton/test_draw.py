@@ -48,7 +48,7 @@ def test_noise_kernel_has_reference_bits() -> None:
 # Vocabularies of one chunk, of several chunks of the first launch, and of several blocks of the
 # second.
 @pytest.mark.parametrize(
-    ("vocabulary", "rows", "quantised"),
+    ("vocabulary", "rows", "quantized"),
     [
         pytest.param(1, 8, False, id="one token"),
         pytest.param(7, 8, True, id="ties in one chunk"),
