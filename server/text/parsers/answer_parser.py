@@ -62,6 +62,7 @@ class AnswerParser:
         self._has_content = False
         self._has_junk = False  # between a call and its closing mark
         self._most_calls = most_calls  # no text is read after the last one
+        self.is_full = most_calls == 0  # it has that many
 
     @property
     def is_reasoning(self) -> bool:
@@ -87,10 +88,6 @@ class AnswerParser:
         deltas = merged(self._deltas)
         self._deltas.clear()
         return deltas
-
-    @property
-    def is_full(self) -> bool:
-        return self._most_calls is not None and len(self.calls.outcomes) >= self._most_calls
 
     def push(self, text: str) -> None:
         if self.is_full:
@@ -155,6 +152,8 @@ class AnswerParser:
         while not self.is_full:
             before = at, self._state
             at = self._step(at, is_end=is_end)
+            most = self._most_calls
+            self.is_full = most is not None and len(self.calls.outcomes) >= most
             if before == (at, self._state):
                 break
         self._pending = self._pending[at:]
