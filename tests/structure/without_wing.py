@@ -29,7 +29,7 @@ class Parts:
 
     folders: tuple[str, ...]
     commands: tuple[str, ...] = ()  # files in server/cli
-    files: tuple[str, ...] = ()  # of other rooms
+    cases: tuple[str, ...] = ()  # files in loadtest/micro
     tests: tuple[str, ...] = ()  # globs
 
 
@@ -39,7 +39,7 @@ PARTS = {
     "cohere": Parts(("server/api/cohere",)),
     "vllm": Parts(("server/api/vllm",)),
     "llamacpp": Parts(("server/api/llamacpp",)),
-    "glassbox": Parts(("server/glassbox", "server/ui"), files=("loadtest/watch_steps.py",)),
+    "glassbox": Parts(("server/glassbox", "server/ui"), cases=("watch_steps", "watch_cost")),
 }
 
 
@@ -59,13 +59,17 @@ def delete(root: Path, name: str) -> list[str]:
     gone = {folder.replace("/", ".") for folder in parts.folders}
     for folder in parts.folders:
         shutil.rmtree(root / folder)
-    for name_of_file in (*(f"server/cli/{each}.py" for each in parts.commands), *parts.files):
-        (root / name_of_file).unlink()
-        gone.add(name_of_file.removesuffix(".py").replace("/", "."))
+    modules = [f"server.cli.{command}" for command in parts.commands]
+    modules += [f"loadtest.micro.{case}" for case in parts.cases]
+    for module in modules:
+        root.joinpath(*module.split(".")).with_suffix(".py").unlink()
+    gone |= set(modules)
     line = rf"\b{name}\.WING\b|^from server\.\S+ import wing as {name}$"
     _drop_lines(root / "server/app.py", line)
     for command in parts.commands:
         _drop_lines(root / "server/cli/main.py", rf"\({command}\)$|^from server\.cli\.{command} ")
+    for case in parts.cases:
+        _drop_lines(root / "loadtest/micro/__main__.py", rf"\b{case}\b")
     tests = {file for pattern in parts.tests for file in root.glob(pattern)}
     tests |= {file for folder in parts.folders for file in (root / "tests" / folder).rglob("*.py")}
     gone |= {_module(root, file) for file in tests}
