@@ -8,8 +8,9 @@ import torch
 
 from engine.runner.pending_step import ReadExplained
 from engine.runner.sequence_rows import SequenceRows
-from engine.sampling.explain import Draw, PendingExplanation
+from engine.sampling.explain import PendingExplanation
 from engine.sampling.masks import SequenceGrammars
+from engine.sampling.sampler import Draw
 from engine.scheduling.step import ScheduledSlice
 
 Logits = Callable[[torch.Tensor], torch.Tensor]

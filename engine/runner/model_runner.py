@@ -27,13 +27,12 @@ from engine.runner.pending_step import PendingStep, ReadExplained
 from engine.runner.sequence_rows import SequenceRows
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.masks import LazyMasks, SequenceGrammars, TokenMasks
-from engine.sampling.sampler import DrawParams, sample
+from engine.sampling.sampler import Draw, sample
 from engine.scheduling.step import BlockCopy, EncoderInput, SampledToken, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[EncoderInput], torch.device], torch.Tensor | None]
-Draw = Callable[[torch.Tensor, DrawParams], torch.Tensor]
 Logits = Callable[[torch.Tensor], torch.Tensor]
 KnownTokens = tuple[Sequence[PendingLogprobs], Sequence[ReadExplained]]  # wanted of prompts
 Explain = Callable[

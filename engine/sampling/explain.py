@@ -7,7 +7,7 @@ a known token can be repeated at any time, with everything that led to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from engine.sampling.logits import (
 from engine.sampling.noise import exponential_noise
 from engine.sampling.sampler import (
     Candidates,
+    Draw,
     DrawParams,
     deciding_candidates,
     tempered,
@@ -48,8 +49,6 @@ CHUNK = 1 << 21  # logits that are looked at together: about ten tensors as larg
 LN_2 = math.log(2)
 # Fields of Explained that have an entry for each candidate.
 CANDIDATE_COLUMNS = {"ids", "logits", "raw", "adjusted", "tempered", "cuts", "lucks"}
-
-Draw = Callable[[torch.Tensor, DrawParams], torch.Tensor]
 
 
 class PendingExplanation:

@@ -125,6 +125,9 @@ def is_special(params: SamplingParams) -> bool:
     return params.logprobs >= 0 or adjusts_logits(params) or needs_plain_cuts(params)
 
 
+Draw = Callable[[torch.Tensor, DrawParams], torch.Tensor]
+
+
 def draw(
     logits: torch.Tensor, rows: DrawParams, kernels: Kernels = "torch", *, static: bool = False
 ) -> torch.Tensor:
