@@ -1,6 +1,6 @@
 """`python -m server`: run the command `penstock` from the source tree, without installing it."""
 
-from server.cli.command import stopped_at_once
+from server.cli.clean_exit import stopped_at_once
 
 
 def main() -> None:

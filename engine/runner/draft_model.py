@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.protocol.generate import SamplingParams
-from engine.protocol.parameters import PARAMETERS
+from engine.protocol.sampling_parameters import PARAMETERS
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import NewBlocks, NewRow, ScheduledSlice, Step

@@ -11,7 +11,7 @@ import typer
 
 from engine.errors import ConfigError, printable
 from server import exit_codes
-from server.cli.command import fail
+from server.cli.clean_exit import fail
 from server.cli.console import say
 
 TEXT = 70  # characters of a text that are shown

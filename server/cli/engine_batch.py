@@ -15,7 +15,7 @@ from server.app import create_app
 from server.batch.job import Job
 from server.batch.runner import client_inside
 from server.cli.banner import load_progress
-from server.cli.command import run_until_stopped
+from server.cli.clean_exit import run_until_stopped
 from server.config import ServerConfig
 from server.sender import Sender, ServerAway
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.protocol.parameters import DEFAULTS, PARAMETERS
-from server.cli.command import fail
-from server.cli.commands import ApiKey, ServerUrl, own_key
+from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
+from server.cli.clean_exit import fail
 from server.cli.console import say
+from server.cli.short_commands import ApiKey, ServerUrl, own_key
 
 if TYPE_CHECKING:  # `penstock --help` imports neither an HTTP client nor rich
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""The command `penstock`: its subcommands.
+"""The command `penstock`, and the list of its subcommands.
 
 This module imports only what `--help` needs. Each command imports its implementation when it runs.
 """
@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from loadtest.cli import app as bench
-from server.cli import commands
-from server.cli.command import standard_streams
+from server.cli import short_commands
+from server.cli.clean_exit import standard_streams
 from server.cli.compare import compare
 from server.cli.doctor_command import Doctor, doctor
 from server.cli.explain import explain
@@ -39,24 +39,24 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 importing = typer.Typer(no_args_is_help=True)
-importing.command()(commands.nanochat)
+importing.command()(short_commands.nanochat)
 app.command(cls=Serve)(serve)
-app.command()(commands.run)
-app.command()(commands.chat)
-app.command(name="open")(commands.open_pages)
-app.command()(commands.inspect)
-app.command()(commands.top)
+app.command()(short_commands.run)
+app.command()(short_commands.chat)
+app.command(name="open")(short_commands.open_pages)
+app.command()(short_commands.inspect)
+app.command()(short_commands.top)
 app.command()(explain)
 app.command(cls=RunBatch)(run_batch)
-app.command(name="list")(commands.list_models)
-app.command()(commands.pull)
-app.command()(commands.ps)
-app.command()(commands.stop)
+app.command(name="list")(short_commands.list_models)
+app.command()(short_commands.pull)
+app.command()(short_commands.ps)
+app.command()(short_commands.stop)
 app.command(cls=Doctor)(doctor)
-app.command()(commands.flags)
-app.command()(commands.api)
-app.command()(commands.merge)
-app.command()(commands.quantize)
+app.command()(short_commands.flags)
+app.command()(short_commands.api)
+app.command()(short_commands.merge)
+app.command()(short_commands.quantize)
 app.command(cls=Verify)(verify)
 app.command()(compare)
 app.add_typer(importing, name="import", help="Convert another program's checkpoint.")

@@ -105,7 +105,7 @@ def _ask_engine(config: EngineConfig, folder: Path, *more: str) -> None:
     from engine.client.module_command import python_module
 
     asked = msgspec.json.encode(replace(config, model=str(folder))).decode()
-    command = [*python_module("server.cli.command"), "engine.offline.plan", asked, *more]
+    command = [*python_module("server.cli.clean_exit"), "engine.offline.plan", asked, *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if (
         done.returncode == exit_codes.BAD_CONFIG

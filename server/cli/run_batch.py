@@ -13,7 +13,7 @@ import typer
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server import exit_codes
-from server.cli.command import STOPPED, fail, run_until_stopped
+from server.cli.clean_exit import STOPPED, fail, run_until_stopped
 from server.cli.console import say
 from server.cli.serve import ConfigFile, Serve, check_temporary_folder, option, parameter, resolved
 from server.config import ServerConfig

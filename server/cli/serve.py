@@ -19,7 +19,7 @@ from engine.client.imports import quick_imports
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server import exit_codes
-from server.cli.command import become, fail
+from server.cli.clean_exit import become, fail
 from server.cli.console import logger_for
 from server.cli.foreign_flags import all_advice
 from server.config import ServerConfig

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engine.errors import printable
-from server.cli.command import STOPPED, fail, run_until_stopped
+from server.cli.clean_exit import STOPPED, fail, run_until_stopped
 from server.cli.console import say, visible
 from server.cli.serve import Serve
 

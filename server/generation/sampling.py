@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.protocol.generate import SamplingParams
-from engine.protocol.parameters import DEFAULTS
+from engine.protocol.sampling_parameters import DEFAULTS
 from server.generation.limits import check_token_ids
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid

@@ -9,8 +9,8 @@ import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from engine.protocol.parameters import DEFAULTS, PARAMETERS
 from engine.protocol.ready import BATCH_VARIANCE
+from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
 from server.api.openai.models import model_facts
 from server.glassbox.access import state_for_ui
 from server.glassbox.starters import starters

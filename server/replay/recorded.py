@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.protocol.generate import SamplingParams
-from engine.protocol.parameters import DEFAULTS, PARAMETERS
+from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
 
 BANNED = float("-inf")
 # A request with this header repeats a recorded answer, and is not recorded itself.

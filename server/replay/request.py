@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.protocol.parameters import PARAMETERS
+from engine.protocol.sampling_parameters import PARAMETERS
 from server.replay.recorded import BANNED, RecordedAnswer, RecordedGrammar
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.protocol.parameters import DEFAULTS, PARAMETERS
+from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
 
 # Fields of generation_config.json.
 SAMPLING_DEFAULTS = {

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.protocol.generate import CUTS, SamplingParams
-from engine.protocol.parameters import CUT_NAMES, DEFAULTS, PARAMETERS
+from engine.protocol.sampling_parameters import CUT_NAMES, DEFAULTS, PARAMETERS
 from engine.runner.draft_model import _draft_params
 from server.api.llamacpp.samplers import RENAMED
 from server.cli.main import app

@@ -17,7 +17,7 @@ from fake_engine import INFO, FakeEngine
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError
 from engine.protocol.ready import Progress, Ready
-from server.cli.command import standard_streams
+from server.cli.clean_exit import standard_streams
 from server.cli.lifetime import run
 from server.config import ServerConfig
 from server.http.listener import listen

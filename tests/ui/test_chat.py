@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from engine.checkpoint.folder import model_folder
-from engine.protocol.parameters import PARAMETERS
+from engine.protocol.sampling_parameters import PARAMETERS
 from tests.support.serve import Server
 from tests.ui.checks.chat import (
     ask,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.protocol.parameters import PARAMETERS
+from engine.protocol.sampling_parameters import PARAMETERS
 
 KEY = "general.sampling."
 # The key's end -> the name in generation_config.json.

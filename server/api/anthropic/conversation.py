@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from server.api.anthropic.blocks import (
+from server.api.anthropic.request_blocks import (
     AnyBlock,
     Message,
     TextBlock,

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from engine.protocol.parameters import PARAMETERS
-from server.api.anthropic.blocks import Messages, Texts
+from engine.protocol.sampling_parameters import PARAMETERS
 from server.api.anthropic.conversation import template_messages
+from server.api.anthropic.request_blocks import Messages, Texts
 from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
 from server.api.openai.schemas.fields import INT32, Between, Count, Effort, having
-from server.api.openai.schemas.sampling import (
+from server.api.openai.schemas.sampling_fields import (
     MAX_STOPS,
     SAMPLING_DEFAULTS,
     Stop,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from server.api.anthropic.blocks import Block
+from server.api.anthropic.request_blocks import Block
 from server.api.openai.schemas.fields import TEXT, having
 from server.api.openai.schemas.structured import Schema
 from server.api.openai.schemas.tools import MAX_TOOLS

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from server.api.anthropic.content import ContentStream, joined_blocks
+from server.api.anthropic.answer_blocks import ContentStream, joined_blocks
 from server.generation.events import ChoiceEvents, Finish, FinishReason, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from server.api.llamacpp.samplers import RENAMED
 from server.api.llamacpp.template_values import own_chat
 from server.api.openai.schemas.chat import ChatBody
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS
+from server.api.openai.schemas.sampling_fields import SAMPLING_DEFAULTS
 from server.api.receive import encode, read_unqueued, thread_turn
 from server.generation.chat_prompt import (
     Chat,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
-from engine.protocol.parameters import CUT_NAMES, DEFAULTS, PARAMETERS
+from engine.protocol.sampling_parameters import CUT_NAMES, DEFAULTS, PARAMETERS
 from server.generation.options import GenerationOptions
 from server.http.body import failure
 from server.http.errors import unsupported

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine.protocol.parameters import DEFAULTS
+from engine.protocol.sampling_parameters import DEFAULTS
 from server.api.llamacpp.bias import BIAS_SCHEMA, Biases, bias_pairs
 from server.api.llamacpp.samplers import PENALTIES, SAMPLERS_SCHEMA, sampler_names
 from server.api.openai.schemas.chat import ChatBody
@@ -22,7 +22,11 @@ from server.api.openai.schemas.embedding import TextsBody
 from server.api.openai.schemas.fields import INT32, Between, having, never
 from server.api.openai.schemas.generate import MAX_BIASES
 from server.api.openai.schemas.prompts import Inputs, Plain, Prompts, plain_list
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody, given_parameters
+from server.api.openai.schemas.sampling_fields import (
+    SAMPLING_DEFAULTS,
+    SamplingBody,
+    given_parameters,
+)
 from server.api.openai.schemas.structured import Schema, parsed
 from server.generation.options import GenerationOptions
 from server.http.body import Text, failure

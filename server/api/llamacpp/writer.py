@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from engine.protocol.parameters import PARAMETERS
+from engine.protocol.sampling_parameters import PARAMETERS
 from server.api.llamacpp.progress import progress_of
 from server.api.llamacpp.samplers import RENAMED, SERVED
 from server.api.llamacpp.schemas import CompletionBody

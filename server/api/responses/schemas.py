@@ -24,7 +24,11 @@ from server.api.openai.schemas.fields import (
     Effort,
     by_type,
 )
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody, given_parameters
+from server.api.openai.schemas.sampling_fields import (
+    SAMPLING_DEFAULTS,
+    SamplingBody,
+    given_parameters,
+)
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
 from server.api.responses.tools import (

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from server.api.openai.logprobs import chat_logprobs
-from server.api.openai.schemas.sampling import given_parameters
+from server.api.openai.schemas.sampling_fields import given_parameters
 from server.api.responses.output import Json, Output
 from server.api.responses.schemas import ResponsesBody
 from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage

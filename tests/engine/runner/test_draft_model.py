@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from engine.protocol.generate import GenerateRequest, SamplingParams
-from engine.protocol.parameters import PARAMETERS
+from engine.protocol.sampling_parameters import PARAMETERS
 from engine.runner.draft_model import DraftModel
 from engine.scheduling.sequence import Sequence
 from tests.engine.test_seeds import SETTINGS, request

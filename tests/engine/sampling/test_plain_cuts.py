@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.protocol.generate import CUTS as CODES
-from engine.protocol.parameters import CUT_NAMES
+from engine.protocol.sampling_parameters import CUT_NAMES
 from engine.sampling.logits import CUTS, OF_DRAW
 from tests.support.sampling import logits_of
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.protocol.generate import CUTS as CODES
 from engine.protocol.generate import KEPT, Explain, SamplingParams
-from engine.protocol.parameters import CUT_NAMES, DEFAULTS
+from engine.protocol.sampling_parameters import CUT_NAMES, DEFAULTS
 from engine.sampling.explain import PendingExplanation
 from engine.sampling.logits import CUTS, OF_DRAW
 from engine.sampling.sampler import CANDIDATES, INVALID, draw, is_special

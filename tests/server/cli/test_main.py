@@ -241,7 +241,7 @@ def test_standard_streams_with_python_u_stay_unbuffered() -> None:
     """Our images set PYTHONUNBUFFERED, so that a killed process has written all its lines."""
     code = (
         "import os, sys\n"
-        "from server.cli.command import standard_streams\n"
+        "from server.cli.clean_exit import standard_streams\n"
         "with standard_streams():\n"
         "    print('out')\n"
         "    print('err', file=sys.stderr)\n"
@@ -312,7 +312,7 @@ def test_ctrl_c_during_imports_exits_silently(
     """`sitecustomize` is imported before our first line; here it acts in the second process."""
     (tmp_path / f"{module}.py").write_text(
         "import os, signal, sys\n"
-        f"if {module != 'sitecustomize'} or 'server.cli.command' in sys.orig_argv:\n"
+        f"if {module != 'sitecustomize'} or 'server.cli.clean_exit' in sys.orig_argv:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
     )
     command = [*INTERRUPTIBLE, sys.executable, "-m", "server", *arguments]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.tensors import checkpoint_tensors
-from server.cli import commands
+from server.cli import short_commands
 from tests.support.process import ROOT
 
 
@@ -22,8 +22,8 @@ def test_model_of_the_hub_is_quantized_from_its_pulled_folder(
     (pulled / "config.json").write_text("{}")
     started: list[tuple[Any, ...]] = []
     monkeypatch.setattr("server.cli.pull.locate", lambda name, *rest: tmp_path / name)
-    monkeypatch.setattr(commands, "become", lambda *command: started.append(command))
-    commands.quantize("org/name", tmp_path / "out", "int8")
+    monkeypatch.setattr(short_commands, "become", lambda *command: started.append(command))
+    short_commands.quantize("org/name", tmp_path / "out", "int8")
     assert started == [("engine.offline.quantize.command", str(pulled), tmp_path / "out", "int8")]
 
 

@@ -30,7 +30,7 @@ from server.api.openai.schemas.fields import (
     having,
     never,
 )
-from server.api.openai.schemas.sampling import SAMPLING_DEFAULTS, SamplingBody
+from server.api.openai.schemas.sampling_fields import SAMPLING_DEFAULTS, SamplingBody
 from server.api.openai.schemas.structured import (
     Choices,
     ResponseFormat,

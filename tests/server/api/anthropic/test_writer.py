@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.api.anthropic.content import joined_blocks
+from server.api.anthropic.answer_blocks import joined_blocks
 from server.api.anthropic.writer import MessagesWriter
 from server.generation.events import (
     ChoiceEvents,

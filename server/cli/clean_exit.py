@@ -1,7 +1,7 @@
 """Run a command so that Ctrl-C or an unwritable stdout ends it without a traceback.
 
-`python -m server.cli.command MODULE ...` runs `main` of a module that needs torch. The `penstock`
-command must not import torch: it replaces itself with this process.
+`python -m server.cli.clean_exit MODULE ...` runs `main` of a module that needs torch. The command
+`penstock` must not import torch: it replaces itself with this process.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def become(module: str, *arguments: object) -> NoReturn:
     """
     from engine.client.module_command import python_module
 
-    command = [*python_module("server.cli.command"), module, *map(str, arguments)]
+    command = [*python_module("server.cli.clean_exit"), module, *map(str, arguments)]
     # A Ctrl-C before `module` can handle it would make Python print a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.api.anthropic.blocks import MAX_BLOCKS
+from server.api.anthropic.request_blocks import MAX_BLOCKS
 from tests.support.rig import Served
 
 BLOCKS: dict[str, dict[str, Any]] = {

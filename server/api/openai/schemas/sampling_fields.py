@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, Field, StringConstraints, Tag, create_model
 
-from engine.protocol.parameters import DEFAULTS, PARAMETERS
+from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
 from server.api.openai.schemas.fields import INT64, Between, OneOrMore, Priority
 from server.http.body import Body
 

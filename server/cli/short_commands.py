@@ -1,4 +1,4 @@
-"""Every command of `penstock` but `serve`. Each one imports its implementation when it runs."""
+"""The commands that only call their implementation, which each imports when it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from engine.checkpoint.folder import DEMO_FOLDERS, model_folder
 from engine.errors import ConfigError
 from server import exit_codes
-from server.cli.command import become, fail
+from server.cli.clean_exit import become, fail
 from server.cli.console import say
 from server.settings import flags_page
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.anthropic.content import SIGNATURE, ContentStream, joined_blocks, parsed_input
+from server.api.anthropic.answer_blocks import SIGNATURE, ContentStream, joined_blocks, parsed_input
 from server.generation.events import (
     Event,
     Finish,
