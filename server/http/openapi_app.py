@@ -90,6 +90,7 @@ class OpenApiApp(FastAPI):
         for path in self._disabled:
             document["paths"].pop(path, None)
         schemas: dict[str, Any] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+        schemas |= document.get("components", {}).get("schemas", {})  # those of typed answers
         document["components"] = {"schemas": schemas}
         if self._keyed:
             document["components"]["securitySchemes"] = {"key": BEARER}

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel
 
 from server.app import PATHS
-from server.http.openapi_app import up_to
+from server.http.openapi_app import OpenApiApp, up_to
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import serving
 
@@ -239,6 +240,27 @@ async def test_openapi_knows_the_token_ids_only_after_loading(model, says) -> No
         assert tokens["maximum"] == 2**31 - 1
         engine.info = info
         assert (await token_ids(served))["maximum"] == info.vocab_size - 1
+
+
+class Inner(BaseModel):
+    count: int
+
+
+class Answer(BaseModel):
+    inner: Inner
+
+
+def test_openapi_has_the_model_of_a_typed_answer() -> None:
+    app = OpenApiApp(keyed=False, vocab_size=lambda: None)
+
+    @app.get("/typed")
+    async def typed() -> Answer:
+        return Answer(inner=Inner(count=1))
+
+    document = app.openapi()
+    found = document["paths"]["/typed"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert fits(document, found["schema"], {"inner": {"count": 1}})
+    assert not fits(document, found["schema"], {"inner": {}})
 
 
 async def token_ids(served: Any) -> Any:
