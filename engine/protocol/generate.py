@@ -40,7 +40,8 @@ class Grammar(Record, frozen=True):
 class SamplingParams(Record, frozen=True):
     """How one sequence is sampled and when it stops. The server has validated the values.
 
-    How requests set the values from `temperature` to `repetition_penalty` is in `parameters.py`.
+    How requests set the values from `temperature` to `repetition_penalty` is in
+    `sampling_parameters.py`.
 
     Order of application: repetition, presence and frequency penalties, logit bias, the allowed
     tokens, suppression of stop tokens before `min_tokens`, the banned sequences, the grammar's
@@ -151,9 +152,9 @@ class Abort(Message, frozen=True):
     ids: list[int]
 
 
-# Why a token could not be drawn: Explained.cuts has indices into CUTS.
+# Why a token could not be drawn: Explained.cuts has indices into CUT_CODES.
 KEPT, CUT_TOP_K, CUT_TOP_P, CUT_MIN_P, CUT_BAN, CUT_GRAMMAR = range(6)
-CUTS = ("kept", "top_k", "top_p", "min_p", "ban", "grammar", "top_n_sigma", "typical_p")
+CUT_CODES = ("kept", "top_k", "top_p", "min_p", "ban", "grammar", "top_n_sigma", "typical_p")
 
 
 class Explained(Message, frozen=True):

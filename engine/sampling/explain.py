@@ -15,11 +15,11 @@ import torch
 from engine.device.transfer import HostCopy
 from engine.protocol.generate import (
     CUT_BAN,
+    CUT_CODES,
     CUT_GRAMMAR,
     CUT_MIN_P,
     CUT_TOP_K,
     CUT_TOP_P,
-    CUTS,
     KEPT,
     Explain,
     Explained,
@@ -190,7 +190,7 @@ class PendingExplanation:
         for logits, code in zip(narrowed, codes, strict=True):
             for name, removed in plain_cuts(logits, self._params):
                 logits.masked_fill_(removed, float("-inf"))
-                code.masked_fill_(removed, CUTS.index(name))
+                code.masked_fill_(removed, CUT_CODES.index(name))
         return narrowed, codes
 
 

@@ -179,7 +179,7 @@ def typical_p(scores: torch.Tensor, share: float) -> torch.Tensor:
 # By parameter, in the order of application. Each gets the scores [V] fp32 of the tokens, which are
 # logits over temperature, and the parameter's value. It returns which tokens stay, [V] bool.
 # top-k is here for the cuts behind it; `draw` knows it, too.
-CUTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+PLAIN_CUTS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "top_n_sigma": top_n_sigma,
     "top_k": top_k,
     "typical_p": typical_p,
@@ -189,7 +189,7 @@ OF_DRAW = ("top_k", "top_p", "min_p")  # cuts that alone do not need this path
 
 def needs_plain_cuts(params: SamplingParams) -> bool:
     """Whether a row has a cut that `draw` does not compute. Greedy rows need no cuts."""
-    others = [name for name in CUTS if name not in OF_DRAW and _is_on(params, name)]
+    others = [name for name in PLAIN_CUTS if name not in OF_DRAW and _is_on(params, name)]
     return params.temperature >= GREEDY_BELOW and bool(others)
 
 
@@ -204,7 +204,7 @@ def plain_cuts(logits: torch.Tensor, params: SamplingParams) -> Iterator[tuple[s
     """
     scores = logits.float() / params.temperature
     is_valid = torch.isfinite(scores.amax())
-    for name, cut in CUTS.items():
+    for name, cut in PLAIN_CUTS.items():
         if _is_on(params, name):
             kept = cut(scores, getattr(params, name))
             removed = (scores > float("-inf")) & ~kept & is_valid

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from engine.protocol.generate import CUTS, SamplingParams
+from engine.protocol.generate import CUT_CODES, SamplingParams
 from engine.protocol.sampling_parameters import CUT_NAMES, DEFAULTS, PARAMETERS
 from engine.runner.draft_model import _draft_params
 from server.api.llamacpp.samplers import RENAMED
@@ -154,11 +154,11 @@ def test_command_explain_has_an_option_for_the_parameter(
 
 @pytest.mark.parametrize("name", CUT_NAMES)
 async def test_explanation_names_the_cut(served: Served, name: str) -> None:
-    assert CUTS.count(name) == 1
+    assert CUT_CODES.count(name) == 1
     answer_explain_requests(served.engine)
     body = {"prompt_ids": [1], "answer_ids": [7]}
     report = (await served.http.post("/ui/api/explain", json=body, headers=UI)).json()
-    assert report["cuts"][CUTS.index(name)] == name.replace("_", "-")
+    assert report["cuts"][CUT_CODES.index(name)] == name.replace("_", "-")
 
 
 @every_parameter

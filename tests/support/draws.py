@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from engine.protocol.generate import CUTS
+from engine.protocol.generate import CUT_CODES
 from tests.engine.sampling.test_plain_cuts import REFERENCES
 
 Numbers = npt.NDArray[Any]
@@ -212,7 +212,7 @@ class DrawOracle:
             REFERENCES[name](scores, body[name] + near) for near in (0, -CLOSE, CLOSE)
         )
         is_close |= less != more
-        cuts[(cuts == KEPT) & ~kept] = CUTS.index(name)
+        cuts[(cuts == KEPT) & ~kept] = CUT_CODES.index(name)
 
     def _ties(self, probs: Numbers, order: Numbers, rank: int, length: int) -> bool:
         """Whether a token could change sides with one beyond the last that top-k keeps."""

@@ -32,11 +32,13 @@ LETTERS = {
     "x": "xtc",
     "a": "adaptive_p",
 }
-NAMES = {name.replace("_", ""): name for name in LETTERS.values()}
-SAMPLERS = {FIELDS.get(name, name): name for name in LETTERS.values()}  # by parameter
+# By parameter. A cut that llama.cpp does not have is listed by its own name.
+SAMPLERS = {FIELDS.get(name, name): name for name in LETTERS.values()}
+SAMPLERS = {name: name for name in CUT_NAMES} | SAMPLERS
+NAMES = {name.replace("_", ""): name for name in SAMPLERS.values()}
 # In the engine's order. The switches of the others are fields of the body, which are refused unless
 # they are off.
-SERVED = ("penalties", "temperature", *[SAMPLERS[name] for name in CUT_NAMES if name in SAMPLERS])
+SERVED = ("penalties", "temperature", *[SAMPLERS[name] for name in CUT_NAMES])
 SAMPLERS_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"type": "array", "items": {"type": "string"}, "maxItems": MOST},

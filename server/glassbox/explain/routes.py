@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol.generate import CUTS, Explain, Explained, GenerateRequest, SamplingParams
+from engine.protocol.generate import CUT_CODES, Explain, Explained, GenerateRequest, SamplingParams
 from server.api.openai.schemas.fields import Between, TokenId, TokenIds
 from server.api.openai.schemas.generate import GenerateBody
 from server.api.receive import admit_and_read
@@ -175,7 +175,7 @@ class _Report:
             "cached_tokens": found.cached_tokens,
             "tokens": tokens,
             "pieces": {str(token): text_of(token) for token in sorted(ids)},
-            "cuts": [name.replace("_", "-") for name in CUTS],
+            "cuts": [name.replace("_", "-") for name in CUT_CODES],
         }
 
     def _token(self, token: Explained, sent: int) -> list[Any]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.protocol.generate import CUTS as CODES
+from engine.protocol.generate import CUT_CODES
 from engine.protocol.sampling_parameters import CUT_NAMES
-from engine.sampling.logits import CUTS, OF_DRAW
+from engine.sampling.logits import OF_DRAW, PLAIN_CUTS
 from tests.support.sampling import logits_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,10 +66,10 @@ CASES = [(name, value) for name, values in VALUES.items() for value in values]
 
 
 def test_cuts_have_a_function_a_code_and_the_declared_order() -> None:
-    assert {*CUTS, *OF_DRAW} == set(CUT_NAMES)
-    assert [name for name in CUT_NAMES if name in CUTS] == list(CUTS)
-    assert set(CODES) == {*CUT_NAMES, "kept", "ban", "grammar"}
-    assert set(CUTS) == set(REFERENCES) == set(VALUES)
+    assert {*PLAIN_CUTS, *OF_DRAW} == set(CUT_NAMES)
+    assert [name for name in CUT_NAMES if name in PLAIN_CUTS] == list(PLAIN_CUTS)
+    assert set(CUT_CODES) == {*CUT_NAMES, "kept", "ban", "grammar"}
+    assert set(PLAIN_CUTS) == set(REFERENCES) == set(VALUES)
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
@@ -84,9 +84,9 @@ def test_cut_keeps_what_the_reference_keeps(
             scores[list(banned)] = -torch.inf
             finite = torch.isfinite(scores).numpy()
             wanted = REFERENCES[name](scores.double().numpy(), value) & finite
-            assert (CUTS[name](scores, value).numpy() & finite).tolist() == wanted.tolist()
+            assert (PLAIN_CUTS[name](scores, value).numpy() & finite).tolist() == wanted.tolist()
 
 
 def test_top_k_with_ties_keeps_the_lowest_ids() -> None:
     scores = torch.tensor([1.0, 2.0, 1.0, 1.0, 0.0])
-    assert CUTS["top_k"](scores, 3).tolist() == [True, True, True, False, False]
+    assert PLAIN_CUTS["top_k"](scores, 3).tolist() == [True, True, True, False, False]

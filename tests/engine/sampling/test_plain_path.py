@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.protocol.generate import CUTS as CODES
-from engine.protocol.generate import KEPT, Explain, SamplingParams
+from engine.protocol.generate import CUT_CODES, KEPT, Explain, SamplingParams
 from engine.protocol.sampling_parameters import CUT_NAMES, DEFAULTS
 from engine.sampling.explain import PendingExplanation
-from engine.sampling.logits import CUTS, OF_DRAW
+from engine.sampling.logits import OF_DRAW, PLAIN_CUTS
 from engine.sampling.sampler import CANDIDATES, INVALID, draw, is_special
 from tests.engine.sampling.test_plain_cuts import REFERENCES, VALUES, Numbers
 from tests.engine.sampling.test_sampler import VARIED, as_often_as
@@ -21,7 +20,7 @@ from tests.support.sampling import Row, logits_of, row, sample_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OTHERS = [name for name in CUTS if name not in OF_DRAW]
+OTHERS = [name for name in PLAIN_CUTS if name not in OF_DRAW]
 each_cut = pytest.mark.parametrize("name", OTHERS)
 WITH_OTHERS = {"temperature": 1.4, "top_k": 30, "top_p": 0.9, "min_p": 0.02}
 
@@ -160,7 +159,7 @@ def test_explanation_names_what_removed_each_token(name: str, number: int) -> No
     for values, token, found in zip(logits, drawn.tolist(), pending.read(), strict=True):
         wanted = np.full(300, KEPT)
         for cut, kept in steps_of(values, params):
-            wanted[(wanted == KEPT) & ~kept] = CODES.index(cut)
+            wanted[(wanted == KEPT) & ~kept] = CUT_CODES.index(cut)
         assert found.drawn == token
         assert wanted[found.ids].tolist() == found.cuts
         shares = np.exp(torch.log_softmax(values.double() / params.temperature, 0).numpy())

@@ -9,12 +9,12 @@ import httpx2
 import numpy as np
 import pytest
 
-from engine.protocol.generate import CUTS as CODES
+from engine.protocol.generate import CUT_CODES
 from tests.support.draws import Draw, bits
 from tests.support.serve import Server
 
 EXACT = 1e-4
-CUTS = ["–", *[name.replace("_", "-") for name in CODES[1:]]]
+CUTS = ["–", *[name.replace("_", "-") for name in CUT_CODES[1:]]]
 
 
 # The chat's module is replaced by one that knows a few answers and notes what is forked.

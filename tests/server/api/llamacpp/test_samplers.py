@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from engine.protocol.generate import SamplingParams
-from server.api.llamacpp.samplers import FIELDS, SERVED, with_samplers
+from engine.protocol.sampling_parameters import CUT_NAMES
+from server.api.llamacpp.samplers import FIELDS, SERVED, sampler_names, with_samplers
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError
 from tests.engine.sampling.test_plain_cuts import REFERENCES, VALUES
@@ -39,6 +40,13 @@ async def params(served: Served, **fields: Any) -> SamplingParams:
 
 def applied(found: SamplingParams) -> tuple[float, ...]:
     return found.temperature, found.top_k, found.top_p, found.min_p, found.repetition_penalty
+
+
+@pytest.mark.parametrize("name", CUT_NAMES)
+def test_each_cut_can_be_listed_by_the_name_of_its_parameter(name: str) -> None:
+    (sampler,) = sampler_names([name]) or ()
+    assert FIELDS.get(sampler, sampler) == name
+    assert sampler in SERVED
 
 
 @pytest.mark.parametrize(

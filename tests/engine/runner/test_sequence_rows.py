@@ -1,0 +1,15 @@
+"""The rows of running sequences take the memory that a plan says."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.memory.estimate import ROW_PARAMETER_BYTES
+from engine.runner.sequence_rows import SequenceRows
+
+
+def test_parameters_of_a_row_take_the_bytes_of_the_plan() -> None:
+    rows = SequenceRows(3, 100, 16, 2, torch.device("cpu"))
+    with_padding = 4
+    own = rows.tokens.nbytes + rows.block_tables.nbytes
+    assert rows.num_bytes - own == with_padding * ROW_PARAMETER_BYTES
