@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
 
 from tests.support.fake_encoder import FakeEncoder
-from tests.support.fake_engine import FakeEngine, Script
+from tests.support.fake_engine import INFO, FakeEngine, Script
 from tests.support.rig import Served, serving
 
 UI = {"x-penstock-ui": "1"}
@@ -103,3 +106,16 @@ async def test_starters_without_a_file_follow_the_template(
         hello = await hello_of(served)
     assert not hello["has_template"]
     assert hello["starters"][0] == {"prompt": "The capital of France is"}
+
+
+async def test_formats_count_the_parts_that_the_engine_names(
+    folder: Path, says: Callable[[str], Script]
+) -> None:
+    """The server has no list of the parts of a quantised weight."""
+    tensors = {"up.codes": torch.zeros(8, dtype=torch.int8), "up.steps": torch.zeros(2)}
+    save_file(tensors, folder / "model.safetensors")
+    change(folder / "config.json", quantization_config={"quant_method": "row8"})
+    info = replace(INFO, weight_parts=(".codes", ".steps"))
+    async with serving(FakeEngine(says("Hi"), info=info), folder) as served:
+        formats = (await hello_of(served))["formats"]
+    assert formats == [{"name": "row8 int8", "tensors": 1, "nbytes": 16}]

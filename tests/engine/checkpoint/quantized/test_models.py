@@ -165,6 +165,13 @@ def test_plan_counts_the_weights_that_are_served(llama: Reference, tmp_path: Pat
     assert facts[0].memory == facts[1].memory
 
 
+def test_facts_have_the_names_of_the_parts_of_weights(llama: Reference, tmp_path: Path) -> None:
+    write_quantized(llama[1], tmp_path / "model", FORMATS["awq"])
+    facts = Driver(tmp_path / "model").loaded.facts
+    assert facts.weight_parts == (".qweight", ".qzeros", ".scales")
+    assert Driver(llama[1]).loaded.facts.weight_parts == ()
+
+
 def test_older_key_of_config_json_is_read(llama: Reference, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_quantized(llama[1], folder, FORMATS["pack 4"])
