@@ -67,7 +67,8 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
-        self._has_codes = storage_format(hf_config) is not None or any(self.folder.glob("*.gguf"))
+        self.storage = storage_format(hf_config)
+        self._has_codes = self.storage is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
             forbid_amx()
         self.device = device_of_rank(select_device(config.device), self.ranks)

@@ -119,6 +119,8 @@ class Ready(Message, frozen=True):
     max_loras: int = 0  # adapters in memory at once; 0: the model takes none
     compiled_kernels: int = 0  # of this CPU, which an earlier start had not left
     compile_seconds: float = 0.0  # not part of `load_seconds`
+    # What follows a layer's name in the tensors of a quantised checkpoint, such as ".scales".
+    weight_parts: tuple[str, ...] = ()
 
     @property
     def tensor_parallel_size(self) -> int:

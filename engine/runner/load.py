@@ -167,6 +167,7 @@ def _facts(
         memory=memory,
         other_ranks=memory_of_others(plan, memory),
         quantization=plan.quantization,
+        weight_parts=() if plan.storage is None else plan.storage.suffixes(),
         weights=weights_identity(config, plan.folder),
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),

@@ -45,7 +45,7 @@ async def hello(request: Request) -> dict[str, Any]:
             for name, parameter in PARAMETERS.items()
         ],
         "starters": starters(state, checkpoint),
-        "formats": await asyncio.to_thread(lambda: checkpoint.formats),
+        "formats": await asyncio.to_thread(checkpoint.formats, ready.weight_parts),
         "end_tokens": state.tokenizer.eos_token_ids,
         "ready": _as_object(ready),
         "stats": _as_object(state.client.stats),

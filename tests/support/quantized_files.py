@@ -26,6 +26,7 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # nibble i of a word holds this one of eig
 class Format:
     settings: dict[str, Any]  # quantization_config
     quantize: Callable[[Matrix], tuple[Stored, Matrix]]  # [outputs, inputs] -> stored, numbers
+    keeps_codes: bool = True  # False: the weight is dequantised while it is loaded
 
 
 def rounded(
@@ -80,6 +81,11 @@ def runs(inputs: int, size: int | None) -> Matrix:
     return np.arange(inputs) // (size or inputs)
 
 
+def fills_groups(size: int | None, *, reorders: bool) -> bool:
+    """Return whether all of 32 inputs in order share a scale, as the kernel for codes needs."""
+    return not reorders and (size is None or size % 32 == 0)
+
+
 def awq(size: int | None) -> Format:
     def quantize(weight: Matrix) -> tuple[Stored, Matrix]:
         group_of = runs(weight.shape[1], size)
@@ -129,7 +135,8 @@ class GPTQ:
     def format(self) -> Format:
         settings = {"quant_method": "gptq", "bits": self.bits, "group_size": self.size or -1}
         settings |= {"desc_act": self.reorders, "sym": self.symmetric}
-        return Format(settings | {"checkpoint_format": self.form}, self.quantize)
+        keeps_codes = fills_groups(self.size, reorders=self.reorders)
+        return Format(settings | {"checkpoint_format": self.form}, self.quantize, keeps_codes)
 
 
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
@@ -191,7 +198,8 @@ class Whole:
         form = "pack-quantized" if self.packed else self.form
         weights = {"num_bits": self.bits, "type": "int", "strategy": self.strategy}
         weights |= {"group_size": self.size, "symmetric": self.symmetric}
-        return Format(compressed(form, **weights), self.quantize)
+        keeps_codes = fills_groups(self.size, reorders=self.reorders)
+        return Format(compressed(form, **weights), self.quantize, keeps_codes)
 
 
 def e4m3(code: int) -> float:
@@ -242,7 +250,7 @@ class Floats:
 
     @property
     def format(self) -> Format:
-        return Format(self.settings, self.quantize)
+        return Format(self.settings, self.quantize, keeps_codes=False)
 
 
 def float_group(**weights: Any) -> dict[str, Any]:

@@ -26,6 +26,11 @@ class StorageFormat(ABC):
     has_kv_scales: bool = False  # whether there are scales of the KV cache, which are left out
 
     @classmethod
+    def suffixes(cls) -> tuple[str, ...]:
+        """Return what follows a layer's name in the names of its tensors: .qweight, .scales."""
+        return tuple(cls.names.separator + ending for ending in sorted(cls.endings | cls.unused))
+
+    @classmethod
     @abstractmethod
     def of(cls, settings: Settings) -> Self:
         """Read the settings. Raises ConfigError for a variant that is not served."""

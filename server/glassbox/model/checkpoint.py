@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,7 @@ from engine.checkpoint.gguf.header import read_header
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.errors import ConfigError
 
-# A part of a quantised weight, behind the module's path: codes, scales, zero points, their shape.
-CODES = ("weight", "weight_packed", "qweight", "blocks")
-OTHER_PARTS = (
-    *("scales", "qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_shape"),
-    *("weight_zero_point", "weight_g_idx", "input_scale"),
-)
-PART = re.compile(rf"(.+?)[._]({'|'.join((*CODES, *OTHER_PARTS))})")
-# Names of safetensors' dtypes that no plain weight has.
-CODE_DTYPES = ("I8", "U8", "I32", "F8_E4M3", "F8_E5M2")
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes of plain weights
 FP8 = ("F8_E4M3", "F8_E5M2")
 METHODS = {"awq": "AWQ", "gptq": "GPTQ"}  # as their authors write them
 
@@ -42,10 +33,18 @@ class CheckpointFacts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._formats: list[dict[str, Any]] | None = None
 
-    @functools.cached_property
-    def formats(self) -> list[dict[str, Any]]:
-        """The formats of the weights on disk, the largest first; none if they cannot be read."""
+    def formats(self, weight_parts: Collection[str]) -> list[dict[str, Any]]:
+        """Return the formats of the weights on disk, the largest first; none if unreadable.
+
+        `weight_parts` are the engine's: see Ready.
+        """
+        if self._formats is None:
+            self._formats = self._read_formats(weight_parts)
+        return self._formats
+
+    def _read_formats(self, weight_parts: Collection[str]) -> list[dict[str, Any]]:
         try:
             files = weight_files(self._folder)
             if files and is_gguf(files[0]):
@@ -53,7 +52,8 @@ class CheckpointFacts:
             headers: dict[str, Any] = {}
             for file in files:
                 headers |= safetensors_header(file)
-            return _sorted(_safetensors_formats(headers, read_json(self._folder / "config.json")))
+            config = read_json(self._folder / "config.json")
+            return _sorted(_safetensors_formats(headers, config, weight_parts))
         except (ConfigError, OSError, ValueError):  # weights of --load-format dummy, for instance
             return []
 
@@ -83,38 +83,54 @@ def _gguf_formats(files: Iterable[Path]) -> list[StoredFormat]:
 
 
 def _safetensors_formats(
-    headers: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]
+    headers: Mapping[str, Mapping[str, Any]],
+    config: Mapping[str, Any],
+    weight_parts: Collection[str],
 ) -> list[StoredFormat]:
     """Return the formats of tensors, given as safetensors' headers describe them."""
     settings = config.get("quantization_config") or config.get("compression_config")
     settings = settings if isinstance(settings, dict) else {}
-    coded: dict[str, str] = {}  # the dtype of the codes, by the module's path
-    parts = {name: PART.fullmatch(name) for name in headers}
-    for name, part in parts.items():
-        dtype = str(headers[name]["dtype"])
-        if part is not None and part[2] in CODES and dtype in CODE_DTYPES:
-            coded[part[1]] = dtype
+    layers = {name: _layer_of(name, weight_parts) for name in headers}
+    codes: dict[str, Mapping[str, Any]] = {}  # the largest tensor without floats, by layer
+    for name, layer in layers.items():
+        header = headers[name]
+        if layer is None or header["dtype"] in FLOATS:
+            continue
+        if layer not in codes or _nbytes(header) > _nbytes(codes[layer]):
+            codes[layer] = header
     weights: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
-    for name, part in parts.items():
+    for name, layer in layers.items():
         label, weight = str(headers[name]["dtype"]), name
-        if part is not None and part[1] in coded:
-            weight = part[1]
-            label = _label(settings, coded[weight])
-        begin, end = headers[name]["data_offsets"]
+        if layer in codes:
+            weight = layer
+            label = _label(settings, str(codes[layer]["dtype"]))
         weights.setdefault(label, set()).add(weight)
-        sizes[label] = sizes.get(label, 0) + end - begin
+        sizes[label] = sizes.get(label, 0) + _nbytes(headers[name])
     return [StoredFormat(label, len(weights[label]), size) for label, size in sizes.items()]
+
+
+def _layer_of(name: str, weight_parts: Collection[str]) -> str | None:
+    """Return the layer whose weight a tensor can be a part of, None if it is no part."""
+    suffixes = [suffix for suffix in weight_parts if name.endswith(suffix)]
+    return name.removesuffix(max(suffixes, key=len)) if suffixes else None
+
+
+def _nbytes(header: Mapping[str, Any]) -> int:
+    begin, end = header["data_offsets"]
+    return int(end - begin)
 
 
 def _label(settings: Mapping[str, Any], dtype: str) -> str:
     """Return the name of a quantised weight's format: the method and the width of its numbers."""
-    method = str(settings.get("quant_method", ""))
-    if method in ("fp8", "fbgemm_fp8", "mxfp4"):
-        return method.removeprefix("fbgemm_")
-    widths = "8" if dtype in (*FP8, "I8") else "/".join(_bits(settings))
-    numbers = f"{'fp' if dtype in FP8 else 'int'}{widths}"
-    return f"{METHODS.get(method, method)} {numbers}".strip()
+    method = str(settings.get("quant_method", "")).removeprefix("fbgemm_")
+    if dtype in FP8:
+        numbers = "fp8"
+    else:
+        widths = "8" if dtype == "I8" else "/".join(_bits(settings))
+        numbers = f"int{widths}" if widths else ""
+    name = METHODS.get(method, method)
+    return name if numbers in name else f"{name} {numbers}"
 
 
 def _bits(settings: Mapping[str, Any]) -> list[str]:

@@ -46,7 +46,7 @@ async def model(request: Request) -> dict[str, Any]:
         "parameters": ready.parameters,
         "weight_bytes": ready.weight_bytes,
         "quantization": ready.quantization,
-        "formats": await asyncio.to_thread(lambda: glassbox.checkpoint.formats),
+        "formats": await asyncio.to_thread(glassbox.checkpoint.formats, ready.weight_parts),
         "boxes": [_box(box) for box in structure.boxes],
         "config": structure.config,
         "attention": {name: _attention(facts) for name, facts in structure.attention.items()},

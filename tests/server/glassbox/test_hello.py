@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import save_file
 
+from engine.protocol.structure import ModelStructure
+from server.glassbox.model.structure import StructureReader
 from tests.support.fake_encoder import FakeEncoder
-from tests.support.fake_engine import FakeEngine, Script
+from tests.support.fake_engine import INFO, FakeEngine, Script
 from tests.support.rig import Served, serving
 
 UI = {"x-penstock-ui": "1"}
@@ -103,3 +108,22 @@ async def test_starters_without_a_file_follow_the_template(
         hello = await hello_of(served)
     assert not hello["has_template"]
     assert hello["starters"][0] == {"prompt": "The capital of France is"}
+
+
+@pytest.mark.parametrize("path", ["hello", "model"])
+async def test_formats_count_the_parts_that_the_engine_names(
+    path: str, folder: Path, says: Callable[[str], Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has no list of the parts of a quantised weight."""
+
+    async def no_boxes(*given: Any) -> ModelStructure:
+        return ModelStructure()
+
+    monkeypatch.setattr(StructureReader, "read", no_boxes)
+    tensors = {"up.codes": torch.zeros(8, dtype=torch.int8), "up.steps": torch.zeros(2)}
+    save_file(tensors, folder / "model.safetensors")
+    change(folder / "config.json", quantization_config={"quant_method": "row8"})
+    info = replace(INFO, weight_parts=(".codes", ".steps"))
+    async with serving(FakeEngine(says("Hi"), info=info), folder) as served:
+        response = await served.http.get(f"/ui/api/{path}", headers=UI)
+    assert response.json()["formats"] == [{"name": "row8 int8", "tensors": 1, "nbytes": 16}]

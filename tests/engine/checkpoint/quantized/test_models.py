@@ -19,6 +19,7 @@ from tests.support.driver import Driver
 from tests.support.forward import forward, whole
 from tests.support.golden import TOLERANCE, edit_checkpoint, load, of_transformers
 from tests.support.quantized_files import FORMATS, write_quantized
+from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -26,6 +27,11 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embed
 STEPS = 20
 PROMPT = torch.randint(288, (50,), generator=torch.Generator().manual_seed(1)).tolist()
 OF_QWEN2 = ["awq", "gptq act order", "int8 channel", "pack 4 zeros", "fp8 blocks"]
+# The first format of each method, with codes that can be kept and without.
+OF_EACH_KIND = {
+    (form.settings["quant_method"], form.keeps_codes): name
+    for name, form in reversed(FORMATS.items())
+}
 Reference = tuple[Any, Path]
 
 
@@ -73,6 +79,21 @@ def test_llama_equals_transformers(name: str, llama: Reference, tmp_path: Path) 
 @pytest.mark.parametrize("name", OF_QWEN2)
 def test_qwen2_with_biases_equals_transformers(name: str, qwen2: Reference, tmp_path: Path) -> None:
     check(qwen2, tmp_path / "model", name)
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND.values())
+def test_two_ranks_answer_like_one(name: str, llama: Reference, tmp_path: Path) -> None:
+    """Each rank keeps the weights of its outputs or inputs."""
+    folder = tmp_path / "model"
+    write_quantized(llama[1], folder, FORMATS[name])
+    alone = Driver(folder)
+    due = alone.submit(PROMPT, STEPS, temperature=0, logprobs=0)
+    alone.run()
+    with ranked(folder, tmp_path / "ranks") as driver:
+        request = driver.submit(PROMPT, STEPS, temperature=0, logprobs=0)
+        driver.run()
+        assert driver.tokens(request) == alone.tokens(due)
+        assert driver.logprobs(request) == pytest.approx(alone.logprobs(due), abs=1e-3)
 
 
 @pytest.mark.parametrize("architecture", ["Phi3", "GPTNeoX"])
@@ -163,6 +184,13 @@ def test_plan_counts_the_weights_that_are_served(llama: Reference, tmp_path: Pat
     assert facts[0].parameters == facts[1].parameters == plans[1].num_parameters
     assert facts[0].weight_bytes == facts[1].weight_bytes
     assert facts[0].memory == facts[1].memory
+
+
+def test_facts_have_the_names_of_the_parts_of_weights(llama: Reference, tmp_path: Path) -> None:
+    write_quantized(llama[1], tmp_path / "model", FORMATS["awq"])
+    facts = Driver(tmp_path / "model").loaded.facts
+    assert facts.weight_parts == (".qweight", ".qzeros", ".scales")
+    assert Driver(llama[1]).loaded.facts.weight_parts == ()
 
 
 def test_older_key_of_config_json_is_read(llama: Reference, tmp_path: Path) -> None:
