@@ -168,17 +168,23 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.spare_threads = spare_threads()
     for wing in WINGS:
         wing.install(app, state)
+    _add_middleware(app, state)
+    return app
+
+
+def _add_middleware(app: FastAPI, state: AppState) -> None:
+    """Put the middleware before the routes: the last one added is the first to see a request."""
+    config, metrics = state.config, state.metrics
     app.add_middleware(Gate, config=config, keys=state.keys)
     app.add_middleware(
         RequestBoundary,
         config=config,
-        client=client,
-        metrics=state.metrics,
+        client=state.client,
+        metrics=metrics,
         polled=polled_paths(ROUTERS),
     )
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
-        app.add_middleware(CrossOrigin, origins=config.allowed_origins, metrics=state.metrics)
-    return app
+        app.add_middleware(CrossOrigin, origins=config.allowed_origins, metrics=metrics)
 
 
 def _disabled(config: ServerConfig) -> tuple[str, ...]:
