@@ -51,6 +51,7 @@ from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
 from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
+from server.http.polled import polled_paths
 from server.replay import wing as replay
 from server.state import VERSION, AppState
 from server.telemetry.exposition import Exposition
@@ -78,7 +79,7 @@ SPINE = (
     docs,
 )
 # In the order of their start, and the other way round of their end: the batches end before the
-# file of --record. The last one has a route for all of /ui/.
+# file of --record.
 WINGS = (
     replay.WING,
     batch.WING,
@@ -167,11 +168,23 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.spare_threads = spare_threads()
     for wing in WINGS:
         wing.install(app, state)
-    app.add_middleware(Gate, config=config, keys=state.keys)
-    app.add_middleware(RequestBoundary, config=config, client=client, metrics=state.metrics)
-    if config.allowed_origins:  # outermost: refusals need CORS headers, too
-        app.add_middleware(CrossOrigin, origins=config.allowed_origins, metrics=state.metrics)
+    _add_middleware(app, state)
     return app
+
+
+def _add_middleware(app: FastAPI, state: AppState) -> None:
+    """Put the middleware before the routes: the last one added is the first to see a request."""
+    config, metrics = state.config, state.metrics
+    app.add_middleware(Gate, config=config, keys=state.keys)
+    app.add_middleware(
+        RequestBoundary,
+        config=config,
+        client=state.client,
+        metrics=metrics,
+        polled=polled_paths(ROUTERS),
+    )
+    if config.allowed_origins:  # outermost: refusals need CORS headers, too
+        app.add_middleware(CrossOrigin, origins=config.allowed_origins, metrics=metrics)
 
 
 def _disabled(config: ServerConfig) -> tuple[str, ...]:
@@ -214,9 +227,8 @@ async def _refuse(request: Request) -> Response:
 async def _raise(request: Request, error: Exception) -> Response:
     """Raise `error` again, so that RequestBoundary writes the 404 or 405 in OpenAI's format."""
     assert isinstance(error, HTTPException)
-    allowed = _methods_of(request)
-    # The route of the pages takes every GET below /ui/, also of paths that have other methods.
-    if error.status_code == 405 or allowed:
+    if error.status_code == 405:
+        allowed = _methods_of(request)
         detail = "Method Not Allowed"
         if request.method == "OPTIONS":
             detail += ": cross-origin requests from web pages require --allowed-origins"

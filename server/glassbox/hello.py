@@ -16,9 +16,10 @@ from server.glassbox.access import state_for_ui
 from server.glassbox.starters import starters
 from server.glassbox.state import glassbox_of
 from server.http.auth import is_admin
+from server.http.polled import PolledRoute
 from server.state import VERSION
 
-router = APIRouter()
+router = APIRouter(route_class=PolledRoute)
 
 
 @router.get("/ui/api/hello")

@@ -17,10 +17,14 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Match
+from starlette.types import Scope
 
+from server.http.auth import is_page
 from server.http.compression import accepts_gzip
 from server.state import state_of
 
@@ -53,7 +57,20 @@ HEADERS = {
     "vary": "Accept-Encoding",
 }
 
-router = APIRouter(include_in_schema=False)
+
+class PageRoute(APIRoute):
+    """A route that leaves paths below /ui/api/ to other routes, in any order of the routers.
+
+    Without it, the route of all files would answer for a data route that is listed after it.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if not is_page(scope["path"]):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 
 @dataclass(frozen=True, slots=True)

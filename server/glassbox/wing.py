@@ -59,5 +59,4 @@ async def run(app: FastAPI) -> AsyncIterator[None]:
         glassbox.structure.close()
 
 
-# The last router has a route for all of /ui/.
 WING = Wing(tuple(file.router for file in ROUTE_FILES), install, run)

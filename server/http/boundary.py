@@ -30,8 +30,7 @@ from server.telemetry.metrics import Metrics
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-# Logged at debug level, as pages are.
-PROBED_PATHS = OPEN_PATHS | {"/metrics", "/ui/api/watch", "/ui/api/blocks", "/ui/api/hello"}
+PROBED_PATHS = OPEN_PATHS | {"/metrics"}
 LOCALHOST = "localhost"  # in --allowed-origins
 LOOPBACK = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?"
 LINGER = 5.0  # seconds to keep reading a body that is refused
@@ -88,23 +87,37 @@ class RequestBoundary:
     """Middleware that gives each request an id and handles every exception.
 
     An exception becomes a response or a closed connection. None passes further, so no traceback
-    reaches the client or uvicorn's log.
+    reaches the client or uvicorn's log. Requests of probes, of files of the pages, and for `polled`
+    paths are logged at debug level and not counted.
     """
 
     def __init__(
-        self, app: ASGIApp, config: ServerConfig, client: EngineClient, metrics: Metrics
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        client: EngineClient,
+        metrics: Metrics,
+        polled: Sequence[re.Pattern[str]],
     ) -> None:
         self._app = app
         self._config = config
         self._client = client
         self._metrics = metrics
+        self._polled = polled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         scope = _below_root(_in_origin_form(scope), self._config.root_path)
-        exchange = Exchange(self._client, self._config.max_body_bytes, scope, receive, send)
+        exchange = Exchange(
+            self._client,
+            self._config.max_body_bytes,
+            scope,
+            receive,
+            send,
+            is_probe=self._is_probe(scope["path"]),
+        )
         try:
             await self._app(exchange.routed_scope, exchange.receive, exchange.send)
         except ClientGone:
@@ -123,6 +136,11 @@ class RequestBoundary:
             await self._refuse(error, exchange, scope)
         finally:
             self._account(exchange)
+
+    def _is_probe(self, path: str) -> bool:
+        if path in PROBED_PATHS or is_page(path):
+            return True
+        return any(pattern.fullmatch(path) for pattern in self._polled)
 
     def _account(self, exchange: Exchange) -> None:
         """Count and log a finished request. Sampling of the access log does not drop errors."""
@@ -188,7 +206,14 @@ class Exchange:
     """One request and its response, as RequestBoundary sees them."""
 
     def __init__(
-        self, client: EngineClient, max_body: int, scope: Scope, receive: Receive, send: Send
+        self,
+        client: EngineClient,
+        max_body: int,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        is_probe: bool,
     ) -> None:
         self._client, self._max_body = client, max_body
         self._scope, self._receive, self._send = scope, receive, send
@@ -200,7 +225,7 @@ class Exchange:
         self.status = 0
         self.cut = 499  # logged status of an incomplete response: the client left
         self._complete = False
-        self.is_probe = scope["path"] in PROBED_PATHS or is_page(scope["path"])
+        self.is_probe = is_probe
         asked = headers.get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         scope_state = scope.setdefault("state", {})

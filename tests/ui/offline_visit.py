@@ -1,4 +1,6 @@
-"""Serve the demo and visit all its pages: run by test_offline.py where there is no network.
+"""Serve the demo and visit its pages: run by test_offline.py where there is no network.
+
+The arguments are the ids of the pages.
 
 Prints a JSON object: the addresses of all requests of the browser, the errors of its scripts, and
 the bytes of the first load.
@@ -19,7 +21,6 @@ import playwright.sync_api as playwright
 
 PORT = 8765
 URL = f"http://127.0.0.1:{PORT}"
-PAGES = ("chat", "engine", "lens", "prompt", "model")
 
 
 def wait_ready() -> None:
@@ -33,7 +34,7 @@ def wait_ready() -> None:
     raise TimeoutError("the server did not become ready")
 
 
-def visit(page: Any, found: dict[str, Any]) -> None:
+def visit(page: Any, ids: list[str], found: dict[str, Any]) -> None:
     page.on("request", lambda request: found["requests"].append(request.url))
     page.on("pageerror", lambda error: found["faults"].append(str(error)))
     page.on("console", lambda line: line.type == "error" and found["faults"].append(line.text))
@@ -53,7 +54,7 @@ def visit(page: Any, found: dict[str, Any]) -> None:
         page.wait_for_selector(".drawer h2")
         page.wait_for_timeout(500)
         page.keyboard.press("Escape")
-    for name in PAGES:
+    for name in ids:
         page.goto(f"{URL}/ui/#/{name}")
         page.wait_for_timeout(1000)
         found["texts"].append(page.locator("main").inner_text())
@@ -69,7 +70,7 @@ def main() -> None:
             browser = runner.chromium.launch(
                 executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
             )
-            visit(browser.new_page(), found)
+            visit(browser.new_page(), sys.argv[1:], found)
             browser.close()
     finally:
         server.terminate()

@@ -31,7 +31,6 @@ QUESTIONS = (
     "computes the power of falling water.",
 )
 TEXT = "The capital of France is"
-PAGES = ("chat", "tokens", "time", "engine", "lens", "attention", "prompt", "model", "compare")
 Shoot = Callable[[str], None]
 
 

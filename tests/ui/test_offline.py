@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ui.listed_pages import page_ids
 from tests.ui.vendor import FOLDER, download
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
@@ -37,7 +38,7 @@ def test_wheel_serves_all_pages_without_a_network(tmp_path: Path) -> None:
         "PATH": os.pathsep.join(map(str, folders)),
         "HOME": str(tmp_path),
     }
-    command = f"ip link set lo up; exec {sys.executable} {script}"
+    command = f"ip link set lo up; exec {sys.executable} {script} {' '.join(page_ids())}"
     shell = [*ISOLATED, f"PATH=$PATH:/sbin:/usr/sbin; {command}"]
     done = subprocess.run(
         shell, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
@@ -46,6 +47,7 @@ def test_wheel_serves_all_pages_without_a_network(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["faults"] == []
     assert {url.split("/")[2] for url in found["requests"]} == {"127.0.0.1:8765"}
+    assert len(found["texts"]) == len(page_ids())
     for text in found["texts"]:
         assert len(text) > 30, text
         assert "could not be loaded" not in text

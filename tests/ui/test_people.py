@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.serve import Server
 from tests.ui import axe
+from tests.ui.listed_pages import listed_pages, page_ids
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
-PAGES = ("chat", "engine", "lens", "prompt", "model")
 LOOKS = [(scheme, width) for scheme in ("dark", "light") for width in (1280, 375)]
 
 
@@ -34,7 +34,7 @@ def say(page: Any, text: str, tokens: int = 24) -> Any:
 
 
 @pytest.mark.parametrize("look", LOOKS, ids=str)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", page_ids())
 def test_page_has_no_violation(
     open_page: Callable[..., Any], demo: Server, name: str, look: tuple[str, int]
 ) -> None:
@@ -65,16 +65,11 @@ def test_pages_are_reached_by_their_keys(open_page: Callable[..., Any], demo: Se
     page = open_page(f"{demo.base_url}/ui/")
     wait_for_box(page)
     page.evaluate("document.activeElement.blur()")
-    for key, name in (
-        ("e", "Engine"),
-        ("l", "Lens"),
-        ("p", "Prompt"),
-        ("m", "Model"),
-        ("c", "Chat"),
-    ):
+    shown, *others = listed_pages()
+    for listed in (*others, shown):
         page.keyboard.press("g")
-        page.keyboard.press(key)
-        playwright.expect(page).to_have_title(f"{name} · Penstock")
+        page.keyboard.press(listed.key)
+        playwright.expect(page).to_have_title(f"{listed.title} · Penstock")
         page.evaluate("document.activeElement.blur()")
     page.keyboard.press("?")
     playwright.expect(page.get_by_role("dialog", name="Keys")).to_be_visible()

@@ -11,6 +11,7 @@ import pytest
 from tests.support.serve import Server
 from tests.ui.checks.chat import ask
 from tests.ui.checks.inspector import columns_of
+from tests.ui.listed_pages import page_ids
 
 pytestmark = pytest.mark.ui
 PHONE = {"viewport": {"width": 360, "height": 700}, "has_touch": True}
@@ -85,7 +86,7 @@ def test_escape_closes_a_sheet_before_it_stops_an_answer(phone: Any) -> None:
     playwright.expect(phone.locator(".figures")).to_contain_text("stopped by you")
 
 
-@pytest.mark.parametrize("name", ["chat", "engine", "lens", "prompt", "model", "compare"])
+@pytest.mark.parametrize("name", page_ids())
 def test_no_page_is_wider_than_a_phone(phone: Any, demo: Server, name: str) -> None:
     phone.goto(f"{demo.base_url}/ui/#/{name}")
     phone.wait_for_selector("main h1")

@@ -12,6 +12,8 @@ import playwright.sync_api as playwright
 import pytest
 
 from tests.support.serve import Server, serving
+from tests.ui.data_routes import address_of, data_routes
+from tests.ui.listed_pages import page_ids
 from tests.ui.recording_proxy import RecordingProxy, recording
 
 pytestmark = pytest.mark.ui
@@ -83,7 +85,7 @@ def visit_all(page: Any, base: str) -> None:
         answer.get_by_role("button", name=button).click()
         page.wait_for_timeout(700)
         page.keyboard.press("Escape")
-    for name in ("engine", "lens", "prompt", "model"):
+    for name in page_ids():
         page.goto(f"{base}/ui/#/{name}")
         page.wait_for_timeout(1500)
 
@@ -117,24 +119,9 @@ def test_admin_sees_that_the_others_run(locked: Server, traffic_of_a: list[list[
     assert not any(one["id"].startswith("secret-of-a") for one in own["requests"])
 
 
-ROUTES = [
-    ("GET", "hello"),
-    ("GET", "requests"),
-    ("GET", "requests/x"),
-    ("GET", "watch"),
-    ("GET", "blocks"),
-    ("GET", "model"),
-    ("POST", "prompt"),
-    ("POST", "explain"),
-    ("POST", "lens"),
-    ("POST", "lens/embeddings"),
-    ("GET", "lens/x/0/0"),
-]
-
-
-@pytest.mark.parametrize(("method", "path"), ROUTES, ids=str)
+@pytest.mark.parametrize(("method", "path"), data_routes(), ids=str)
 def test_route_refuses_strangers(locked: Server, method: str, path: str) -> None:
-    url = f"{locked.base_url}/ui/api/{path}"
+    url = locked.base_url + address_of(path)
     key = {"authorization": f"Bearer {B}"}
     foreign = {**UI, **key, "host": "evil.example"}
     http = httpx2.Client(timeout=60)  # the process that reads the model's structure imports torch
@@ -151,9 +138,9 @@ def test_route_refuses_strangers(locked: Server, method: str, path: str) -> None
         assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize(("method", "path"), ROUTES, ids=str)
+@pytest.mark.parametrize(("method", "path"), data_routes(), ids=str)
 def test_route_is_off_with_the_pages(method: str, path: str, without_pages: Server) -> None:
-    url = f"{without_pages.base_url}/ui/api/{path}"
+    url = without_pages.base_url + address_of(path)
     assert httpx2.request(method, url, headers=UI).status_code == 404
 
 

@@ -27,12 +27,13 @@ from server.glassbox.watch.viewer import Lost, TracedStep, Viewer
 from server.http.auth import is_admin
 from server.http.compression import json_response
 from server.http.errors import ApiError, invalid
+from server.http.polled import PolledRoute
 from server.state import AppState
 
 PERIOD_S = 0.1  # between two frames
 MOST_BYTES = 64 << 10  # of a frame
 
-router = APIRouter()
+router = APIRouter(route_class=PolledRoute)
 
 
 @router.get("/ui/api/watch")

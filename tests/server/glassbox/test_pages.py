@@ -62,6 +62,23 @@ async def test_other_paths_are_not_found(served: Served, path: str) -> None:
     assert (await served.http.get(f"/ui/{path}")).status_code == 404
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
+async def test_unknown_path_of_data_is_not_found_by_any_method(served: Served, method: str) -> None:
+    for path in ("/ui/api/", "/ui/api/nothing", "/ui/api/hello/more"):
+        answer = await served.http.request(method, path, headers={"x-penstock-ui": "1"})
+        assert answer.status_code == 404, path
+
+
+async def test_other_method_of_a_data_route_is_refused_with_its_methods(served: Served) -> None:
+    for method, path, methods in (
+        ("GET", "lens", "POST"),
+        ("DELETE", "lens", "POST"),
+        ("POST", "hello", "GET, HEAD"),
+    ):
+        answer = await served.http.request(method, f"/ui/api/{path}")
+        assert (answer.status_code, answer.headers["allow"]) == (405, methods), (method, path)
+
+
 async def test_files_need_no_key_and_the_data_does(
     model: Path, says: Callable[[str], Script]
 ) -> None:
