@@ -8,10 +8,12 @@ import numpy as np
 
 from engine.client.output_stream import OutputStream
 from engine.protocol.embed import EmbedOutput, EmbedRequest
+from server.generation.embedding_state import EmbeddingState
 from server.generation.submission import Submission
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
+from server.telemetry.observer import AbortReason
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimensions]
 
@@ -24,6 +26,7 @@ class Embedding(Submission[EmbedOutput]):
     def __init__(
         self,
         state: AppState,
+        embedding_state: EmbeddingState,
         token_lists: Sequence[list[int]],
         arrival: float,
         priority: int,
@@ -31,7 +34,8 @@ class Embedding(Submission[EmbedOutput]):
         limiter: RateLimiter | None = None,
     ) -> None:
         self._arrival = arrival
-        next_id, pooling = state.client.next_id, state.pooling.mode
+        self._metrics = embedding_state.metrics
+        next_id, pooling = state.client.next_id, embedding_state.pooling.mode
         requests = [
             EmbedRequest(next_id(), ids, pooling, arrival, priority, tenant) for ids in token_lists
         ]
@@ -67,6 +71,10 @@ class Embedding(Submission[EmbedOutput]):
         admission = self._stream.admissions.get(request_id)
         self._metrics.begin(len(tokens), self._submitted_at, admission, at)
         self._metrics.embedded(self._arrival)
+
+    def _on_close(self, reason: AbortReason | None) -> None:
+        if reason is not None:
+            self._metrics.abort(reason)
 
 
 def normalised(vectors: Vectors) -> Vectors:

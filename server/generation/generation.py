@@ -21,8 +21,14 @@ from server.generation.timings import Timeline, timings_of
 from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.choice_record import ChoiceRecord
-from server.telemetry.metrics import AbortReason
-from server.telemetry.observer import Begun, Closed, Finished, GenerationObserver, Token
+from server.telemetry.observer import (
+    AbortReason,
+    Begun,
+    Closed,
+    Finished,
+    GenerationObserver,
+    Token,
+)
 
 
 class Generation(Submission[TokenOutput]):

@@ -14,7 +14,7 @@ from engine.errors import EngineError, RequestRejectedError
 from server.http.errors import ApiError, ClientGone, ClientStalled, StreamBroken
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
-from server.telemetry.metrics import AbortReason
+from server.telemetry.observer import AbortReason
 
 
 class Submission(Generic[Output]):
@@ -33,7 +33,6 @@ class Submission(Generic[Output]):
         """`limiter` counts requests and tokens; None: the request's key has no limits."""
         self._client = state.client
         self._limiter = limiter
-        self._metrics = state.metrics
         self._unfinished = set(ids)
         self._num_requests = len(self._unfinished)
         self._submitted_at = 0.0  # CLOCK_MONOTONIC seconds
@@ -85,11 +84,10 @@ class Submission(Generic[Output]):
         self._stream.finish(request_id)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Abort the unfinished requests, and count the HTTP request under the cause `error`."""
+        """Abort the unfinished requests; `error` is why the HTTP request ended."""
         reason = None
         if self._unfinished:
             reason = abort_reason(error, draining=self._client.state == "draining")
-            self._metrics.abort(reason)
         self._stream.close()
         self._narrow()
         self._on_close(reason)

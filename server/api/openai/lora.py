@@ -26,7 +26,7 @@ def _state_for_admin(request: Request) -> AppState:
     Raises EngineUnavailableError.
     """
     state = state_of(request)
-    if state.keys and not is_admin(request):
+    if request.app.state.keys and not is_admin(request):
         message = "Loading and unloading adapters needs a key of --admin-key-file."
         raise ApiError(403, "admin_key_required", message)
     if not is_admin(request) or not is_loopback(state.config.host):

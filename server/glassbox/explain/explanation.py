@@ -11,6 +11,8 @@ from server.generation.submission import Submission
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
+from server.telemetry.metrics import Metrics
+from server.telemetry.observer import AbortReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,14 @@ class Explanation(Submission[TokenOutput]):
     COUNTED = "answer_ids"
 
     def __init__(
-        self, state: AppState, request: GenerateRequest, limiter: RateLimiter | None = None
+        self,
+        state: AppState,
+        metrics: Metrics,
+        request: GenerateRequest,
+        limiter: RateLimiter | None = None,
     ) -> None:
         assert request.explain is not None
+        self._metrics = metrics
         self._request = request
         self._num_tokens = len(request.explain.answer)
         super().__init__(state, [request.id], limiter)
@@ -55,3 +62,7 @@ class Explanation(Submission[TokenOutput]):
         if any(token.drawn < 0 for token in tokens):
             raise numerical_error()
         return ExplainedAnswer(tokens, self._stream.admissions[request_id].cached_tokens)
+
+    def _on_close(self, reason: AbortReason | None) -> None:
+        if reason is not None:
+            self._metrics.abort(reason)
