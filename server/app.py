@@ -42,6 +42,7 @@ from server.api.responses.store import ResponseStore
 from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
+from server.fingerprint import model_fingerprint
 from server.generation.embedding_state import EmbeddingState
 from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
@@ -51,6 +52,7 @@ from server.http.auth import Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
 from server.http.key_file import read_limited_keys
+from server.http.large_bodies import LargeBodies
 from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
 from server.replay import wing as replay
@@ -134,6 +136,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     pooling = load_pooling(folder, engine_config.max_model_len)
     keys = ApiKeys(partial(read_limited_keys, config))
+    large_bodies = LargeBodies()
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
@@ -147,10 +150,12 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         hermes=hermes,
         text_limit=pooling.longest,
         write_grammar=partial(grammar_of, tokenizer),
+        fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),
         names=names,
         adapters=adapters,
         created=int(time.time()),
+        body_turn=large_bodies.turn,
     )
     app = _routed(
         disabled=_disabled(config),
@@ -161,6 +166,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     app.state.penstock = state
     app.state.keys = keys
+    app.state.large_bodies = large_bodies
     app.state.embedding = EmbeddingState(pooling, metrics)
     app.state.metrics = metrics
     app.state.tracing = tracing

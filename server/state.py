@@ -16,8 +16,7 @@ from engine.protocol.generate import Grammar
 from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.config import ServerConfig
-from server.fingerprint import fingerprint_of, fingerprint_settings
-from server.http.body import LargeBodies
+from server.http.body import BodyTurn
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.openapi import Task
 from server.telemetry.observer import ObserverFactory
@@ -41,11 +40,13 @@ class AppState:
     hermes: Answers | None  # the same with tools in the system message
     text_limit: int | None  # tokens of a text for an encoder; None: its positions are the limit
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
+    # `system_fingerprint` of the model's answers, or of those of an adapter.
+    fingerprint_of: Callable[[Ready, ServedAdapter | None], str]
     observers: list[ObserverFactory]  # of every generation
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     adapters: AdapterRegistry  # of this model
     created: int  # Unix seconds
-    large_bodies: LargeBodies = field(default_factory=LargeBodies)
+    body_turn: BodyTurn  # large bodies wait in it
     # Numbers of the open requests that a drain does not wait for.
     viewer_counts: list[Callable[[], int]] = field(default_factory=list)
 
@@ -86,19 +87,6 @@ class AppState:
         }
         message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
         raise invalid("model", message, "unsupported_model")
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the base model."""
-        return self.fingerprint_of(None)
-
-    def fingerprint_of(self, adapter: ServedAdapter | None) -> str:
-        """OpenAI's `system_fingerprint` of answers of the model, or of one of its adapters."""
-        return fingerprint_of(self.fingerprint_settings(adapter))
-
-    def fingerprint_settings(self, adapter: ServedAdapter | None) -> dict[str, str]:
-        """Return the settings that the fingerprint is made from."""
-        return fingerprint_settings(VERSION, self.loaded(), adapter)
 
     @property
     def start_token(self) -> int | None:
