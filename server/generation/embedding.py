@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.client.output_stream import OutputStream
 from engine.protocol.embed import EmbedOutput, EmbedRequest
 from server.generation.embedding_state import EmbeddingState
 from server.generation.submission import Submission
@@ -42,12 +41,11 @@ class Embedding(Submission[EmbedOutput]):
         self._requests = {request.id: request for request in requests}
         super().__init__(state, self._requests, limiter)
 
-    def _send(self) -> OutputStream[EmbedOutput]:
+    def _send(self) -> None:
         requests = list(self._requests.values())
-        stream = self._client.embed(requests)
+        self._accept(self._client.embed(requests))
         if self._limiter is not None:
             self._limiter.use_tokens(sum([request.size for request in requests]))
-        return stream
 
     async def collect(self) -> Vectors:
         """Wait for all vectors, and return them in the order of the texts.

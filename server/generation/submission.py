@@ -37,6 +37,7 @@ class Submission(Generic[Output]):
         self._num_requests = len(self._unfinished)
         self._submitted_at = 0.0  # CLOCK_MONOTONIC seconds
         self._stream: OutputStream[Output]
+        self._is_accepted = False
 
     def __enter__(self) -> Self:
         self.submit()
@@ -60,17 +61,26 @@ class Submission(Generic[Output]):
             self._limiter.widen(self._num_requests, self.COUNTED)
         self._submitted_at = time.monotonic()
         try:
-            self._stream = self._send()
-        except BaseException:
-            self._narrow()
+            self._send()
+        except BaseException as error:
+            if self._is_accepted:
+                self.close(error)
+            else:
+                self._narrow()
             raise
 
     def _narrow(self) -> None:
         if self._limiter is not None:
             self._limiter.narrow(self._num_requests)
 
-    def _send(self) -> OutputStream[Output]:
+    def _send(self) -> None:
+        """Send the requests to the engine, and call `_accept` with their stream."""
         raise NotImplementedError
+
+    def _accept(self, stream: OutputStream[Output]) -> None:
+        """Keep the stream of the requests, which the engine has from now on."""
+        self._stream = stream
+        self._is_accepted = True
 
     async def wait_for_output(self, limit: float | None) -> None:
         """Wait for the first output, up to `limit` seconds. Raises if the requests fail first."""

@@ -63,7 +63,8 @@ class Closed:
 class GenerationObserver(Protocol):
     """One observer of one generation. A method that is not overridden does nothing.
 
-    `closed` follows every `begun`. A generation that the engine refuses calls neither.
+    `closed` follows every `begun` that does not raise. A generation that the engine refuses calls
+    neither.
     """
 
     def submission(self) -> AbstractContextManager[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.client.output_stream import OutputStream
 from engine.protocol.generate import Explained, GenerateRequest
 from engine.protocol.outputs import TokenOutput
 from server.generation.submission import Submission
@@ -41,11 +40,10 @@ class Explanation(Submission[TokenOutput]):
         self._num_tokens = len(request.explain.answer)
         super().__init__(state, [request.id], limiter)
 
-    def _send(self) -> OutputStream[TokenOutput]:
-        stream = self._client.submit([self._request])
+    def _send(self) -> None:
+        self._accept(self._client.submit([self._request]))
         if self._limiter is not None:
             self._limiter.use_tokens(self._request.size)
-        return stream
 
     async def collect(self) -> ExplainedAnswer:
         """Wait for all tokens. Raises EngineError, or ApiError if a logit is not a number."""

@@ -7,18 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineOverloadedError, RequestRejectedError
+from engine.protocol.generate import Explain, GenerateRequest, SamplingParams
 from server.app import create_app
 from server.config import ServerConfig
 from server.generation.embedding import Embedding
 from server.generation.embedding_state import EmbeddingState
 from server.generation.generation import Generation
 from server.generation.submission import abort_reason
+from server.glassbox.explain.explanation import Explanation
 from server.http.errors import ClientGone, ClientStalled, StreamBroken, numerical_error
+from server.http.key_limits import KeyLimits
+from server.http.rate_limits import RateLimiter
 from server.telemetry.exposition import Exposition
 from server.telemetry.metrics import Metrics
 from tests.support.fake_encoder import FakeEncoder
@@ -117,6 +122,32 @@ async def test_exit_without_error_before_the_end_counts_as_disconnect(app: App, 
 def test_abort_reason_of_dead_engine_during_drain_is_shutdown(error: Exception) -> None:
     assert abort_reason(error, draining=True) == "shutdown"
     assert abort_reason(error, draining=False) == "engine"
+
+
+@pytest.mark.parametrize("kind", ["embedding", "explanation"])
+async def test_requests_whose_tokens_cannot_be_counted_are_aborted(model: Path, kind: str) -> None:
+    app = app_with(FakeEncoder(lambda request: []), model)
+    state = app.state
+    limiter = RateLimiter(KeyLimits(tokens_per_minute=1, concurrent_requests=2))
+    limiter.begin()
+    submission: Embedding | Explanation
+    if kind == "embedding":
+        submission = Embedding(
+            state, app.embedding, [[1], [2]], arrival=0.0, priority=0, limiter=limiter
+        )
+    else:
+        explain = Explain([1], SamplingParams(max_tokens=1), 1, 1)
+        request = GenerateRequest(1, PROMPT, SamplingParams(max_tokens=1), 0.0, explain=explain)
+        submission = Explanation(state, app.metrics, request, limiter)
+    with (
+        mock.patch.object(limiter, "use_tokens", side_effect=ZeroDivisionError),
+        pytest.raises(ZeroDivisionError),
+        submission,
+    ):
+        raise AssertionError
+    assert state.client.aborted == [1, 2][: submission._num_requests]
+    assert aborts(app, reason="internal") == 1
+    limiter.widen(2, "input")  # raises if the requests still count
 
 
 async def test_embedding_has_the_same_life(model: Path) -> None:
