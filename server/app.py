@@ -136,7 +136,6 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     pooling = load_pooling(folder, engine_config.max_model_len)
     keys = ApiKeys(partial(read_limited_keys, config))
-    large_bodies = LargeBodies()
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
@@ -155,7 +154,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         names=names,
         adapters=adapters,
         created=int(time.time()),
-        body_turn=large_bodies.turn,
+        body_turn=LargeBodies().turn,
     )
     app = _routed(
         disabled=_disabled(config),
@@ -166,7 +165,6 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     app.state.penstock = state
     app.state.keys = keys
-    app.state.large_bodies = large_bodies
     app.state.embedding = EmbeddingState(pooling, metrics)
     app.state.metrics = metrics
     app.state.tracing = tracing
@@ -177,11 +175,17 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.spare_threads = spare_threads()
     for wing in WINGS:
         wing.install(app, state)
-    app.add_middleware(Gate, config=config, keys=keys)
-    app.add_middleware(RequestBoundary, config=config, client=client, metrics=metrics)
+    _add_layers(app, state)
+    return app
+
+
+def _add_layers(app: FastAPI, spine: AppState) -> None:
+    """Add the layers that every request passes before its route, the innermost first."""
+    config, metrics = spine.config, app.state.metrics
+    app.add_middleware(Gate, config=config, keys=app.state.keys)
+    app.add_middleware(RequestBoundary, config=config, client=spine.client, metrics=metrics)
     if config.allowed_origins:  # outermost: refusals need CORS headers, too
         app.add_middleware(CrossOrigin, origins=config.allowed_origins, metrics=metrics)
-    return app
 
 
 def _disabled(config: ServerConfig) -> tuple[str, ...]:

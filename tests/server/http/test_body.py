@@ -230,7 +230,7 @@ async def test_large_body_delays_next_large_body_but_no_small_one(
         assert not second.done()
         assert not tokenised.done()
         monkeypatch.setattr("server.http.large_bodies.PAUSE", 0)
-        served.app.state.large_bodies._turns.release("")
+        served.app.state.penstock.body_turn.__self__._turns.release("")
         assert (await second).status_code == (await tokenised).status_code == 200
 
 
@@ -248,7 +248,7 @@ async def test_large_body_of_disconnected_client_is_not_parsed(
     monkeypatch.setattr(body_module, "_validated", validated)
     monkeypatch.setattr("server.http.large_bodies.PAUSE", 1e9)
     async with serving(FakeEngine(says("x")), model) as served:
-        turns = served.app.state.large_bodies
+        turns = served.app.state.penstock.body_turn.__self__
         for size in (LARGE, 2 * LARGE):
             leaving = asyncio.create_task(served.complete(unknown="a" * size))
             await eventually(lambda: not turns._turns._shares.has_room(), "the first has its turn")
