@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine.adapters import Adapters
 from engine.config import EngineConfig
 from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
+from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
 from engine.runner.load import LoadedEngine
 from engine.scheduling.scheduler import Scheduler

@@ -42,6 +42,8 @@ from server.api.responses.store import ResponseStore
 from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
+from server.fingerprint import model_fingerprint
+from server.generation.embedding_state import EmbeddingState
 from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
 from server.grammar.llguidance_grammar import grammar_of
@@ -49,6 +51,8 @@ from server.http.api_keys import ApiKeys
 from server.http.auth import Gate
 from server.http.boundary import CrossOrigin, RequestBoundary
 from server.http.errors import ANTHROPIC_PATH, NO_RETRY, ApiError
+from server.http.key_file import read_limited_keys
+from server.http.large_bodies import LargeBodies
 from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
 from server.http.polled import polled_paths
@@ -131,7 +135,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
-    keys = ApiKeys(config)
+    pooling = load_pooling(folder, engine_config.max_model_len)
+    keys = ApiKeys(partial(read_limited_keys, config))
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
@@ -139,27 +144,30 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         engine_config=engine_config,
         folder=folder,
         client=client,
-        keys=keys,
         tokenizer=tokenizer,
         template=template,
         answers=answers,
         hermes=hermes,
-        pooling=load_pooling(folder, engine_config.max_model_len),
+        text_limit=pooling.longest,
         write_grammar=partial(grammar_of, tokenizer),
-        metrics=metrics,
+        fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),
         names=names,
         adapters=adapters,
         created=int(time.time()),
+        body_turn=LargeBodies().turn,
     )
     app = _routed(
         disabled=_disabled(config),
-        keyed=bool(state.keys),
+        keyed=bool(keys),
         vocab_size=lambda: client.info.vocab_size if client.info else None,
         lifespan=_lifespan,
         exception_handlers={HTTPException: _raise},
     )
     app.state.penstock = state
+    app.state.keys = keys
+    app.state.embedding = EmbeddingState(pooling, metrics)
+    app.state.metrics = metrics
     app.state.tracing = tracing
     app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
     app.state.response_store = ResponseStore(
@@ -172,14 +180,14 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     return app
 
 
-def _add_middleware(app: FastAPI, state: AppState) -> None:
+def _add_middleware(app: FastAPI, spine: AppState) -> None:
     """Put the middleware before the routes: the last one added is the first to see a request."""
-    config, metrics = state.config, state.metrics
-    app.add_middleware(Gate, config=config, keys=state.keys)
+    config, metrics = spine.config, app.state.metrics
+    app.add_middleware(Gate, config=config, keys=app.state.keys)
     app.add_middleware(
         RequestBoundary,
         config=config,
-        client=state.client,
+        client=spine.client,
         metrics=metrics,
         polled=polled_paths(ROUTERS),
     )

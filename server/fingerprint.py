@@ -37,3 +37,8 @@ def fingerprint_settings(
 def fingerprint_of(settings: Mapping[str, str]) -> str:
     """Return OpenAI's `system_fingerprint` for these settings."""
     return f"fp_{zlib.crc32(repr(sorted(settings.items())).encode()):08x}"
+
+
+def model_fingerprint(version: str, info: Ready, adapter: ServedAdapter | None = None) -> str:
+    """Return OpenAI's `system_fingerprint` for a model, or for one of its adapters."""
+    return fingerprint_of(fingerprint_settings(version, info, adapter))

@@ -16,17 +16,12 @@ from engine.protocol.generate import Grammar
 from engine.protocol.ready import Ready
 from server.adapters import AdapterRegistry, ServedAdapter
 from server.config import ServerConfig
-from server.fingerprint import fingerprint_of, fingerprint_settings
-from server.http.addresses import is_loopback
-from server.http.api_keys import ApiKeys
-from server.http.body import LargeBodies
+from server.http.body import BodyTurn
 from server.http.errors import ApiError, invalid, to_api_error
 from server.http.openapi import Task
-from server.telemetry.metrics import Metrics
 from server.telemetry.observer import ObserverFactory
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
-from server.text.pooling import PoolingConfig
 from server.text.tokenizer import Tokenizer
 from server.text.wanted_grammar import WantedGrammar
 
@@ -39,19 +34,19 @@ class AppState:
     engine_config: EngineConfig
     folder: Path  # of the checkpoint
     client: EngineClient
-    keys: ApiKeys
     tokenizer: Tokenizer
     template: ChatTemplate | None
     answers: Answers | None  # how the model writes its answers; None without a template
     hermes: Answers | None  # the same with tools in the system message
-    pooling: PoolingConfig  # used by encoders only
+    text_limit: int | None  # tokens of a text for an encoder; None: its positions are the limit
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
-    metrics: Metrics
+    # `system_fingerprint` of the model's answers, or of those of an adapter.
+    fingerprint_of: Callable[[Ready, ServedAdapter | None], str]
     observers: list[ObserverFactory]  # of every generation
     names: tuple[str, ...]  # the names of the one model; the first is the canonical one
     adapters: AdapterRegistry  # of this model
     created: int  # Unix seconds
-    large_bodies: LargeBodies = field(default_factory=LargeBodies)
+    body_turn: BodyTurn  # large bodies wait in it
     # Numbers of the open requests that a drain does not wait for.
     viewer_counts: list[Callable[[], int]] = field(default_factory=list)
 
@@ -94,19 +89,6 @@ class AppState:
         raise invalid("model", message, "unsupported_model")
 
     @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the base model."""
-        return self.fingerprint_of(None)
-
-    def fingerprint_of(self, adapter: ServedAdapter | None) -> str:
-        """OpenAI's `system_fingerprint` of answers of the model, or of one of its adapters."""
-        return fingerprint_of(self.fingerprint_settings(adapter))
-
-    def fingerprint_settings(self, adapter: ServedAdapter | None) -> dict[str, str]:
-        """Return the settings that the fingerprint is made from."""
-        return fingerprint_settings(VERSION, self.loaded(), adapter)
-
-    @property
     def start_token(self) -> int | None:
         """First token of an encoder–decoder's output; None for models that continue prompts."""
         return self.loaded().start_token
@@ -114,14 +96,10 @@ class AppState:
     def max_length(self) -> int:
         """Return the token limit of one sequence or text. The KV cache always has room for it."""
         info = self.loaded()
-        own = info.max_model_len
-        return self.pooling.limit(own) if info.kind == "encoder" else own
-
-    @property
-    def serves_ui(self) -> bool:
-        """Whether the built-in pages and /ui/api are served: --ui, by default on loopback only."""
-        ui = self.config.ui
-        return is_loopback(self.config.host) if ui is None else ui
+        longest = info.max_model_len
+        if info.kind == "encoder" and self.text_limit is not None:
+            longest = min(longest, self.text_limit)
+        return longest
 
     def api_error(self, error: BaseException) -> ApiError:
         """Return the error response for any exception."""

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.models import model_facts
+from server.fingerprint import fingerprint_of, fingerprint_settings
 from server.generation.chat_prompt import has_own_tools
 from server.generation.limits import MAX_CHOICES, MAX_PROMPT_LOGPROBS
 from server.http.compression import json_response
@@ -26,14 +27,15 @@ async def capabilities(request: Request) -> Response:
     A parameter is a JSON Schema; `default` includes the settings of the checkpoint.
     """
     state = state_of(request)
+    settings = fingerprint_settings(VERSION, state.loaded())
     facts = {
         "object": "capabilities",
         "version": VERSION,
         "model": model_facts(state, state.names[0]),
         "names": state.names,
         "system_fingerprint": {
-            "value": state.fingerprint,
-            "settings": state.fingerprint_settings(None),
+            "value": fingerprint_of(settings),
+            "settings": settings,
         },
         "batch_invariant": state.loaded().batch_variance is None,
         "limits": _limits(state),

@@ -26,7 +26,7 @@ async def admit_and_read(request: Request, kind: type[BodyType], task: Task) -> 
     state = state_of(request)
     state.client.admit(request.state.tenant)
     state.check_task(task)
-    body = await read_body(request, kind, state.large_bodies)
+    body = await read_body(request, kind, state.body_turn)
     state.model_name(body.model)  # raises if the request names another model
     return body
 
@@ -35,7 +35,7 @@ async def read_unqueued(request: Request, kind: type[BodyType]) -> BodyType:
     """Return the validated body of a request for the tokenizer. Raises as `admit_and_read` does."""
     state = state_of(request)
     state.loaded()
-    body = await read_body(request, kind, state.large_bodies)
+    body = await read_body(request, kind, state.body_turn)
     state.model_name(body.model)
     return body
 

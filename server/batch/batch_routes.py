@@ -63,7 +63,7 @@ async def create_batch(request: Request) -> Response:
     state = state_of(request)
     batches = batches_of(request)
     storage = batches.storage
-    body = await read_body(request, BatchBody, state.large_bodies)
+    body = await read_body(request, BatchBody, state.body_turn)
     state.model_name(body.model)  # raises if the request names another model
     with storing():
         await storage.delete_expired()

@@ -19,11 +19,11 @@ def install(app: FastAPI, spine: AppState) -> None:
     storage = open_storage(spine.config)
     text = "Share of the disk of --batch-dir in use, 0 to 1; 0 without this flag."
     share = storage.disk.share if storage else lambda: 0.0
-    spine.metrics.gauge("batch_disk_usage_perc", text, share)
+    app.state.metrics.gauge("batch_disk_usage_perc", text, share)
     app.state.batches = None
     if storage is not None:
         max_body = spine.config.max_body_bytes
-        room = spine.keys.seconds_until_room
+        room = app.state.keys.seconds_until_room
         app.state.batches = BatchRunner(storage, spine.client, max_body, room)
 
 

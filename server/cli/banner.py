@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from fastapi import FastAPI
 from rich.filesize import decimal
 
 from engine.checkpoint.folder import notes_of
@@ -19,10 +20,11 @@ from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
 from server.cli.console import say
 from server.config import ServerConfig
-from server.http.addresses import address_of, is_loopback
+from server.http.addresses import address_of, is_loopback, serves_ui
 from server.state import AppState
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
+from server.text.pooling import PoolingConfig
 
 # By Answers.source.
 CALL_SOURCES = {
@@ -83,10 +85,12 @@ def kernels(ready: Ready) -> list[str]:
     return [f"  kernels   {ready.compiled_kernels} compiled in {ready.compile_seconds:.1f} s, once"]
 
 
-def banner(state: AppState, ready: Ready, port: int) -> str:
+def banner(app: FastAPI, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
+    state: AppState = app.state.penstock
+    pooling: PoolingConfig = app.state.embedding.pooling
     config, engine = state.config, state.engine_config
-    has_keys = bool(state.keys)
+    has_keys = bool(app.state.keys)
     access = "on" if has_keys else "off"
     key = shell_key(config, os.environ) if has_keys else ""
     url = base_url(config.host, port)
@@ -96,7 +100,7 @@ def banner(state: AppState, ready: Ready, port: int) -> str:
         f"  device    {device(ready)}, {ready.attention_backend} attention",
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
         *kernels(ready),
-        *(vectors(state, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *(vectors(state, pooling, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
         *adapters(state, ready),
         *answers(state.answers, state.template),
@@ -104,7 +108,7 @@ def banner(state: AppState, ready: Ready, port: int) -> str:
         f"  access    API key {access}",
         *recording(config),
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
-        *pages(state, url),
+        *pages(config, url),
         f"  try       {curl(state, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:
@@ -145,9 +149,9 @@ def adapters(state: AppState, ready: Ready) -> list[str]:
     return [f"  adapters  {names}; up to {ready.max_loras} in memory"]
 
 
-def pages(state: AppState, url: str) -> list[str]:
+def pages(config: ServerConfig, url: str) -> list[str]:
     """Return a line with the link to the built-in pages, if they are served."""
-    return [f"  pages     {url}/ui/   (or `penstock open`)"] if state.serves_ui else []
+    return [f"  pages     {url}/ui/   (or `penstock open`)"] if serves_ui(config) else []
 
 
 def recording(config: ServerConfig) -> list[str]:
@@ -157,10 +161,10 @@ def recording(config: ServerConfig) -> list[str]:
     return [f"  record    on: the tokens of all prompts and answers go to {config.record}"]
 
 
-def vectors(state: AppState, ready: Ready) -> list[str]:
+def vectors(state: AppState, pooling: PoolingConfig, ready: Ready) -> list[str]:
     """Return the lines of an encoder, which has no KV cache."""
     return [
-        f"  vectors   {ready.embedding_size} dimensions, {state.pooling}",
+        f"  vectors   {ready.embedding_size} dimensions, {pooling}",
         f"  texts     up to {state.max_length()} tokens",
     ]
 

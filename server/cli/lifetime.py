@@ -26,6 +26,7 @@ from server.app import create_app
 from server.cli.banner import banner, base_url, load_progress
 from server.cli.console import logger_for
 from server.config import ServerConfig
+from server.http.api_keys import ApiKeys
 from server.http.connection import Connection, make_room
 from server.state import AppState
 
@@ -80,7 +81,7 @@ def uvicorn_config(
     state: AppState = app.state.penstock
     connection = partial(
         Connection,
-        metrics=state.metrics,
+        metrics=app.state.metrics,
         access_log=state.config.access_log,
         max_connections=max_connections,
     )
@@ -114,7 +115,9 @@ class Lifetime:
     def __init__(self, app: FastAPI, listener: socket.socket, max_connections: float) -> None:
         self.cause = ""  # why the server stops: a signal or the engine's death
         self.server = Server(uvicorn_config(app, max_connections=max_connections))
+        self._app = app
         self._state: AppState = app.state.penstock
+        self._keys: ApiKeys = app.state.keys
         self._client = self._state.client
         self._say = logger_for(self._state.config)
         self._listener = listener
@@ -189,7 +192,7 @@ class Lifetime:
             # stalled all streams for 25 ms or more.
             gc.freeze()
             with contextlib.suppress(EngineDeadError):  # `_watch` reports it
-                self._say(banner(self._state, ready.result(), self._port))
+                self._say(banner(self._app, ready.result(), self._port))
         finally:
             ready.cancel()
 
@@ -204,12 +207,12 @@ class Lifetime:
 
     def _reload_keys(self) -> None:
         try:
-            self._state.keys.reload()
+            self._keys.reload()
         except ConfigError as error:
             text = f"penstock: SIGHUP: the API keys are unchanged: {error}"
             logger_for(self._state.config, "error")(text)
         else:
-            self._say(f"penstock: SIGHUP: {len(self._state.keys)} API keys read")
+            self._say(f"penstock: SIGHUP: {len(self._keys)} API keys read")
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = asyncio.get_running_loop().time()

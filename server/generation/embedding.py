@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.client.output_stream import OutputStream
 from engine.protocol.embed import EmbedOutput, EmbedRequest
+from server.generation.embedding_state import EmbeddingState
 from server.generation.submission import Submission
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
+from server.telemetry.observer import AbortReason
 
 Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]  # [texts, dimensions]
 
@@ -24,6 +25,7 @@ class Embedding(Submission[EmbedOutput]):
     def __init__(
         self,
         state: AppState,
+        embedding_state: EmbeddingState,
         token_lists: Sequence[list[int]],
         arrival: float,
         priority: int,
@@ -31,19 +33,19 @@ class Embedding(Submission[EmbedOutput]):
         limiter: RateLimiter | None = None,
     ) -> None:
         self._arrival = arrival
-        next_id, pooling = state.client.next_id, state.pooling.mode
+        self._metrics = embedding_state.metrics
+        next_id, pooling = state.client.next_id, embedding_state.pooling.mode
         requests = [
             EmbedRequest(next_id(), ids, pooling, arrival, priority, tenant) for ids in token_lists
         ]
         self._requests = {request.id: request for request in requests}
         super().__init__(state, self._requests, limiter)
 
-    def _send(self) -> OutputStream[EmbedOutput]:
+    def _send(self) -> None:
         requests = list(self._requests.values())
-        stream = self._client.embed(requests)
+        self._accept(self._client.embed(requests))
         if self._limiter is not None:
             self._limiter.use_tokens(sum([request.size for request in requests]))
-        return stream
 
     async def collect(self) -> Vectors:
         """Wait for all vectors, and return them in the order of the texts.
@@ -67,6 +69,10 @@ class Embedding(Submission[EmbedOutput]):
         admission = self._stream.admissions.get(request_id)
         self._metrics.begin(len(tokens), self._submitted_at, admission, at)
         self._metrics.embedded(self._arrival)
+
+    def _on_close(self, reason: AbortReason | None) -> None:
+        if reason is not None:
+            self._metrics.abort(reason)
 
 
 def normalised(vectors: Vectors) -> Vectors:

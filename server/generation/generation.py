@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import msgspec
 
-from engine.client.output_stream import OutputStream
 from engine.protocol.generate import GenerateRequest, SamplingParams
 from engine.protocol.outputs import Admission, TokenOutput
 from server.generation.choice import Choice
@@ -21,8 +20,14 @@ from server.generation.timings import Timeline, timings_of
 from server.http.errors import numerical_error
 from server.state import AppState
 from server.telemetry.choice_record import ChoiceRecord
-from server.telemetry.metrics import AbortReason
-from server.telemetry.observer import Begun, Closed, Finished, GenerationObserver, Token
+from server.telemetry.observer import (
+    AbortReason,
+    Begun,
+    Closed,
+    Finished,
+    GenerationObserver,
+    Token,
+)
 
 
 class Generation(Submission[TokenOutput]):
@@ -50,6 +55,7 @@ class Generation(Submission[TokenOutput]):
         self._logprob_sums = [0.0] * len(self._choices)  # of the generated tokens, if known
         made = [factory(prepared) for factory in state.observers]
         self._observers = [observer for observer in made if observer is not None]
+        self._begun: list[GenerationObserver] = []
         # Only of those that override it: this runs for each token.
         self._on_token = [
             observer.token
@@ -60,17 +66,17 @@ class Generation(Submission[TokenOutput]):
 
     # Requests
 
-    def _send(self) -> OutputStream[TokenOutput]:
+    def _send(self) -> None:
         requests = [self._request(request_id, choice) for request_id, choice in self._by_id.items()]
         with contextlib.ExitStack() as contexts:
             for observer in self._observers:
                 contexts.enter_context(observer.submission())
-            stream = self._client.submit(requests)
-            stream.wakes_on_prefills = bool(self._readers)
+            self._accept(self._client.submit(requests))
+            self._stream.wakes_on_prefills = bool(self._readers)
             begun = Begun(requests)
             for observer in self._observers:
                 observer.begun(begun)
-        return stream
+                self._begun.append(observer)
 
     def _request(self, request_id: int, choice: Choice) -> GenerateRequest:
         prepared = self.prepared
@@ -242,7 +248,7 @@ class Generation(Submission[TokenOutput]):
         records = [self._record(request_id, choice) for request_id, choice in self._by_id.items()]
         closed = Closed(records, self._cached_tokens(), reason, time.monotonic())
         with contextlib.ExitStack() as calls:  # a failure of one must not keep others from it
-            for observer in reversed(self._observers):
+            for observer in reversed(self._begun):
                 calls.callback(observer.closed, closed)
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:

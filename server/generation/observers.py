@@ -68,6 +68,10 @@ class _Measured(GenerationObserver):
         for outcome in finished.outcomes:
             self._metrics.tool_call(outcome)
 
+    def closed(self, closed: Closed) -> None:
+        if closed.reason is not None:
+            self._metrics.abort(closed.reason)
+
 
 class _Limited(GenerationObserver):
     """Counts the tokens of a generation against the limits of its key."""

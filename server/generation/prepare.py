@@ -136,7 +136,7 @@ def prepare(
     return PreparedRequest(
         model=access.model,
         adapter=0 if adapter is None else adapter.id,
-        fingerprint=state.fingerprint_of(adapter),
+        fingerprint=state.fingerprint_of(state.loaded(), adapter),
         options=options,
         prompts=prompts,
         params=[_within(params, limit) for limit in token_limits],

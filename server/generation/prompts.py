@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from server.generation.limits import context_exceeded
 from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
-from server.http.errors import invalid, unsupported
 from server.state import AppState
 from server.text.detokenizer import Detokenizer
 
@@ -51,39 +50,6 @@ def encode_prompt(
     if count:
         raise context_exceeded(longest, f"the prompt alone has {count}", param)
     return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-
-def infill_prompts(
-    state: AppState, prompts: Prompts, suffix: str, *, param: str = "suffix"
-) -> tuple[str, ...]:
-    """Return prompts that are answered with the text between each of `prompts` and `suffix`.
-
-    `param` names the field of the suffix in errors.
-    Raises a 400 ApiError if the model knows no fill-in-the-middle, if a prompt is no text, or if
-    all texts together are longer than a body may be.
-    """
-    tokens = state.tokenizer.infill
-    if tokens is None:
-        message = f"{param} is not supported: this model has no fill-in-the-middle tokens."
-        raise unsupported(param, message)
-    most = state.config.max_body_bytes
-    if sum(map(len, prompts)) + len(prompts) * len(suffix) > most:
-        message = f"The prompts, each with the suffix, have more than {most} characters."
-        raise invalid(param, message)
-    infilled = []
-    for prompt in prompts:
-        if not isinstance(prompt, str):
-            raise unsupported(param, f"{param} needs a prompt that is a text, not token ids.")
-        infilled.append(f"{tokens.before}{prompt}{tokens.suffix}{suffix}{tokens.middle}")
-    return tuple(infilled)
-
-
-def with_infill_ends(state: AppState, options: GenerationOptions) -> GenerationOptions:
-    """Return `options` with the tokens that end an infilled text as stop tokens."""
-    tokens = state.tokenizer.infill
-    if tokens is None or options.ignore_eos:
-        return options
-    return replace(options, stop_token_ids=(*options.stop_token_ids, *tokens.end_ids))
 
 
 async def make_echoes(state: AppState, options: GenerationOptions, prompts: Prompts) -> list[Echo]:

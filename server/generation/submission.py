@@ -14,7 +14,7 @@ from engine.errors import EngineError, RequestRejectedError
 from server.http.errors import ApiError, ClientGone, ClientStalled, StreamBroken
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
-from server.telemetry.metrics import AbortReason
+from server.telemetry.observer import AbortReason
 
 
 class Submission(Generic[Output]):
@@ -33,11 +33,11 @@ class Submission(Generic[Output]):
         """`limiter` counts requests and tokens; None: the request's key has no limits."""
         self._client = state.client
         self._limiter = limiter
-        self._metrics = state.metrics
         self._unfinished = set(ids)
         self._num_requests = len(self._unfinished)
         self._submitted_at = 0.0  # CLOCK_MONOTONIC seconds
         self._stream: OutputStream[Output]
+        self._is_accepted = False
 
     def __enter__(self) -> Self:
         self.submit()
@@ -61,17 +61,26 @@ class Submission(Generic[Output]):
             self._limiter.widen(self._num_requests, self.COUNTED)
         self._submitted_at = time.monotonic()
         try:
-            self._stream = self._send()
-        except BaseException:
-            self._narrow()
+            self._send()
+        except BaseException as error:
+            if self._is_accepted:
+                self.close(error)
+            else:
+                self._narrow()
             raise
 
     def _narrow(self) -> None:
         if self._limiter is not None:
             self._limiter.narrow(self._num_requests)
 
-    def _send(self) -> OutputStream[Output]:
+    def _send(self) -> None:
+        """Send the requests to the engine, and call `_accept` with their stream."""
         raise NotImplementedError
+
+    def _accept(self, stream: OutputStream[Output]) -> None:
+        """Keep the stream of the requests, which the engine has from now on."""
+        self._stream = stream
+        self._is_accepted = True
 
     async def wait_for_output(self, limit: float | None) -> None:
         """Wait for the first output, up to `limit` seconds. Raises if the requests fail first."""
@@ -85,11 +94,10 @@ class Submission(Generic[Output]):
         self._stream.finish(request_id)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Abort the unfinished requests, and count the HTTP request under the cause `error`."""
+        """Abort the unfinished requests; `error` is why the HTTP request ended."""
         reason = None
         if self._unfinished:
             reason = abort_reason(error, draining=self._client.state == "draining")
-            self._metrics.abort(reason)
         self._stream.close()
         self._narrow()
         self._on_close(reason)

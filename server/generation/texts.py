@@ -9,6 +9,7 @@ from server.generation.limits import check_token_ids, context_exceeded
 from server.generation.off_loop import off_loop
 from server.http.errors import ApiError, invalid, unsupported
 from server.state import AppState
+from server.text.pooling import PoolingConfig
 
 Texts = Sequence[str | list[int] | list[int | str]]  # texts, their token ids, or both
 WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
@@ -16,6 +17,7 @@ WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
 
 async def encode_texts(
     state: AppState,
+    pooling: PoolingConfig,
     texts: Texts,
     truncate: int | None,
     param: str,
@@ -38,7 +40,8 @@ async def encode_texts(
     token_lists = await off_loop(
         sum(map(len, texts)),
         lambda: [
-            _encode(state, text, limit, name, keep_end, add_special_tokens) for text, name in named
+            _encode(state, pooling, text, limit, name, keep_end, add_special_tokens)
+            for text, name in named
         ],
     )
     for ids, name in zip(token_lists, names, strict=True):
@@ -84,6 +87,7 @@ def _truncation(state: AppState, given: int | None, added: int) -> int | None:
 
 def _encode(
     state: AppState,
+    pooling: PoolingConfig,
     text: str | list[int] | list[int | str],
     limit: int | None,
     param: str,
@@ -91,9 +95,9 @@ def _encode(
     add_special_tokens: bool,
 ) -> list[int]:
     if not isinstance(text, str):
-        ids = _joined(state, text, param)
+        ids = _joined(state, pooling, text, param)
         return ids[-limit:] if keep_end and limit else ids[:limit]
-    if state.pooling.lowercase:
+    if pooling.lowercase:
         text = text.lower()
     if limit is not None:
         return state.tokenizer.encode_part(
@@ -105,7 +109,9 @@ def _encode(
     return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) -> list[int]:
+def _joined(
+    state: AppState, pooling: PoolingConfig, pieces: list[int] | list[int | str], param: str
+) -> list[int]:
     """Return token ids among which texts may be; those get no special tokens."""
     if set(map(type, pieces)) == {int}:  # perhaps a million
         return cast("list[int]", pieces)
@@ -114,7 +120,7 @@ def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) ->
         if isinstance(piece, int):
             ids.append(piece)
             continue
-        if state.pooling.lowercase:
+        if pooling.lowercase:
             piece = piece.lower()
         count = state.tokenizer.far_over(piece, state.max_length())
         if count:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 
 from server.glassbox.state import Glassbox, glassbox_of
+from server.http.addresses import serves_ui
 from server.http.auth import UI_HEADER, is_admin
 from server.http.errors import ApiError, unsupported
 from server.state import AppState, state_of
@@ -19,13 +20,13 @@ def state_for_ui(request: Request) -> AppState:
     proxy has forwarded the request to a server without keys.
     """
     state = state_of(request)
-    if not state.serves_ui:
+    if not serves_ui(state.config):
         message = "/ui/api is off; start the server with --ui and an API key."
         raise ApiError(404, "not_found", message)
     if UI_HEADER not in request.headers:
         message = "Requests to /ui/api need the header `X-Penstock-UI: 1`."
         raise ApiError(403, "missing_header", message)
-    if not state.keys and not is_admin(request):
+    if not request.app.state.keys and not is_admin(request):
         message = (
             "A proxy has forwarded this request, and the server has no API key, so /ui/api is "
             "refused. Start the server with --api-key-file, or open the pages without the proxy."

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Match
 from starlette.types import Scope
 
+from server.http.addresses import serves_ui
 from server.http.auth import is_page
 from server.http.compression import accepts_gzip
 from server.state import state_of
@@ -106,8 +107,8 @@ def _read(folder: Traversable, prefix: str) -> dict[str, File]:
 @router.get("/")
 async def root(request: Request) -> Response:
     """Lead browsers to the pages, and tell API clients where things are."""
-    serves_ui = state_of(request).serves_ui
-    if serves_ui and "text/html" in request.headers.get("accept", ""):
+    has_pages = serves_ui(state_of(request).config)
+    if has_pages and "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("ui/", 307)
     links: dict[str, Any] = {
         "name": "penstock",
@@ -118,7 +119,7 @@ async def root(request: Request) -> Response:
         "metrics": "/metrics",
         "health": "/health",
     }
-    return JSONResponse(links | ({"ui": "/ui/"} if serves_ui else {}), headers={"vary": "Accept"})
+    return JSONResponse(links | ({"ui": "/ui/"} if has_pages else {}), headers={"vary": "Accept"})
 
 
 @router.get("/ui")
@@ -130,7 +131,7 @@ async def without_slash() -> Response:
 @router.get("/ui/{path:path}")
 async def page(request: Request, path: str) -> Response:
     """Return a file of the pages."""
-    if not state_of(request).serves_ui:
+    if not serves_ui(state_of(request).config):
         raise HTTPException(404)
     files_by_path = await asyncio.to_thread(page_files)  # the first call reads and compresses
     found = files_by_path.get(path or "index.html")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.generation.chat_prompt import has_own_tools
+from server.generation.infill import infill_tokens
 from server.glassbox.model.checkpoint import CheckpointFacts
 from server.state import AppState
 
@@ -42,7 +43,7 @@ def starters(state: AppState, checkpoint: CheckpointFacts) -> list[dict[str, Any
     A model's own ones are those of starters.json in its folder. Without that file, the chat
     template and the vocabulary say what the model was trained for: chats, code, calls of tools.
     """
-    knows_code = state.tokenizer.infill is not None
+    knows_code = infill_tokens(state.tokenizer) is not None
     if checkpoint.starters:
         prompts = tuple(checkpoint.starters)
     elif state.template is None:

@@ -23,6 +23,7 @@ from server.glassbox.requests.step_log import Recorder
 from server.glassbox.state import Glassbox
 from server.glassbox.watch import routes as watch
 from server.glassbox.watch.live_engine import LiveEngine
+from server.http.addresses import serves_ui
 from server.http.key_file import check_ui
 from server.settings import changed_settings
 from server.state import AppState
@@ -33,10 +34,11 @@ ROUTE_FILES = (hello, requests, lens, prompt, model, ablate, explain, watch, pag
 
 def install(app: FastAPI, spine: AppState) -> None:
     """Prepare what the pages ask for. Raises ConfigError."""
-    check_ui(spine.config, has_keys=bool(spine.keys))
+    check_ui(spine.config, has_keys=bool(app.state.keys))
     engine = cast(InspectedEngine, spine.client)
     recorder = Recorder(engine.step_listeners, engine.measure_waits)
-    spine.observers.append(generation_recorder(recorder, serves_ui=spine.serves_ui))
+    observer = generation_recorder(recorder, serves_ui=serves_ui(spine.config))
+    spine.observers.append(observer)
     live = LiveEngine(engine, recorder)
     spine.viewer_counts.append(lambda: live.num_viewers)
     app.state.glassbox = Glassbox(

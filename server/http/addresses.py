@@ -6,6 +6,8 @@ import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
+from server.config import ServerConfig
+
 
 def resolve(host: str, port: int, flags: int = 0) -> list[Any]:
     """Return getaddrinfo's results for `host`, which may be an IPv6 address in brackets."""
@@ -34,3 +36,8 @@ def is_loopback(host: str, *, look_up: bool = True) -> bool:
     """
     address = address_of("127.0.0.1" if host == "localhost" else host, look_up=look_up)
     return address is not None and address.is_loopback
+
+
+def serves_ui(config: ServerConfig) -> bool:
+    """Whether the built-in pages and /ui/api are served: --ui, by default on loopback only."""
+    return is_loopback(config.host) if config.ui is None else config.ui

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable, Sequence
 
-from server.config import ServerConfig
-from server.http.key_file import NO_LIMITS, read_limited_keys
+from server.http.key_limits import NO_LIMITS, ApiKey
 from server.http.rate_limits import RateLimiter
 
 LABEL_DIGITS = 8  # of a key's SHA-256 digest, if the key has no label
 
 
 class ApiKeys:
-    """SHA-256 digests of the keys of --api-key and of both key files, and a limiter for each key.
+    """SHA-256 digests of the keys that `read` returns, and a limiter for each key.
 
-    Without these settings, requests need no key. Raises ConfigError if the file contains no key,
-    which would open the server to everyone, or if a client could not send one of the keys.
+    Without keys, requests need none. Raises ConfigError as `read` does.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
+    def __init__(self, read: Callable[[], Sequence[ApiKey]]) -> None:
+        self._read = read
         self._digests: list[bytes] = []
         self._admins: frozenset[str] = frozenset()  # names of the owners of admin keys
         self._prioritizing: frozenset[str] = frozenset()  # names of those who may set `priority`
@@ -32,11 +31,11 @@ class ApiKeys:
         return len(self._digests)
 
     def reload(self) -> None:
-        """Read the files again. If that raises ConfigError, the keys are unchanged.
+        """Read the keys again. If that raises ConfigError, the keys are unchanged.
 
         A key whose limits are the same as before keeps its counts.
         """
-        keys = read_limited_keys(self._config)
+        keys = self._read()
         limiters = {}
         for key in keys:
             name = key.digest.hex()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import json
 import re
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -27,7 +26,6 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.http.errors import ApiError, ClientGone, invalid, unsupported
 from server.text import exact_json
-from server.turns import Turns
 
 BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
 JSON = "application/json"
@@ -40,7 +38,8 @@ MAX_ACCEPTED = 16 << 10  # the same of a field without effect, such as metadata
 MAX_SMALL = 1 << 20  # characters and values of a schema, or of all tools
 MAX_PARTS = 1 << 16  # parts of one message
 LARGE = 64 << 10  # bytes; parsing them takes about 2 ms in the worst case, many tiny lists
-PAUSE = 3  # pause after a large body, as a multiple of its processing time
+# Of a size in bytes and a tenant: the context in which a body is parsed. Large bodies wait for it.
+BodyTurn = Callable[[int, str], AbstractAsyncContextManager[None]]
 
 log = structlog.get_logger("server.schemas")
 
@@ -180,32 +179,7 @@ def _same(given: Any, harmless: Any) -> bool:
     return isinstance(given, bool) == isinstance(harmless, bool) and bool(given == harmless)
 
 
-class LargeBodies:
-    """Lets large bodies take turns, because parsing megabytes of JSON blocks the event loop.
-
-    Large bodies are parsed one at a time. After each one, streams and small requests get PAUSE
-    times the time that it took.
-    """
-
-    def __init__(self) -> None:
-        self._turns = Turns(1)
-
-    @contextlib.asynccontextmanager
-    async def turn(self, size: int, tenant: str) -> AsyncIterator[None]:
-        """Wait for the turn of a body of `size` bytes. A small body does not wait."""
-        if size < LARGE:
-            yield
-            return
-        await self._turns.acquire(tenant)
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            rest = PAUSE * (time.perf_counter() - begin)
-            asyncio.get_running_loop().call_later(rest, self._turns.release, tenant)
-
-
-async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) -> BodyType:
+async def read_body(request: Request, kind: type[BodyType], turn: BodyTurn) -> BodyType:
     """Read and validate the body of a request.
 
     Raises ApiError, or pydantic.ValidationError, which the error table turns into a 400. Raises
@@ -231,7 +205,7 @@ async def read_body(request: Request, kind: type[BodyType], turns: LargeBodies) 
     if large:
         # Makes uvicorn resume reading; otherwise it would not notice that the client disconnects.
         await request.is_disconnected()
-    async with turns.turn(len(raw), request.state.tenant):
+    async with turn(len(raw), request.state.tenant):
         if large and await request.is_disconnected():
             raise ClientGone
         body = _validated(raw, kind)

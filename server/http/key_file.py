@@ -5,61 +5,16 @@ This module imports no HTTP library, so that a bad file is refused before anythi
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.http.addresses import is_loopback
+from server.http.key_limits import ApiKey, parse_limits
 
-NUMBER = re.compile("[1-9][0-9]{0,8}")
-OTHER_SETTINGS = ("label", "priority")  # of a line, besides its limits
 LABEL = re.compile(r"[A-Za-z0-9._@-]{1,64}")
-
-
-@dataclass(frozen=True)
-class KeyLimits:
-    """The limits of one key. None: no limit."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and answers
-    concurrent_requests: int | None = None
-
-
-def parse_limits(words: Sequence[str]) -> KeyLimits:
-    """Return the limits that `words` set, each as NAME=NUMBER. Raises ValueError for others."""
-    names = [field.name for field in fields(KeyLimits)]
-    known = ", ".join([*names, *OTHER_SETTINGS])
-    found: dict[str, int] = {}
-    for word in words:
-        name, _, number = word.partition("=")
-        if name not in names:
-            raise ValueError(f"{name[:32]!r} is not a setting of a key; a key may have {known}")
-        if not NUMBER.fullmatch(number):
-            raise ValueError(f"{name} must be a number from 1 to 999999999")
-        found[name] = int(number)
-    return KeyLimits(**found)
-
-
-NO_LIMITS = KeyLimits()
-
-
-@dataclass(frozen=True)
-class ApiKey:
-    """A key, and what its owner may use."""
-
-    text: str
-    limits: KeyLimits = NO_LIMITS
-    is_admin: bool = False
-    may_prioritize: bool = False  # admins always may
-    label: str = ""  # for the log; "": the first digits of the digest
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha256(self.text.encode()).digest()
 
 
 def check_access(config: ServerConfig) -> None:
@@ -77,7 +32,11 @@ def check_ui(config: ServerConfig, *, has_keys: bool) -> None:
 
 
 def read_limited_keys(config: ServerConfig) -> list[ApiKey]:
-    """Return all keys. Raises ConfigError if a key, a limit or the file is invalid."""
+    """Return the keys of --api-key and of both key files.
+
+    Raises ConfigError if a key or a limit is invalid, or if a file cannot be read or contains no
+    key, which would open the server to everyone.
+    """
     keys = {f"--api-key, key {place}": ApiKey(key) for place, key in enumerate(config.api_key, 1)}
     if config.api_key_file is not None:
         keys |= _keys_in(Path(config.api_key_file))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from server.http.errors import ApiError, invalid
-from server.http.key_file import KeyLimits
+from server.http.key_limits import KeyLimits
 
 # Only keys with such a limit have them.
 RATE_LIMIT_HEADERS = (

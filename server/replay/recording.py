@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from engine.protocol.generate import GenerateRequest
+from server.fingerprint import fingerprint_settings
 from server.generation.prepare import PreparedRequest
 from server.replay.record_file import RecordFile
 from server.replay.recorded import (
@@ -43,7 +44,7 @@ class Recording(GenerationObserver):
         self._file = file
         self._prepared = prepared
         adapter = state.adapters.find(prepared.options.model)
-        self._settings = state.fingerprint_settings(adapter)
+        self._settings = fingerprint_settings(VERSION, state.loaded(), adapter)
         self._requests: Sequence[GenerateRequest] = ()
         self._tokens: dict[int, list[int]] = {}
         self._ended_by_engine: set[int] = set()

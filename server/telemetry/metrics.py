@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,15 +19,14 @@ from prometheus_client.registry import Collector
 from engine.client.interface import EngineClient
 from engine.protocol.outputs import Admission, StepOutputs
 from engine.protocol.ready import Ready
+from server.telemetry.observer import AbortReason
 from server.telemetry.token_series import TokenSeries
+from server.text.deltas import CallOutcome
 
 # Ignore PROMETHEUS_MULTIPROC_DIR, which container images of other servers set. A single process
 # observes everything, and a later process with the same pid would read this one's files again.
 values.ValueClass = values.MutexValue
 
-AbortReason = Literal[
-    "disconnect", "send_timeout", "engine", "shutdown", "rejected", "numerical", "internal"
-]
 # From 1 ms, because a small model answers that fast, to 1 h, because the queue may be long.
 SECONDS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60),
@@ -63,10 +62,6 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
         "1 while contention makes the engine's threads sleep to wait for each other."
     ),
 }
-
-
-# As in `server.text.deltas`.
-CallOutcome = Literal["valid", "unknown_tool", "invalid_arguments", "malformed"]
 
 
 class Metrics:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from engine.protocol.generate import GenerateRequest
 from engine.protocol.outputs import Admission, TokenOutput
 from server.telemetry.choice_record import ChoiceRecord
-from server.telemetry.metrics import AbortReason, CallOutcome
+from server.text.deltas import CallOutcome
+
+# Why a request ended before its answer was complete.
+AbortReason = Literal[
+    "disconnect", "send_timeout", "engine", "shutdown", "rejected", "numerical", "internal"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,8 @@ class Closed:
 class GenerationObserver(Protocol):
     """One observer of one generation. A method that is not overridden does nothing.
 
-    `closed` follows every `begun`. A generation that the engine refuses calls neither.
+    `closed` follows every `begun` that does not raise. A generation that the engine refuses calls
+    neither.
     """
 
     def submission(self) -> AbstractContextManager[None]:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from engine.errors import ConfigError
 from server.text import exact_json
-from server.text.confined import ConfinedError
 from server.text.content_parts import joined, reads_parts, text_parts, texts_of
-from server.text.render_pool import RenderPool
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -28,6 +24,19 @@ class TemplateError(Exception):
 
 class TemplateLimitError(TemplateError):
     """The template was over a limit on memory or time, or crashed."""
+
+
+class Renderer(Protocol):
+    """The processes that render one compiled template. Thread-safe."""
+
+    def render(self, context: dict[str, Any]) -> dict[str, str]:
+        """Return the `text`, or the `error` of the template. Raises TemplateLimitError."""
+
+    async def in_thread(self, work: Callable[[], str]) -> str:
+        """Run `work`, which calls `render`, in a thread."""
+
+    def close(self) -> None:
+        """End the processes. Idempotent."""
 
 
 def _prepare(message: dict[str, Any]) -> dict[str, Any]:
@@ -48,29 +57,22 @@ class ChatTemplate:
 
     `variables` are the names that the template reads from its context. The template would silently
     ignore tools or template arguments that are not among them, so the caller can refuse those.
+    `tool_use` is the template for chats with tools, if there is another one.
     """
 
     def __init__(
         self,
         source: str,
         special: dict[str, str],
-        path: Path,
+        variables: frozenset[str],
+        renderer: Renderer,
         tool_use: ChatTemplate | None = None,
     ) -> None:
         self.source = source
+        self.variables = variables
         self._tool_use = tool_use
         self._special_tokens = special
-        self._pool = RenderPool(source.encode("utf-8", "surrogatepass"))
-        try:
-            found = self._pool.compiled()
-        except ConfinedError as error:
-            self._pool.close()
-            raise ConfigError(f"The chat template in {path} {error} to compile.") from error
-        if "broken" in found:
-            self._pool.close()
-            where = f" at line {found['line']}" if "line" in found else ""
-            raise ConfigError(f"The chat template in {path} is broken{where}: {found['broken']}")
-        self.variables = frozenset(found["variables"])
+        self._renderer = renderer
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
 
     @property
@@ -105,7 +107,7 @@ class ChatTemplate:
 
         Raises TemplateError
         - with the template's own message, if the template refuses the messages;
-        - if the template fails, is over one of `render_pool.LIMITS`, or writes more than 64 Ki
+        - if the template fails, is over a limit of its process, or writes more than 64 Ki
           characters plus four times its input;
         - with `continue_final_message`, if the template does not render the last message's content
           unchanged and exactly once.
@@ -141,17 +143,14 @@ class ChatTemplate:
             raise error from None
 
     def _rendered(self, context: dict[str, Any]) -> str:
-        try:
-            answer = self._pool.render(context)
-        except ConfinedError as error:
-            raise TemplateLimitError(f"The chat template {error} for these messages.") from error
+        answer = self._renderer.render(context)
         if "error" in answer:
             raise TemplateError(answer["error"])
         return answer["text"]
 
     def close(self) -> None:
         """End the processes. Idempotent."""
-        self._pool.close()
+        self._renderer.close()
         if self._tool_use is not None:
             self._tool_use.close()
 
@@ -162,7 +161,7 @@ class ChatTemplate:
         """
         template = self if options.get("tools") is None else self.for_tools
         render = partial(template._render_readable, messages, **options)
-        return await template._pool.in_thread(render)
+        return await template._renderer.in_thread(render)
 
     def _render_readable(self, messages: list[dict[str, Any]], **options: Any) -> str:
         readable = [self._with_readable_content(message) for message in messages]

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from engine.checkpoint.bounded_json import read_bounded, read_optional
 from engine.errors import ConfigError
 from server.text.chat_template import ChatTemplate
+from server.text.confined import ConfinedError
+from server.text.render_pool import RenderPool
 from server.text.special_tokens import special_tokens
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -50,8 +52,28 @@ def load_template(folder: Path, override: Path | None) -> ChatTemplate | None:
     special = special_tokens(folder)
     for_tools = None
     if tool_use is not None:
-        for_tools = ChatTemplate(tool_use.source, special, tool_use.path)
-    return ChatTemplate(default.source, special, default.path, for_tools)
+        for_tools = open_template(tool_use, special)
+    return open_template(default, special, for_tools)
+
+
+def open_template(
+    file: TemplateFile, special: dict[str, str], tool_use: ChatTemplate | None = None
+) -> ChatTemplate:
+    """Compile a template, in the processes that will render it.
+
+    `special` are the special tokens by name. Raises ConfigError if the template is broken.
+    """
+    pool = RenderPool(file.source.encode("utf-8", "surrogatepass"))
+    try:
+        found = pool.compiled()
+    except ConfinedError as error:
+        pool.close()
+        raise ConfigError(f"The chat template in {file.path} {error} to compile.") from error
+    if "broken" in found:
+        pool.close()
+        where = f" at line {found['line']}" if "line" in found else ""
+        raise ConfigError(f"The chat template in {file.path} is broken{where}: {found['broken']}")
+    return ChatTemplate(file.source, special, frozenset(found["variables"]), pool, tool_use)
 
 
 def read_templates(folder: Path) -> dict[str, TemplateFile]:

@@ -14,7 +14,6 @@ from engine.checkpoint.tokenizer_file import check_tokenizer_file
 from engine.errors import ConfigError, clipped
 from server.text.end_tokens import end_tokens
 from server.text.generation_config import not_followed, sampling_defaults, suppressed_ids
-from server.text.infill import infill_tokens
 from server.text.special_tokens import (
     add_bos,
     add_special_tokens,
@@ -82,7 +81,6 @@ def tokenizer_of(backend: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
         suppressed_ids=suppressed_ids({**model, **generation}, folder),
         response_template=config.get("response_template"),
         not_followed=not_followed(generation or model),  # as transformers chooses
-        infill=infill_tokens(backend),
     )
     return Tokenizer(backend, settings)
 

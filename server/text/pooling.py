@@ -20,10 +20,6 @@ class PoolingConfig:
     lowercase: bool
     source: str  # "modules.json", or "no modules.json"
 
-    def limit(self, own: int) -> int:
-        """Return the maximum number of tokens of a text for a model with `own` positions."""
-        return min(own, self.longest or own)
-
     def __str__(self) -> str:
         length = "normalised" if self.normalised else "not normalised"
         return f"{self.mode} pooling, {length} ({self.source})"

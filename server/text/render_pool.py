@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.client.module_command import python_module
 from server.text import exact_json
+from server.text.chat_template import TemplateLimitError
 from server.text.confined import ConfinedError, ConfinedProcess, Limits
 
 # Most published templates take milliseconds.
@@ -68,9 +69,12 @@ class RenderPool:
             return process.compiled()
 
     def render(self, context: dict[str, Any]) -> dict[str, str]:
-        """Return what RenderProcess.render returns. Raises ConfinedError."""
-        with self._process() as process:
-            return process.render(context)
+        """Return what RenderProcess.render returns. Raises TemplateLimitError."""
+        try:
+            with self._process() as process:
+                return process.render(context)
+        except ConfinedError as error:
+            raise TemplateLimitError(f"The chat template {error} for these messages.") from error
 
     async def in_thread(self, work: Callable[[], str]) -> str:
         """Run `work`, which calls `render`, in a thread."""

@@ -17,7 +17,6 @@ from typing import Any
 
 import tokenizers
 
-from server.text.infill import InfillTokens
 from server.text.tokenizer_errors import as_tokenizer_error
 
 # `far_over` tokenises only this many characters (0.3 s of one core) of a text twice as long.
@@ -54,7 +53,6 @@ class TokenSettings:
     # The checkpoint's description of its answers (`server.text.parsers.response_template`).
     response_template: Any
     not_followed: list[str]  # other settings of a generation that would change answers
-    infill: InfillTokens | None  # None: the model does not know fill-in-the-middle
 
 
 class Tokenizer:
@@ -73,7 +71,6 @@ class Tokenizer:
         self.suppressed_ids = settings.suppressed_ids
         self.response_template = settings.response_template
         self.not_followed = settings.not_followed
-        self.infill = settings.infill
         added = backend.get_added_tokens_decoder()
         self.added_ids = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -147,8 +144,7 @@ class Tokenizer:
     def pad_token_id(self) -> int | None:
         """The token that fills a text up to a length, or None if the checkpoint names none."""
         name = self.special_tokens.get("pad_token")
-        found: int | None = None if name is None else self._backend.token_to_id(name)
-        return found
+        return None if name is None else self.token_id(name)
 
     @property
     def added_tokens(self) -> int:
@@ -181,6 +177,11 @@ class Tokenizer:
         # Decoded as a batch, because the library's `decode` does not release the GIL.
         (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_id(self, entry: str) -> int | None:
+        """Return the id of a token of the vocabulary, or None if there is none."""
+        found: int | None = self._backend.token_to_id(entry)
+        return found
 
     def vocabulary_entry(self, token_id: int) -> str | None:
         """Return a token as the vocabulary has it, such as "Ġis", or None for an unknown id."""

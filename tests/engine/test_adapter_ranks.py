@@ -12,7 +12,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.protocol.adapters import UnloadAdapter
-from tests.engine.test_adapter_loading import load
+from tests.engine.runner.test_adapter_loading import load
 from tests.engine.test_adapters import Adapted
 from tests.support.driver import Driver
 from tests.support.process import eventually

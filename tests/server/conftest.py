@@ -55,7 +55,7 @@ def shared_render_pools() -> Iterator[None]:
         def close(self) -> None:
             pass
 
-    with mock.patch("server.text.chat_template.RenderPool", Shared):
+    with mock.patch("server.text.load_template.RenderPool", Shared):
         yield
     for pool in pools.values():
         pool.close()
@@ -64,7 +64,7 @@ def shared_render_pools() -> Iterator[None]:
 @pytest.fixture
 def renders_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chat templates are rendered in this process, for tests of many templates."""
-    monkeypatch.setattr("server.text.chat_template.RenderPool", RenderHere)
+    monkeypatch.setattr("server.text.load_template.RenderPool", RenderHere)
 
 
 @pytest.fixture(scope="session", autouse=True)

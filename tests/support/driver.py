@@ -15,7 +15,6 @@ from _pytest.mark import ParameterSet
 from safetensors.torch import save_file
 from torch import nn
 
-from engine.adapters import Adapters
 from engine.assembly import make_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -36,6 +35,7 @@ from engine.protocol.generate import (
 from engine.protocol.message import Message
 from engine.protocol.outputs import Admission, EngineStats, Rejected, StepOutputs, TokenOutput
 from engine.protocol.wire import ToEngine
+from engine.runner.adapter_loading import Adapters
 from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.runner.pending_step import PendingStep

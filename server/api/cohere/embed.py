@@ -22,11 +22,13 @@ from server.api.openai.vectors import (
 )
 from server.api.receive import admit_and_read
 from server.generation.embedding import Vectors, normalised
+from server.generation.embedding_state import embedding_state_of
 from server.generation.off_loop import off_loop
 from server.generation.texts import WHOLE_CONTEXT, encode_texts
 from server.http.errors import invalid
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
+from server.text.pooling import PoolingConfig
 
 router = APIRouter()
 EIGHT = 8  # signs in a number
@@ -35,16 +37,16 @@ EIGHT = 8  # signs in a number
 @router.post("/v2/embed", openapi_extra=body_schema(EmbedBody, task="embed"))
 async def embed(request: Request) -> Response:
     """Compute a vector for each text, in one or more forms, as in Cohere's API."""
-    state = state_of(request)
+    state, pooling = state_of(request), embedding_state_of(request).pooling
     body = await admit_and_read(request, EmbedBody, "embed")
     check_dimensions(state, body.output_dimension, "output_dimension")
     forms = list(dict.fromkeys(body.embedding_types or ["float"]))
     _check_signs(state, body, forms)
     with state.client.reserve(request.state.tenant):
-        token_lists = await _token_lists(state, body)
+        token_lists = await _token_lists(state, pooling, body)
     vectors, usage = await embed_tokens(request, body, token_lists)
     vectors = vectors[:, : body.output_dimension]
-    if state.pooling.normalised:
+    if pooling.normalised:
         vectors = normalised(vectors)
     ignored = list(body.ignored)
     if body.input_type is not None:
@@ -72,7 +74,7 @@ def _check_signs(state: AppState, body: EmbedBody, forms: list[str]) -> None:
         raise invalid("embedding_types", message)
 
 
-async def _token_lists(state: AppState, body: EmbedBody) -> list[list[int]]:
+async def _token_lists(state: AppState, pooling: PoolingConfig, body: EmbedBody) -> list[list[int]]:
     """Return the token ids of each text. Raises a 400 ApiError if one is too long."""
     name = "inputs" if body.texts is None else "texts"
     longest = state.max_length()
@@ -82,13 +84,13 @@ async def _token_lists(state: AppState, body: EmbedBody) -> list[list[int]]:
         message = f"max_tokens must be above {state.tokenizer.added_tokens}, not {longest}."
         raise invalid("max_tokens", message)
     if body.truncate == "NONE":
-        token_lists = await encode_texts(state, body.all_texts, None, name)
+        token_lists = await encode_texts(state, pooling, body.all_texts, None, name)
         if (most := max(map(len, token_lists))) > longest:
             raise invalid(name, f"A text has {most} tokens, above max_tokens = {longest}.")
         return token_lists
     limit = WHOLE_CONTEXT if longest == state.max_length() else longest
     keep_end = body.truncate == "START"
-    return await encode_texts(state, body.all_texts, limit, name, keep_end=keep_end)
+    return await encode_texts(state, pooling, body.all_texts, limit, name, keep_end=keep_end)
 
 
 def _shown(vector: Vectors, form: str) -> Any:

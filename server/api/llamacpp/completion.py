@@ -17,15 +17,11 @@ from server.api.llamacpp.schemas import CompletionBody, InfillBody
 from server.api.llamacpp.writer import CompletionWriter
 from server.api.openai.schemas.generate import MAX_BIASES
 from server.api.receive import admit_and_read
+from server.generation.infill import infill_prompts, with_infill_ends
 from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
 from server.generation.prepare import prepare
-from server.generation.prompts import (
-    encode_prompt,
-    infill_prompts,
-    text_prompts,
-    with_infill_ends,
-)
+from server.generation.prompts import encode_prompt, text_prompts
 from server.generation.response import respond
 from server.generation.sampling import BANNED
 from server.http.openapi import body_schema

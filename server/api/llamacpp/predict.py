@@ -63,7 +63,7 @@ class PredictBody(Body):
 @router.post("/predict", openapi_extra=body_schema(PredictBody))
 async def predict(request: Request) -> Response:
     """Answer each instance as the route that it names; an error is the prediction of its own."""
-    body = await read_body(request, PredictBody, state_of(request).large_bodies)
+    body = await read_body(request, PredictBody, state_of(request).body_turn)
     if body.parameters:
         raise invalid("parameters", "parameters is not supported: put them into each instance.")
     for place, instance in enumerate(body.instances):

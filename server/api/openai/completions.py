@@ -12,14 +12,9 @@ from engine.protocol.generate import Ablation
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.writer import CompletionWriter
 from server.api.receive import admit_and_read
+from server.generation.infill import infill_prompts, with_infill_ends
 from server.generation.prepare import prepare
-from server.generation.prompts import (
-    Prompts,
-    infill_prompts,
-    make_echoes,
-    text_prompts,
-    with_infill_ends,
-)
+from server.generation.prompts import Prompts, make_echoes, text_prompts
 from server.generation.response import respond
 from server.http.openapi import body_schema
 from server.state import AppState, state_of

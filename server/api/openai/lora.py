@@ -26,7 +26,7 @@ def _state_for_admin(request: Request) -> AppState:
     Raises EngineUnavailableError.
     """
     state = state_of(request)
-    if state.keys and not is_admin(request):
+    if request.app.state.keys and not is_admin(request):
         message = "Loading and unloading adapters needs a key of --admin-key-file."
         raise ApiError(403, "admin_key_required", message)
     if not is_admin(request) or not is_loopback(state.config.host):
@@ -45,7 +45,7 @@ def _state_for_admin(request: Request) -> AppState:
 async def load_lora_adapter(request: Request) -> Response:
     """Load a LoRA adapter from a folder; return it as /v1/models lists it. Needs an admin key."""
     state = _state_for_admin(request)
-    body = await read_body(request, LoadAdapterBody, state.large_bodies)
+    body = await read_body(request, LoadAdapterBody, state.body_turn)
     state.model_name(body.model)
     adapter = await state.adapters.load(state.client, body.lora_name, body.lora_path)
     return JSONResponse(adapter_facts(state, adapter), headers=ignored_header(body.ignored))
@@ -55,7 +55,7 @@ async def load_lora_adapter(request: Request) -> Response:
 async def unload_lora_adapter(request: Request) -> Response:
     """Unload a LoRA adapter. Requests that use it end as usual. Needs an admin key."""
     state = _state_for_admin(request)
-    body = await read_body(request, UnloadAdapterBody, state.large_bodies)
+    body = await read_body(request, UnloadAdapterBody, state.body_turn)
     state.model_name(body.model)
     state.adapters.unload(state.client, body.lora_name)
     answer = {"id": body.lora_name, "object": "model", "deleted": True}

@@ -15,6 +15,7 @@ from server.api.openai.schemas.embedding import ScoreBody, TextsBody
 from server.api.openai.vectors import embed_tokens, json_response
 from server.api.receive import admit_and_read
 from server.generation.embedding import Vectors, normalised
+from server.generation.embedding_state import embedding_state_of
 from server.generation.texts import encode_texts
 from server.http.openapi import body_schema
 from server.state import state_of
@@ -46,11 +47,11 @@ async def similarities(
     request: Request, body: TextsBody, one: Side, other: Side
 ) -> tuple[Vectors, dict[str, int]]:
     """Return the cosine [N] of each pair of texts, and the usage; `one` may be one text for all."""
-    state = state_of(request)
+    state, pooling = state_of(request), embedding_state_of(request).pooling
     with state.client.reserve(request.state.tenant):
         first, second = [
             await encode_texts(
-                state, texts, body.truncate_prompt_tokens, name, keep_end=body.keeps_end
+                state, pooling, texts, body.truncate_prompt_tokens, name, keep_end=body.keeps_end
             )
             for name, texts in (one, other)
         ]

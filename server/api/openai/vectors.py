@@ -17,6 +17,7 @@ from starlette.responses import Response
 from server.api.openai.number_formats import vector_bytes
 from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody, TextsBody
 from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.embedding_state import embedding_state_of
 from server.generation.limits import check_priority
 from server.generation.off_loop import off_loop
 from server.generation.texts import Texts, encode_texts, padded
@@ -24,6 +25,7 @@ from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import invalid
 from server.state import AppState, state_of
+from server.text.pooling import PoolingConfig
 
 MAX_LISTED = 256  # vectors whose places one header lists
 Usage = dict[str, int]
@@ -48,7 +50,10 @@ async def embed_texts(
     state = state_of(request)
     with state.client.reserve(request.state.tenant):
         most = body.truncate_prompt_tokens
-        token_lists = await encode_texts(state, texts, most, param, keep_end=body.keeps_end)
+        pooling = embedding_state_of(request).pooling
+        token_lists = await encode_texts(
+            state, pooling, texts, most, param, keep_end=body.keeps_end
+        )
     return await embed_tokens(request, body, token_lists)
 
 
@@ -63,7 +68,13 @@ async def embed_tokens(
     priority = body.priority or 0
     check_priority(request, priority)
     with Embedding(
-        state_of(request), token_lists, given.arrival, priority, given.tenant, given.limiter
+        state_of(request),
+        embedding_state_of(request),
+        token_lists,
+        given.arrival,
+        priority,
+        given.tenant,
+        given.limiter,
     ) as embedding:
         vectors = await cancel_on_disconnect(request.receive, embedding.collect())
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -79,18 +90,18 @@ def check_dimensions(state: AppState, given: int | None, param: str) -> None:
 
 async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryNames) -> Response:
     """Return the vectors of the inputs, in the format that the request asks for."""
-    state = state_of(request)
+    state, pooling = state_of(request), embedding_state_of(request).pooling
     check_dimensions(state, body.dimensions, "dimensions")
     as_header = body.encoding_format == "bytes"
     if as_header and len(body.inputs) > MAX_LISTED:
         message = f"bytes takes at most {MAX_LISTED} inputs; use bytes_only or base64."
         raise invalid("encoding_format", message)
     with state.client.reserve(request.state.tenant):
-        token_lists = await _token_lists(state, body)
+        token_lists = await _token_lists(state, pooling, body)
     vectors, usage = await embed_tokens(request, body, token_lists)
     vectors = vectors[:, : body.dimensions]
     wanted = body.use_activation
-    if wanted or (wanted is None and state.pooling.normalised):
+    if wanted or (wanted is None and pooling.normalised):
         vectors = normalised(vectors)
     head: dict[str, Any] = {
         "object": "list",
@@ -116,10 +127,13 @@ async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryName
     )
 
 
-async def _token_lists(state: AppState, body: EmbeddingBody) -> list[list[int]]:
+async def _token_lists(
+    state: AppState, pooling: PoolingConfig, body: EmbeddingBody
+) -> list[list[int]]:
     """Return the token ids of each input. Raises a 400 ApiError if one is too long."""
     token_lists = await encode_texts(
         state,
+        pooling,
         body.inputs,
         body.truncate_prompt_tokens,
         "input",

@@ -60,7 +60,7 @@ class InvocationBody(Body):
 @router.post("/invocations", openapi_extra=body_schema(InvocationBody))
 async def invocations(request: Request) -> Response:
     """Answer the body as the route that it belongs to."""
-    body = await read_body(request, InvocationBody, state_of(request).large_bodies)
+    body = await read_body(request, InvocationBody, state_of(request).body_turn)
     for names, route in ROUTES:
         if all(getattr(body, name) is not None for name in names):
             return await route(request)

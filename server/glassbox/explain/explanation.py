@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.client.output_stream import OutputStream
 from engine.protocol.generate import Explained, GenerateRequest
 from engine.protocol.outputs import TokenOutput
 from server.generation.submission import Submission
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
+from server.telemetry.metrics import Metrics
+from server.telemetry.observer import AbortReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,22 @@ class Explanation(Submission[TokenOutput]):
     COUNTED = "answer_ids"
 
     def __init__(
-        self, state: AppState, request: GenerateRequest, limiter: RateLimiter | None = None
+        self,
+        state: AppState,
+        metrics: Metrics,
+        request: GenerateRequest,
+        limiter: RateLimiter | None = None,
     ) -> None:
         assert request.explain is not None
+        self._metrics = metrics
         self._request = request
         self._num_tokens = len(request.explain.answer)
         super().__init__(state, [request.id], limiter)
 
-    def _send(self) -> OutputStream[TokenOutput]:
-        stream = self._client.submit([self._request])
+    def _send(self) -> None:
+        self._accept(self._client.submit([self._request]))
         if self._limiter is not None:
             self._limiter.use_tokens(self._request.size)
-        return stream
 
     async def collect(self) -> ExplainedAnswer:
         """Wait for all tokens. Raises EngineError, or ApiError if a logit is not a number."""
@@ -55,3 +60,7 @@ class Explanation(Submission[TokenOutput]):
         if any(token.drawn < 0 for token in tokens):
             raise numerical_error()
         return ExplainedAnswer(tokens, self._stream.admissions[request_id].cached_tokens)
+
+    def _on_close(self, reason: AbortReason | None) -> None:
+        if reason is not None:
+            self._metrics.abort(reason)

@@ -105,7 +105,8 @@ async def _explained(state: AppState, request: Request, wanted: GenerateRequest)
         message = f"Other answers were being explained for {MAX_WAIT:.0f} s; try again later."
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
     try:
-        with Explanation(state, wanted, request.state.limiter) as explanation:
+        metrics = request.app.state.metrics
+        with Explanation(state, metrics, wanted, request.state.limiter) as explanation:
             return await explanation.collect()
     finally:
         turn.release(request.state.tenant)

@@ -16,6 +16,8 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.generation.generation import Generation
 from server.http.errors import ApiError
+from server.http.key_limits import KeyLimits
+from server.http.rate_limits import RateLimiter
 from server.telemetry.observer import Begun, Closed, Finished, GenerationObserver, Token
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.prepared import prepared_request
@@ -143,3 +145,25 @@ async def test_refused_generation_leaves_the_context_and_is_not_closed(
     with pytest.raises(EngineOverloadedError):
         await generate(state_of(engine, model, Nothing(), log))
     assert log.names == ["enter", "leave"]
+
+
+class FailsToBegin(GenerationObserver):
+    def begun(self, begun: Begun) -> None:
+        raise ZeroDivisionError
+
+
+async def test_observer_that_fails_to_begin_ends_the_requests_that_the_engine_has(
+    model: Path, engine: FakeEngine
+) -> None:
+    before, after = Log(), Log()
+    state = state_of(engine, model, before, FailsToBegin(), after)
+    limiter = RateLimiter(KeyLimits(concurrent_requests=2))
+    limiter.begin()
+    prepared = dataclasses.replace(prepared_request(PROMPT, n=2), limiter=limiter)
+    with pytest.raises(ZeroDivisionError), Generation(state, prepared):
+        raise AssertionError
+    assert engine.aborted == [1, 2]
+    assert before.names == ["enter", "begun", "leave", "closed"]
+    assert before.given[-1].reason == "internal"
+    assert after.names == ["enter", "leave"], "only those that have begun are closed"
+    limiter.widen(2, "n")  # raises if the request still counts

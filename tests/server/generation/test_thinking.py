@@ -10,6 +10,7 @@ import pytest
 
 from server.generation.thinking import Thinking
 from server.text.chat_template import ChatTemplate
+from server.text.load_template import TemplateFile, open_template
 from tests.server.conftest import write_model
 from tests.support.fake_engine import FakeEngine, Script
 from tests.support.rig import Served, serving
@@ -30,7 +31,7 @@ ALWAYS = "ON"
 
 
 def template_of(source: str) -> ChatTemplate:
-    return ChatTemplate(source, {}, Path("chat_template.jinja"))
+    return open_template(TemplateFile(source, Path("chat_template.jinja")), {})
 
 
 @pytest.mark.parametrize(

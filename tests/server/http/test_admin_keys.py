@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.app import create_app
 from server.config import ServerConfig
+from server.http.addresses import serves_ui
 from server.http.api_keys import ApiKeys
+from server.http.key_file import read_limited_keys
 from tests.support.fake_engine import FakeEngine
 
 
@@ -21,7 +24,7 @@ def keys(tmp_path: Path) -> ApiKeys:
     config = ServerConfig(
         api_key_file=str(tmp_path / "users"), admin_key_file=str(tmp_path / "admins")
     )
-    return ApiKeys(config)
+    return ApiKeys(partial(read_limited_keys, config))
 
 
 def test_admin_key_is_an_api_key_of_an_admin(keys: ApiKeys) -> None:
@@ -32,7 +35,7 @@ def test_admin_key_is_an_api_key_of_an_admin(keys: ApiKeys) -> None:
 
 
 def test_without_keys_everyone_is_admin() -> None:
-    assert ApiKeys(ServerConfig()).is_admin(None)
+    assert ApiKeys(list).is_admin(None)
 
 
 def test_reload_rereads_admin_keys(keys: ApiKeys, tmp_path: Path) -> None:
@@ -57,8 +60,5 @@ def test_ui_on_the_network_without_a_key_is_refused(model: Path) -> None:
         (ServerConfig(host="0.0.0.0", api_key=("k",), ui=True), True),
     ],
 )
-def test_ui_is_on_by_default_on_loopback_only(
-    config: ServerConfig, expected: bool, model: Path
-) -> None:
-    app = create_app(config, EngineConfig(model=str(model)), FakeEngine([]))
-    assert app.state.penstock.serves_ui == expected
+def test_ui_is_on_by_default_on_loopback_only(config: ServerConfig, expected: bool) -> None:
+    assert serves_ui(config) == expected

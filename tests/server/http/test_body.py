@@ -218,7 +218,7 @@ async def test_large_body_delays_next_large_body_but_no_small_one(
     model: Path, says: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise one sender of slow-to-parse bodies would block the event loop for every stream."""
-    monkeypatch.setattr("server.http.body.PAUSE", 1e9)
+    monkeypatch.setattr("server.http.large_bodies.PAUSE", 1e9)
     async with serving(FakeEngine(says("x")), model) as served:
         large = {"unknown": "a" * LARGE}
         assert (await served.complete(**large)).status_code == 200  # the first one does not wait
@@ -229,8 +229,8 @@ async def test_large_body_delays_next_large_body_but_no_small_one(
             assert (await served.complete()).status_code == 200
         assert not second.done()
         assert not tokenised.done()
-        monkeypatch.setattr("server.http.body.PAUSE", 0)
-        served.app.state.penstock.large_bodies._turns.release("")
+        monkeypatch.setattr("server.http.large_bodies.PAUSE", 0)
+        served.app.state.penstock.body_turn.__self__._turns.release("")
         assert (await second).status_code == (await tokenised).status_code == 200
 
 
@@ -246,9 +246,9 @@ async def test_large_body_of_disconnected_client_is_not_parsed(
 
     original = body_module._validated
     monkeypatch.setattr(body_module, "_validated", validated)
-    monkeypatch.setattr(body_module, "PAUSE", 1e9)
+    monkeypatch.setattr("server.http.large_bodies.PAUSE", 1e9)
     async with serving(FakeEngine(says("x")), model) as served:
-        turns = served.app.state.penstock.large_bodies
+        turns = served.app.state.penstock.body_turn.__self__
         for size in (LARGE, 2 * LARGE):
             leaving = asyncio.create_task(served.complete(unknown="a" * size))
             await eventually(lambda: not turns._turns._shares.has_room(), "the first has its turn")
@@ -256,7 +256,7 @@ async def test_large_body_of_disconnected_client_is_not_parsed(
             leaving.cancel()
         staying = asyncio.create_task(served.complete(unknown="a" * 3 * LARGE))
         await asyncio.sleep(0.3)
-        monkeypatch.setattr(body_module, "PAUSE", 0)
+        monkeypatch.setattr("server.http.large_bodies.PAUSE", 0)
         turns._turns.release("")
         assert (await staying).status_code == 200
     assert [size // LARGE for size in read] == [1, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from engine.errors import ConfigError
 from server.config import ServerConfig
 from server.http.api_keys import ApiKeys
 from server.http.errors import ApiError
-from server.http.key_file import KeyLimits, parse_limits, read_limited_keys
+from server.http.key_file import read_limited_keys
+from server.http.key_limits import KeyLimits, parse_limits
 from server.http.rate_limits import RateLimiter, duration
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import FakeEngine
@@ -137,7 +139,7 @@ def test_parse_limits_without_words_is_no_limit() -> None:
 
 
 def test_reload_keeps_the_counts_of_unchanged_limits(tmp_path: Path) -> None:
-    keys = ApiKeys(config(tmp_path))
+    keys = ApiKeys(partial(read_limited_keys, config(tmp_path)))
     names = {text: keys.find(text.encode()) for text in ("free", "slow", "small")}
     before = {text: keys.limiter(name or "") for text, name in names.items()}
     assert before["free"] is None

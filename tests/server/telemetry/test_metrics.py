@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from msgspec.structs import replace
@@ -18,10 +17,8 @@ from prometheus_client.samples import Sample
 
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from loadtest.calibration import Scrape
-from server.telemetry import metrics
 from server.telemetry.choice_record import num_preemptions
 from server.telemetry.metrics import RUNNER_GAUGES
-from server.text import deltas
 from tests.support.fake_engine import NOT_FINITE, FakeEngine
 from tests.support.prometheus import promtool
 from tests.support.rig import Served, eventually, serving
@@ -310,7 +307,3 @@ async def test_metrics_page_lists_exactly_the_exported_series(served):
         assert found[name].type == kind, name
         own = {label for sample in found[name].samples for label in sample.labels}
         assert own - {"model_name", "engine", "le"} == set(labels.split(",")) - {""}, name
-
-
-def test_results_of_tool_calls_are_those_of_the_parser() -> None:
-    assert get_args(metrics.CallOutcome) == get_args(deltas.CallOutcome)

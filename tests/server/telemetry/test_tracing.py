@@ -64,7 +64,7 @@ async def traced(model, says) -> AsyncIterator[Traced]:
     async with serving(FakeEngine(says("Hello wörld!"), delay=0.002), model) as served:
         tracing = Tracing(SimpleSpanProcessor(exporter))
         state = served.app.state.penstock
-        observers = spine_observers(state.metrics, tracing)
+        observers = spine_observers(served.app.state.metrics, tracing)
         served.app.state.penstock = dataclasses.replace(state, observers=observers)
         yield Traced(served, exporter)
         await asyncio.to_thread(tracing.close)

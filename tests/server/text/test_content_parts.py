@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.content_parts import content_of, joined, text_parts, texts_of
+from server.text.load_template import TemplateFile, open_template
 from tests.server.conftest import write_model
 from tests.support.fake_engine import FakeEngine, Script
 from tests.support.rig import serving
@@ -34,7 +35,7 @@ USER_ONLY = (
 
 
 def template_of(source: str) -> ChatTemplate:
-    return ChatTemplate(source, {}, Path("chat_template.jinja"))
+    return open_template(TemplateFile(source, Path("chat_template.jinja")), {})
 
 
 def test_contents_have_texts_and_can_be_joined() -> None:

@@ -55,7 +55,7 @@ def test_from_folder_reads_mode_and_normalisation(
     config = load_pooling(tmp_path)
     assert (config.mode, config.normalised) == (mode, normalised)
     assert (config.longest, config.lowercase) == (None, False)
-    assert config.limit(512) == 512
+    assert config.longest is None
 
 
 def test_from_folder_without_modules_json_uses_mean_pooling(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_limit_uses_configured_maximum_length(tmp_path: Path) -> None:
     write(tmp_path, "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": True})
     config = load_pooling(tmp_path)
     assert (config.longest, config.lowercase) == (128, True)
-    assert (config.limit(512), config.limit(100)) == (128, 100)
-    assert load_pooling(tmp_path, 300).limit(300) == 300, "an explicit limit wins"
+    assert config.longest == 128
+    assert load_pooling(tmp_path, 300).longest == 300, "an explicit limit wins"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 import pytest
 
-from server.text.infill import FORMATS
+from server.generation.infill import FORMATS
 from tests.server.conftest import BOS, EOS, byte_tokenizer, write_model
 from tests.support.fake_engine import INFO, FakeEngine, Script
 from tests.support.rig import Served, serving

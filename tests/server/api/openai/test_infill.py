@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import tokenizers
 
-from server.text.infill import FORMATS, infill_tokens
+from server.generation.infill import FORMATS, infill_tokens
+from server.text.load_tokenizer import tokenizer_of
 from tests.server.conftest import BOS, EOS, byte_tokenizer, write_model
 from tests.support.fake_engine import INFO, FakeEngine, Script
 from tests.support.rig import Served, serving
@@ -67,18 +68,21 @@ async def test_suffix_without_infill_tokens_is_refused(served: Served) -> None:
 
 
 @pytest.mark.parametrize("names", FORMATS, ids=str)
-def test_infill_tokens_finds_each_format(names: tuple[str, str, str]) -> None:
-    tokenizer = byte_tokenizer()
+def test_infill_tokens_finds_each_format(names: tuple[str, str, str], tmp_path: Path) -> None:
+    backend = byte_tokenizer()
+    tokenizer = tokenizer_of(backend, tmp_path)
     assert infill_tokens(tokenizer) is None
-    tokenizer.add_special_tokens(list(names[:2]))
+    backend.add_special_tokens(list(names[:2]))
     assert infill_tokens(tokenizer) is None, "one is missing"
-    tokenizer.add_special_tokens(list(names[2:]))
+    backend.add_special_tokens(list(names[2:]))
     found = infill_tokens(tokenizer)
     assert found is not None
     assert (found.before, found.suffix, found.middle, found.end_ids) == (*names, ())
 
 
-def test_infill_tokens_that_a_text_cannot_contain_are_none() -> None:
+def test_infill_tokens_that_a_text_cannot_contain_are_none(tmp_path: Path) -> None:
     vocab = {"a": 0, **{name: n for n, name in enumerate(FORMATS[0], 1)}}
     model = tokenizers.models.BPE(vocab=vocab, merges=[])
-    assert infill_tokens(tokenizers.Tokenizer(model)) is None
+    backend = tokenizers.Tokenizer(model)
+    backend.decoder = byte_tokenizer().decoder
+    assert infill_tokens(tokenizer_of(backend, tmp_path)) is None

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from engine.errors import RequestRejectedError
-from server.text.infill import FORMATS
+from server.generation.infill import FORMATS
 from tests.server.conftest import byte_tokenizer
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine

@@ -13,7 +13,7 @@ import pytest
 
 from server.config import ReasoningParser, ToolCallParser
 from server.text.chat_template import ChatTemplate, TemplateError, TemplateLimitError
-from server.text.confined import ConfinedError
+from server.text.load_template import TemplateFile, open_template
 from server.text.parsers.detect import PROBES, PROBING_S, AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, CALL_FORMATS, REASONING_BY_NAME
 from server.text.parsers.syntax import State
@@ -63,7 +63,7 @@ INFERRED = {"GigaChat3-10B-A1.8B"}
 
 def detected(file: Path, *, tokens: bool = True) -> tuple[AnswerFormat, Prober]:
     source = file.read_text(encoding="utf-8")
-    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}, file)
+    template = open_template(TemplateFile(source, file), {"bos_token": "<s>", "eos_token": "</s>"})
     found = sorted(set(TOKEN.findall(source))) if tokens else []
     ids = {token: index for index, token in enumerate(found)}
     try:
@@ -86,7 +86,7 @@ def test_demo_template_shows_hermes_calls_and_thoughts() -> None:
 def test_demo_template_opens_a_thought_only_with_an_effort(effort: str | None) -> None:
     answers, _ = detected(DEMO)
     source = DEMO.read_text(encoding="utf-8")
-    template = ChatTemplate(source, {}, DEMO)
+    template = open_template(TemplateFile(source, DEMO), {})
     asked = [{"role": "user", "content": "Hi"}]
     prompt = template.render(asked, add_generation_prompt=True, reasoning_effort=effort)
     template.close()
@@ -96,7 +96,7 @@ def test_demo_template_opens_a_thought_only_with_an_effort(effort: str | None) -
 
 
 def test_demo_template_drops_the_thoughts_of_earlier_turns() -> None:
-    template = ChatTemplate(DEMO.read_text(encoding="utf-8"), {}, DEMO)
+    template = open_template(TemplateFile(DEMO.read_text(encoding="utf-8"), DEMO), {})
     call = {"function": {"name": "f", "arguments": {}}}
     thought = {"role": "assistant", "content": ""}
     turn: list[dict[str, Any]] = [
@@ -224,7 +224,7 @@ def test_unknown_marks_are_inferred_from_what_the_template_renders(
 def test_flag_overrides_what_is_found() -> None:
     file = file_of("hermes")
     source = file.read_text(encoding="utf-8")
-    template = ChatTemplate(source, {}, file)
+    template = open_template(TemplateFile(source, file), {})
     try:
         prober = Prober(template.render, source, {}, frozenset())
         answers = detect(prober, calls=BY_NAME["pythonic"], reasoning=None)
@@ -289,17 +289,16 @@ def test_detection_survives_any_answer(answer: str) -> None:
     assert time.process_time() - start < 5
 
 
-def test_template_that_fails_is_tried_in_other_forms_but_not_after_a_limit(tmp_path: Path) -> None:
+def test_template_that_fails_is_tried_in_other_forms_but_not_after_a_limit() -> None:
     call = {"function": {"name": "f", "arguments": {}}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    with mock.patch("server.text.chat_template.RenderPool") as pool:
-        pool.return_value.compiled.return_value = {"variables": []}
-        template = ChatTemplate("", {}, tmp_path)
-        for error, count in ((ConfinedError("took too long"), 1), (None, 4)):
-            render = pool.return_value.render
-            render.reset_mock()
-            render.side_effect = error
-            render.return_value = {"error": "no"}
-            with pytest.raises(TemplateError):
-                template.render(messages)
-            assert render.call_count == count
+    renderer = mock.Mock()
+    template = ChatTemplate("", {}, frozenset(), renderer)
+    for error, count in ((TemplateLimitError("took too long"), 1), (None, 4)):
+        render = renderer.render
+        render.reset_mock()
+        render.side_effect = error
+        render.return_value = {"error": "no"}
+        with pytest.raises(TemplateError):
+            template.render(messages)
+        assert render.call_count == count

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from transformers.utils.chat_parsing import parse_response
 
-from server.text.chat_template import ChatTemplate
+from server.text.load_template import TemplateFile, open_template
 from server.text.marks import Marks
 from server.text.parsers.call_grammar import call_grammar
 from server.text.parsers.detect import AnswerFormat, Prober, detect
@@ -394,7 +394,7 @@ LINES = (
 
 def detected(tmp_path: Path, call: str, given: object) -> tuple[AnswerFormat, Prober]:
     source = CHAT.replace("{{ CALL }}", call)
-    chat_template = ChatTemplate(source, {}, tmp_path / "template.jinja")
+    chat_template = open_template(TemplateFile(source, tmp_path / "template.jinja"), {})
     try:
         prober = Prober(chat_template.render, source, {}, frozenset(), translated(given))
         return detect(prober), prober
