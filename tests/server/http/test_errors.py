@@ -391,8 +391,6 @@ async def test_http_level_errors_have_expected_status_and_code(served):
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
     allowed = {
         "/v1/chat/completions": "POST",
-        "/v1/files": "GET, HEAD, POST",
-        "/v1/files/file-1": "DELETE, GET, HEAD",
         "/v1/responses/resp_1": "DELETE, GET, HEAD",
     }
     for path, methods in allowed.items():
