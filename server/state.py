@@ -54,6 +54,8 @@ class AppState:
     large_bodies: LargeBodies = field(default_factory=LargeBodies)
     # Numbers of the open requests that a drain does not wait for.
     viewer_counts: list[Callable[[], int]] = field(default_factory=list)
+    # Lines of the banner that wings add. Each takes the URL of the server.
+    banner_lines: list[Callable[[str], str]] = field(default_factory=list)
 
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response. Raises a 404 ApiError for an unknown model."""

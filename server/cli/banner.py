@@ -102,9 +102,8 @@ def banner(state: AppState, ready: Ready, port: int) -> str:
         *answers(state.answers, state.template),
         *memory(ready),
         f"  access    API key {access}",
-        *recording(config),
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
-        *pages(state, url),
+        *(line(url) for line in state.banner_lines),
         f"  try       {curl(state, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:
@@ -143,18 +142,6 @@ def adapters(state: AppState, ready: Ready) -> list[str]:
         return []
     names = ", ".join(adapter.name for adapter in state.adapters) or "none yet"
     return [f"  adapters  {names}; up to {ready.max_loras} in memory"]
-
-
-def pages(state: AppState, url: str) -> list[str]:
-    """Return a line with the link to the built-in pages, if they are served."""
-    return [f"  pages     {url}/ui/   (or `penstock open`)"] if state.serves_ui else []
-
-
-def recording(config: ServerConfig) -> list[str]:
-    """Return a line that says where prompts and answers are recorded, if they are."""
-    if config.record is None:
-        return []
-    return [f"  record    on: the tokens of all prompts and answers go to {config.record}"]
 
 
 def vectors(state: AppState, ready: Ready) -> list[str]:

@@ -37,6 +37,8 @@ def install(app: FastAPI, spine: AppState) -> None:
     engine = cast(InspectedEngine, spine.client)
     recorder = Recorder(engine.step_listeners, engine.measure_waits)
     spine.observers.append(generation_recorder(recorder, serves_ui=spine.serves_ui))
+    if spine.serves_ui:
+        spine.banner_lines.append(lambda url: f"  pages     {url}/ui/   (or `penstock open`)")
     live = LiveEngine(engine, recorder)
     spine.viewer_counts.append(lambda: live.num_viewers)
     app.state.glassbox = Glassbox(

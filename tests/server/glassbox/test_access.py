@@ -10,9 +10,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.app import create_app
+from server.cli.banner import banner
 from server.config import ServerConfig
 from tests.server.http.test_auth import PROXIED
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import serving
 
 PAGE = {"x-penstock-ui": "1"}
@@ -44,3 +45,13 @@ def test_pages_on_the_network_without_a_key_are_refused(model: Path) -> None:
     config = ServerConfig(host="0.0.0.0", ui=True)
     with pytest.raises(ConfigError, match="--api-key-file"):
         create_app(config, EngineConfig(model=str(model)), FakeEngine([]))
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+async def test_banner_has_the_link_to_the_pages_where_they_are_served(
+    model: Path, says: Any, has_pages: bool
+) -> None:
+    async with serving(FakeEngine(says("x")), model, ui=has_pages) as served:
+        lines = banner(served.app.state.penstock, INFO, 8000).splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith("  pages ")]
+    assert shown == (["http://127.0.0.1:8000/ui/"] if has_pages else [])
