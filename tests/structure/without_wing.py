@@ -26,8 +26,6 @@ from tests.structure.measure import ROOT, imports_of
 from tests.support.wings import PARTS, lines_of, modules_of
 
 QUICK = "not slow and not gpu and not clients and not ui"
-
-
 NO_FOLDERS = ("data", "engine", "support", "__pycache__")  # below tests
 
 
@@ -126,11 +124,14 @@ def try_without(name: str, folders: Sequence[str] = (), workers: int = 0) -> Res
         root = Path(directory) / "tree"
         copy_of_tree(root)
         deleted = delete(root, name)
-        given = folders or [f"tests/{entry}" for entry in sorted(os.listdir(root / "tests"))]
-        chosen = [each for each in given if (root / each).is_dir() and _is_run(each)]
+        chosen = [folder for folder in folders or _all_folders() if (root / folder).is_dir()]
+        if not chosen:
+            sys.exit(f"without {name} there are no tests in {', '.join(folders)}")
         log = root.with_name("log")
         programs = {
-            "ruff": [_tool("ruff"), "check", "-q"],
+            "ruff check": [_tool("ruff"), "check", "-q"],
+            "ruff format": [_tool("ruff"), "format", "-q", "--check"],
+            "mypy": [_tool("mypy")],
             "lint-imports": [_tool("lint-imports"), "--no-cache"],
             "server": [sys.executable, "-m", "tests.structure.serve_without", name],
             "pytest": [
@@ -145,8 +146,9 @@ def try_without(name: str, folders: Sequence[str] = (), workers: int = 0) -> Res
     return Result(name, len(deleted), passed, time.monotonic() - began, tuple(failed))
 
 
-def _is_run(folder: str) -> bool:
-    return folder.rpartition("/")[2] not in NO_FOLDERS
+def _all_folders() -> list[str]:
+    names = sorted(os.listdir(ROOT / "tests"))
+    return [f"tests/{name}" for name in names if name not in NO_FOLDERS]
 
 
 def _tool(name: str) -> str:
