@@ -25,7 +25,14 @@ class Parts:
 
 
 PARTS = {
-    "replay": Parts(("server/replay",), commands=("verify", "compare", "explain")),
+    "replay": Parts(
+        ("server/replay",),
+        commands=("verify", "compare", "explain"),
+        tests=(
+            "tests/e2e/glassbox/test_explain_command.py",
+            "tests/server/glassbox/explain/test_ablate_record.py",
+        ),
+    ),
     "batch": Parts(
         ("server/batch",),
         "/v1/files",
