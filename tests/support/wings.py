@@ -83,11 +83,16 @@ def absent_wings() -> list[str]:
 
 
 def is_of_absent_wing(path: str) -> bool:
-    """Return whether a wing that this tree lacks had a file or folder."""
-    wings = absent_wings()
-    folders = [folder for name in wings for folder in PARTS[name].folders]
-    folders += [f"tests/{folder}" for folder in folders] + [f"tests/e2e/{name}" for name in wings]
-    globs = [pattern for name in wings for pattern in PARTS[name].tests]
-    return any(path.startswith(folder) for folder in folders) or any(
-        path.startswith(pattern.partition("*")[0]) for pattern in globs
+    """Return whether a wing that this tree lacks had this file or folder."""
+    return any(path.startswith(_starts_of(name)) for name in absent_wings())
+
+
+def _starts_of(name: str) -> tuple[str, ...]:
+    """Return the beginnings of the paths of a wing."""
+    parts = PARTS[name]
+    return (
+        *(module.replace(".", "/") for module in modules_of(name)),
+        *(f"tests/{folder}" for folder in parts.folders),
+        *(pattern.partition("*")[0] for pattern in parts.tests),
+        f"tests/e2e/{name}",
     )
