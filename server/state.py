@@ -49,6 +49,8 @@ class AppState:
     body_turn: BodyTurn  # large bodies wait in it
     # Numbers of the open requests that a drain does not wait for.
     viewer_counts: list[Callable[[], int]] = field(default_factory=list)
+    # Lines of the banner that wings add. Each takes the URL of the server.
+    banner_lines: list[Callable[[str], str]] = field(default_factory=list)
 
     def model_name(self, asked: str | None) -> str:
         """Return the model name for the response. Raises a 404 ApiError for an unknown model."""

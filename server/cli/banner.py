@@ -20,7 +20,7 @@ from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
 from server.cli.console import say
 from server.config import ServerConfig
-from server.http.addresses import address_of, is_loopback, serves_ui
+from server.http.addresses import address_of, is_loopback
 from server.state import AppState
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
@@ -106,9 +106,8 @@ def banner(app: FastAPI, ready: Ready, port: int) -> str:
         *answers(state.answers, state.template),
         *memory(ready),
         f"  access    API key {access}",
-        *recording(config),
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
-        *pages(config, url),
+        *(line(url) for line in state.banner_lines),
         f"  try       {curl(state, ready, url, key)}",
     ]
     if key == UNKNOWN_KEY:
@@ -147,18 +146,6 @@ def adapters(state: AppState, ready: Ready) -> list[str]:
         return []
     names = ", ".join(adapter.name for adapter in state.adapters) or "none yet"
     return [f"  adapters  {names}; up to {ready.max_loras} in memory"]
-
-
-def pages(config: ServerConfig, url: str) -> list[str]:
-    """Return a line with the link to the built-in pages, if they are served."""
-    return [f"  pages     {url}/ui/   (or `penstock open`)"] if serves_ui(config) else []
-
-
-def recording(config: ServerConfig) -> list[str]:
-    """Return a line that says where prompts and answers are recorded, if they are."""
-    if config.record is None:
-        return []
-    return [f"  record    on: the tokens of all prompts and answers go to {config.record}"]
 
 
 def vectors(state: AppState, pooling: PoolingConfig, ready: Ready) -> list[str]:

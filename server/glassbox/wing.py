@@ -37,8 +37,10 @@ def install(app: FastAPI, spine: AppState) -> None:
     check_ui(spine.config, has_keys=bool(app.state.keys))
     engine = cast(InspectedEngine, spine.client)
     recorder = Recorder(engine.step_listeners, engine.measure_waits)
-    observer = generation_recorder(recorder, serves_ui=serves_ui(spine.config))
-    spine.observers.append(observer)
+    is_served = serves_ui(spine.config)
+    spine.observers.append(generation_recorder(recorder, serves_ui=is_served))
+    if is_served:
+        spine.banner_lines.append(lambda url: f"  pages     {url}/ui/   (or `penstock open`)")
     live = LiveEngine(engine, recorder)
     spine.viewer_counts.append(lambda: live.num_viewers)
     app.state.glassbox = Glassbox(

@@ -19,6 +19,8 @@ def install(app: FastAPI, spine: AppState) -> None:
     file = RecordFile(spine.config.record) if spine.config.record else None
     if file is not None:
         spine.observers.append(answer_recorder(file, spine))
+        line = f"  record    on: the tokens of all prompts and answers go to {spine.config.record}"
+        spine.banner_lines.append(lambda url: line)
     app.state.record = file
 
 

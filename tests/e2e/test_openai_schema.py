@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.server.api.conftest import spec
+from tests.server.conftest import spec
 from tests.support.openai_spec import OpenAISpec, chunks_of
 from tests.support.serve import Server
 

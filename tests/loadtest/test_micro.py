@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from loadtest.micro.__main__ import CASES, main
-from loadtest.micro.case import Bound, Table, in_turn
+from loadtest.micro.case import Bound, Case, Table, in_turn
 from loadtest.micro.speculation import prompts
 from loadtest.program import run_program
 
@@ -80,8 +83,19 @@ def test_micro_with_a_wrong_argument_ends_with_status_2(
 def test_micro_runs_a_case_and_prints_its_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "watch-steps", "--sequences", "2", "--steps", "20") == 0
-    assert "| 2 streams, engine process | 20 |" in capsys.readouterr().out
+    def add_options(parser: ArgumentParser) -> None:
+        parser.add_argument("--rounds", type=int)
+
+    def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
+        stack.callback(print, "closed")
+        for _ in range(options.rounds):
+            yield Table(SAMPLES, "tokens/s", ("off",))
+
+    monkeypatch.setitem(CASES, "example", Case("An example.", add_options, measure))
+    assert run(monkeypatch, "example", "--rounds", "2") == 0
+    said = capsys.readouterr().out
+    assert said.count("| off | 3 | 20 |") == 2
+    assert said.endswith("closed\n")
 
 
 def test_every_case_says_what_it_measures() -> None:

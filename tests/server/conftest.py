@@ -19,10 +19,13 @@ from server.text.parsers.answers import answers_of
 from server.text.render_pool import RenderPool
 from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine, Script
+from tests.support.openai_spec import OpenAISpec, schemas_of_client, schemas_of_document
+from tests.support.reference_data import located, reference
 from tests.support.render_here import RenderHere
 from tests.support.rig import Served, serving
 
 BOS, EOS = 256, 257
+CLIENT, DOCUMENT = "client", "openai-spec/openapi.yaml"
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'forbidden' %}{{ raise_exception('x') }}"
     "{% endif %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}"
@@ -148,3 +151,10 @@ async def served(model: Path, says: Callable[[str], Script]) -> AsyncIterator[Se
     """A server that answers every request with "Hello wörld!"."""
     async with serving(FakeEngine(says("Hello wörld!")), model) as running:
         yield running
+
+
+@pytest.fixture(scope="session", params=[CLIENT, reference(DOCUMENT)])
+def spec(request: pytest.FixtureRequest) -> OpenAISpec:
+    """The schemas of the official client, and those of OpenAI's document."""
+    is_client = request.param == CLIENT
+    return OpenAISpec(schemas_of_client() if is_client else schemas_of_document(located(DOCUMENT)))

@@ -118,8 +118,13 @@ def _file_of(module: str) -> Path | None:
 
 def imports(file: Path, packages: tuple[str, ...] = ("engine", "server")) -> list[str]:
     """The modules and names of these packages that a file imports, also inside functions."""
+    return imports_of(file.read_text(encoding="utf-8"), packages)
+
+
+def imports_of(source: str, packages: tuple[str, ...] = ("engine", "server")) -> list[str]:
+    """The same for the source text of a file."""
     names = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -40,7 +40,7 @@ def lint(folder: Path, top: str, rooms: dict[str, str]) -> str:
 
 def rooms_of(top: str) -> dict[str, str]:
     layers = floors(top)["layers"]
-    return {room: "" for layer in layers for room in layer.split(" | ")}
+    return {room.strip("()"): "" for layer in layers for room in layer.split(" | ")}
 
 
 @pytest.mark.parametrize("top", ["engine", "server"])
@@ -51,6 +51,13 @@ def test_rooms_with_floors_pass(top: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("top", ["engine", "server"])
 def test_new_room_without_a_floor_fails(top: str, tmp_path: Path) -> None:
     assert f"{top}.new_room" in lint(tmp_path, top, {**rooms_of(top), "new_room": ""})
+
+
+@pytest.mark.parametrize("wing", ["batch", "glassbox", "replay"])
+def test_wing_may_be_absent(wing: str, tmp_path: Path) -> None:
+    rooms = rooms_of("server")
+    del rooms[wing]
+    assert lint(tmp_path, "server", rooms) == ""
 
 
 def test_spine_of_the_server_must_not_import_a_wing(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Delete a wing in a copy of the tree and try the rest: `python -m tests.structure.without_wing`.
 
 A wing is a folder, its line in WINGS, its commands with their lines, and its tests. The tests of a
-wing are those of its folder's mirror, those that import it, and those of PARTS, which use it over
-HTTP or name its files.
+wing are those of its folder's mirror, those of tests/e2e/WING, those that import it, and those of
+PARTS, which use it over HTTP or name its files.
+
+tests/engine is not run: the engine does not import the server.
 """
 
 from __future__ import annotations
@@ -14,68 +16,49 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from tests.structure.measure import ROOT, imports
+from tests.structure.measure import ROOT, imports_of
+from tests.support.wings import PARTS, lines_of, modules_of
 
 QUICK = "not slow and not gpu and not clients and not ui"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A wing: paths from the root of the repository."""
-
-    folders: tuple[str, ...]
-    commands: tuple[str, ...] = ()  # files in server/cli
-    cases: tuple[str, ...] = ()  # files in loadtest/micro
-    tests: tuple[str, ...] = ()  # globs
-
-
-PARTS = {
-    "replay": Parts(("server/replay",), ("verify", "compare", "explain")),
-    "batch": Parts(("server/batch",), ("run_batch", "engine_batch")),
-    "cohere": Parts(("server/api/cohere",)),
-    "vllm": Parts(("server/api/vllm",)),
-    "llamacpp": Parts(("server/api/llamacpp",)),
-    "glassbox": Parts(("server/glassbox", "server/ui"), cases=("watch_steps", "watch_cost")),
-}
+NO_FOLDERS = ("data", "engine", "support", "__pycache__")  # below tests
 
 
 def copy_of_tree(target: Path) -> None:
-    """Copy every file of the repository that git knows."""
+    """Copy every file of the repository that git knows. The copy is a repository, too."""
     names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     for name in filter(None, names.split("\0")):
         file = ROOT / name
         if file.is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target / name, follow_symlinks=False)
+    for command in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *command], cwd=target, check=True)
 
 
 def delete(root: Path, name: str) -> list[str]:
     """Delete a wing in a copy of the tree. Return the test files that went with it."""
     parts = PARTS[name]
-    gone = {folder.replace("/", ".") for folder in parts.folders}
     for folder in parts.folders:
         shutil.rmtree(root / folder)
-    modules = [f"server.cli.{command}" for command in parts.commands]
-    modules += [f"loadtest.micro.{case}" for case in parts.cases]
-    for module in modules:
-        root.joinpath(*module.split(".")).with_suffix(".py").unlink()
-    gone |= set(modules)
-    line = rf"\b{name}\.WING\b|^from server\.\S+ import wing as {name}$"
-    _drop_lines(root / "server/app.py", line)
-    for command in parts.commands:
-        _drop_lines(root / "server/cli/main.py", rf"\({command}\)$|^from server\.cli\.{command} ")
-    for case in parts.cases:
-        _drop_lines(root / "loadtest/micro/__main__.py", rf"\b{case}\b")
-    tests = {file for pattern in parts.tests for file in root.glob(pattern)}
-    tests |= {file for folder in parts.folders for file in (root / "tests" / folder).rglob("*.py")}
-    gone |= {_module(root, file) for file in tests}
-    tests |= _importers(root, gone)
+    modules = modules_of(name)
+    files = {root.joinpath(*module.split(".")).with_suffix(".py") for module in modules}
+    tests = {file for file in files if file.is_relative_to(root / "tests")}
+    for file in files - tests:
+        file.unlink(missing_ok=True)  # a package has been deleted as a folder
+    for changed, pattern in lines_of(name).items():
+        _drop_lines(root / changed, pattern)
+    tests |= {file for pattern in parts.tests for file in root.glob(pattern)}
+    mirrors = [*parts.folders, f"e2e/{name}"]
+    tests |= {file for folder in mirrors for file in (root / "tests" / folder).rglob("*.py")}
+    tests |= _importers(root, {*modules, *(_module(root, file) for file in tests)})
     for file in tests:
-        file.unlink(missing_ok=True)
+        file.unlink()
     return sorted(str(file.relative_to(root)) for file in tests)
 
 
@@ -85,11 +68,15 @@ def _drop_lines(file: Path, pattern: str) -> None:
     file.write_text("".join(kept), encoding="utf-8")
 
 
+@cache
+def needed_by(source: str) -> frozenset[str]:
+    """Return the modules and names of this repository that a source text imports."""
+    return frozenset(imports_of(source, ("engine", "server", "loadtest", "tests")))
+
+
 def _importers(root: Path, gone: Iterable[str]) -> set[Path]:
     """Return the files below tests/ that import a deleted module, directly or by another test."""
-    files = {
-        file: imports(file, ("engine", "server", "loadtest", "tests")) for file in _tests(root)
-    }
+    files = {file: needed_by(file.read_text(encoding="utf-8")) for file in _tests(root)}
     gone, found = set(gone), set[Path]()
     while new := {f for f in files.keys() - found if _needs(files[f], gone)}:
         found |= new
@@ -109,26 +96,91 @@ def _module(root: Path, file: Path) -> str:
     return ".".join(file.relative_to(root).with_suffix("").parts)
 
 
-def try_without(name: str, folders: list[str]) -> int:
-    """Run the tests of `folders` without a wing. Return pytest's status."""
-    with tempfile.TemporaryDirectory() as directory:
+@dataclass(frozen=True)
+class Result:
+    """The tree without a wing: the test files that were deleted with it, and what failed."""
+
+    name: str
+    deleted: int
+    passed: int
+    seconds: float
+    failed: tuple[str, ...]  # programs that ended with another status than 0
+
+    def __str__(self) -> str:
+        outcome = f"FAILED: {', '.join(self.failed)}" if self.failed else "the rest is green"
+        return (
+            f"without {self.name}: {self.deleted} test files deleted, {self.passed} tests passed, "
+            f"{self.seconds:.0f} s, {outcome}"
+        )
+
+
+def try_without(name: str, folders: Sequence[str] = (), workers: int = 0) -> Result:
+    """Lint, serve and test a copy of the tree without a wing. Their output is printed.
+
+    `folders` has the tests to run, by default all but those of the engine.
+    """
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"without-{name}-") as directory:
         root = Path(directory) / "tree"
         copy_of_tree(root)
-        tests = delete(root, name)
-        print(f"without {name}: {len(tests)} test files went with it", flush=True)
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        command = [sys.executable, "-m", "pytest", "-q", "-m", QUICK, "-p", "no:cacheprovider"]
-        command += [folder for folder in folders if (root / folder).exists()]
-        return subprocess.run(command, cwd=root, env=environment, check=False).returncode
+        deleted = delete(root, name)
+        chosen = [folder for folder in folders or _all_folders() if (root / folder).is_dir()]
+        if not chosen:
+            sys.exit(f"without {name} there are no tests in {', '.join(folders)}")
+        log = root.with_name("log")
+        programs = {
+            "ruff check": [_tool("ruff"), "check", "-q"],
+            "ruff format": [_tool("ruff"), "format", "-q", "--check"],
+            "mypy": [_tool("mypy")],
+            "lint-imports": [_tool("lint-imports"), "--no-cache"],
+            "server": [sys.executable, "-m", "tests.structure.serve_without", name],
+            "pytest": [
+                *(sys.executable, "-m", "pytest", "-q", "-m", QUICK, "-p", "no:cacheprovider"),
+                *(("-n", str(workers), "--dist", "loadfile") if workers else ()),
+                *chosen,
+            ],
+        }
+        failed = [label for label, command in programs.items() if _run(command, root, log)]
+        counts = re.findall(r"\b(\d+) passed\b", log.read_text(encoding="utf-8"))
+    passed = int(counts[-1]) if counts else 0
+    return Result(name, len(deleted), passed, time.monotonic() - began, tuple(failed))
+
+
+def _all_folders() -> list[str]:
+    names = sorted(os.listdir(ROOT / "tests"))
+    return [f"tests/{name}" for name in names if name not in NO_FOLDERS]
+
+
+def _tool(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _run(command: list[str], root: Path, log: Path) -> int:
+    """Run a program in the copy, print its output, and append it to `log`. Return its status."""
+    changed = {"PYTHONPATH": str(root), "TEST_THOROUGH": ""}
+    with log.open("a", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            command, cwd=root, env=os.environ | changed, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        with process:
+            for line in process.stdout:
+                output.write(line)
+                print(line, end="", flush=True)
+    return process.returncode
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.structure.without_wing")
     parser.add_argument("wings", nargs="*", choices=[[], *PARTS], help="default: each in turn")
-    parser.add_argument("--folders", nargs="*", default=["tests"], help="of tests that are run")
+    parser.add_argument("--folders", nargs="*", default=(), help="of tests that are run")
+    parser.add_argument("--workers", type=int, default=0, help="processes of pytest-xdist")
     given = parser.parse_args()
-    failed = [name for name in given.wings or PARTS if try_without(name, given.folders)]
-    sys.exit(f"failed without: {', '.join(failed)}" if failed else 0)
+    names = given.wings or PARTS
+    results = [try_without(name, given.folders, given.workers) for name in names]
+    print(*results, sep="\n")
+    sys.exit(any(result.failed for result in results))
 
 
 if __name__ == "__main__":

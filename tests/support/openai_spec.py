@@ -155,3 +155,9 @@ def sse_events(stream: str) -> list[dict[str, Any]]:
         found.append(body)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
+
+
+def check_every_fault_is_seen(spec: OpenAISpec, name: str, value: dict[str, Any]) -> None:
+    """Check that the schema refuses a value that lacks a field, so that the tests can fail."""
+    broken = {key: item for key, item in value.items() if key not in ("id", "object")}
+    assert list(spec.validator(name).iter_errors(broken))

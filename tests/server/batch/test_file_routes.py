@@ -286,3 +286,14 @@ async def test_file_deleted_while_it_is_read_is_whole_or_not_found(store: Served
     lost = await store.http.get(f"/v1/files/{made['id']}/content")
     assert lost.status_code == 404
     assert lost.json()["error"]["param"] == "file_id"
+
+
+async def test_paths_of_files_name_their_methods_and_are_suggested(served: Served) -> None:
+    allowed = {"/v1/files": "GET, HEAD, POST", "/v1/files/file-1": "DELETE, GET, HEAD"}
+    for path, methods in allowed.items():
+        response = await served.http.put(path)
+        assert (response.status_code, response.headers["allow"]) == (405, methods), path
+    for path in ("/files", "/batches"):
+        response = await served.http.post(path, json={})
+        assert response.status_code == 404
+        assert f"did you mean /v1{path}?" in response.json()["error"]["message"]

@@ -28,11 +28,9 @@ from server.cli.banner import (
     kv_cache,
     memory,
     not_followed,
-    pages,
     tokenizer_notes,
     unsafe_caches,
 )
-from server.config import ServerConfig
 from tests.support.fake_engine import INFO
 
 
@@ -172,11 +170,3 @@ async def test_answers_says_how_calls_are_read_and_whether_that_was_confirmed(se
     (line,) = answers(replace(found, calls_name=None, reasoning_mark="<think>"))
     assert line.endswith("describes tools (hermes), reasoning in <think>")
     assert answers(None) == []
-
-
-@pytest.mark.parametrize("serves_ui", [True, False])
-def test_banner_has_the_link_to_the_pages_where_they_are_served(serves_ui: bool) -> None:
-    lines = pages(ServerConfig(ui=serves_ui), "http://127.0.0.1:8000")
-    assert [line.split()[:2] for line in lines] == (
-        [["pages", "http://127.0.0.1:8000/ui/"]] if serves_ui else []
-    )

@@ -22,8 +22,12 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
 async def applied(served: Served, **fields: Any) -> str:
+    """Return the text of the prompt of a chat."""
     body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
-    return str((await served.http.post("/apply-template", json=body)).json()["prompt"])
+    response = await served.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    tokens = list(served.engine.requests[-1].prompt)
+    return str((await served.http.post("/detokenize", json={"tokens": tokens})).json()["prompt"])
 
 
 @pytest.fixture

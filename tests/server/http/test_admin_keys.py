@@ -1,4 +1,4 @@
-"""Keys of --admin-key-file, and who may use /ui/api."""
+"""Keys of --admin-key-file, and the default of --ui."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from server.app import create_app
 from server.config import ServerConfig
 from server.http.addresses import serves_ui
 from server.http.api_keys import ApiKeys
 from server.http.key_file import read_limited_keys
-from tests.support.fake_engine import FakeEngine
 
 
 @pytest.fixture
@@ -43,12 +39,6 @@ def test_reload_rereads_admin_keys(keys: ApiKeys, tmp_path: Path) -> None:
     keys.reload()
     assert keys.find(b"mighty") is None
     assert keys.is_admin(keys.find(b"plain"))
-
-
-def test_ui_on_the_network_without_a_key_is_refused(model: Path) -> None:
-    config = ServerConfig(host="0.0.0.0", ui=True)
-    with pytest.raises(ConfigError, match="--api-key-file"):
-        create_app(config, EngineConfig(model=str(model)), FakeEngine([]))
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,7 @@ async def test_http2_upgrade_request_is_served_without_warning(served, caplog):
 
 async def test_unknown_path_returns_404_with_suggestion(served):
     for path, hint in (
-        ("/files", "did you mean /v1/files?"),
-        ("/batches", "did you mean /v1/batches?"),
+        ("/load_lora_adapter", "did you mean /v1/load_lora_adapter?"),
         ("/v1/v1/models", "did you mean /v1/models? The client's base URL must end in /v1."),
         ("/v1//models", "did you mean /v1/models?"),
         ("/v1/completions/", "did you mean /v1/completions?"),

@@ -25,6 +25,7 @@ from server.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import check_error_body, serving
 from tests.support.thorough import examples
+from tests.support.wings import absent_wings
 
 USER = {"role": "user", "content": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
@@ -391,8 +392,6 @@ async def test_http_level_errors_have_expected_status_and_code(served):
             assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
     allowed = {
         "/v1/chat/completions": "POST",
-        "/v1/files": "GET, HEAD, POST",
-        "/v1/files/file-1": "DELETE, GET, HEAD",
         "/v1/responses/resp_1": "DELETE, GET, HEAD",
     }
     for path, methods in allowed.items():
@@ -492,4 +491,6 @@ def test_every_error_code_is_in_docs_errors_md():
     columns = [line.split("|")[2] for line in table.splitlines() if line[:3] in ("| 4", "| 5")]
     named = {code for column in columns for code in re.findall(r"`([a-z_]+)`", column)}
     of_engine = {"context_length_exceeded", "adapter_unavailable"}
-    assert named == codes | of_engine | {"invalid_value"}
+    known = codes | of_engine | {"invalid_value"}
+    assert known <= named
+    assert named == known or absent_wings()

@@ -79,7 +79,6 @@ async def test_malformed_head_after_a_head_request_is_answered_with_a_body(serve
         ("HTTP://localhost:1/v1/models?x=1", "evil.example", 200),
         ("https://127.0.0.1/v1/models", "localhost", 200),
         ("http://evil.example/v1/models", "localhost", 400),  # its own host counts
-        ("http://localhost", "localhost", 200),
         ("http:///v1/models", "localhost", 404),
         ("ftp://localhost/v1/models", "localhost", 404),
         ("http://localhost/%2e%2e/x", "localhost", 404),
@@ -89,6 +88,14 @@ async def test_absolute_target_is_served_as_its_path(served, target, host, statu
     request = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
     answer = await exchange(served, request.encode())
     assert int(answer.split(b" ", 2)[1]) == status, answer
+
+
+async def test_absolute_target_without_a_path_is_served_as_the_root(served):
+    statuses = []
+    for target in ("http://localhost", "/"):
+        request = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        statuses.append((await exchange(served, request.encode())).split(b" ", 2)[1])
+    assert statuses[0] == statuses[1]
 
 
 async def test_absolute_target_needs_the_key(model, says):

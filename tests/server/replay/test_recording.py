@@ -10,9 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from server.cli.banner import banner
 from server.replay.recorded import REPLAY_HEADER, RecordedAnswer, read_record
 from tests.server.conftest import BOS, EOS
-from tests.support.fake_engine import NOT_FINITE, FakeEngine
+from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
 from tests.support.rig import Served, eventually, serving
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -150,3 +151,15 @@ async def test_without_the_flag_nothing_is_kept(model: Path, says: Any) -> None:
     async with serving(FakeEngine(says("Hello")), model) as recording:
         assert (await recording.complete()).status_code == 200
         assert recording.app.state.record is None
+
+
+async def test_banner_names_the_file_of_records(
+    recording: Served, served: Served, record_file: Path
+) -> None:
+    def shown(server: Served) -> list[str]:
+        lines = banner(server.app.state.penstock, INFO, 8000).splitlines()
+        return [line for line in lines if line.startswith("  record ")]
+
+    [line] = shown(recording)
+    assert line.endswith(f"go to {record_file}")
+    assert shown(served) == []

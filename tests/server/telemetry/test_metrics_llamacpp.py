@@ -56,12 +56,12 @@ async def test_names_and_types_are_llama_cpps(compatible: Served) -> None:
 async def test_tokens_add_up_over_requests(compatible: Served) -> None:
     computed = cached = predicted = 0
     for _ in range(2):
-        body = {"prompt": "abcd", "n_predict": 4}
-        answer = (await compatible.http.post("/completion", json=body)).json()
-        timings = answer["timings"]
-        computed += timings["prompt_n"]
-        cached += timings["cache_n"]
-        predicted += timings["predicted_n"]
+        answer = (await compatible.complete(prompt="abcd", max_tokens=4)).json()
+        usage = answer["usage"]
+        found_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        computed += usage["prompt_tokens"] - found_cached
+        cached += found_cached
+        predicted += usage["completion_tokens"]
     stats = compatible.engine.stats
     compatible.engine.stats = stats.__class__(step=stats.step, prefix_hits=cached, running=3)
     found = {name: value for name, (_, value) in (await values(compatible)).items()}
@@ -80,8 +80,7 @@ async def test_tokens_add_up_over_requests(compatible: Served) -> None:
 
 async def test_longest_sequence_is_prompt_and_answer(compatible: Served) -> None:
     for prompt, most in (("ab", 5), ("abcd", 3), ("a", 2)):
-        body = {"prompt": prompt, "n_predict": most}
-        await compatible.http.post("/completion", json=body)
+        await compatible.complete(prompt=prompt, max_tokens=most)
     text = (await compatible.http.get("/metrics")).text
     # The prompts begin with one token more than they have letters.
     assert "\nllamacpp:n_tokens_max 8.0\n" in text
@@ -89,12 +88,10 @@ async def test_longest_sequence_is_prompt_and_answer(compatible: Served) -> None
 
 
 async def test_busy_slots_are_the_mean_of_the_steps(compatible: Served) -> None:
-    body = {"prompt": ["ab", "cd", "ef"], "n_predict": 4}
-    await compatible.http.post("/completion", json=body)
+    await compatible.complete(prompt=["ab", "cd", "ef"], max_tokens=4)
     # The three sequences start and end together.
     assert (await values(compatible))["n_busy_slots_per_decode"] == ("gauge", 3.0)
-    body = {"prompt": "ab", "n_predict": 4}
-    await compatible.http.post("/completion", json=body)
+    await compatible.complete(prompt="ab", max_tokens=4)
     assert (await values(compatible))["n_busy_slots_per_decode"] == ("gauge", 2.0)
 
 

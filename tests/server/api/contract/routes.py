@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 
 from tests.support.rig import Served, check_anthropic_error_body, check_error_body
+from tests.support.served_paths import served_paths
 
 Body = dict[str, Any]
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -227,9 +228,8 @@ COMPLETION_ROUTE = Route(
     is_last=lambda event: event["stop"],
 )
 
-CHAT = _chat("chat", "/v1/chat/completions")
-ROUTES = [
-    CHAT,
+ALL = [
+    _chat("chat", "/v1/chat/completions"),
     _completions("completions", "/v1/completions"),
     _responses("responses", "/v1/responses"),
     MESSAGES_ROUTE,
@@ -239,3 +239,4 @@ ROUTES = [
     _chat("invocations-chat", "/invocations"),
     _completions("invocations-completions", "/invocations"),
 ]
+ROUTES = [route for route in ALL if route.path in served_paths(route.path)]

@@ -12,6 +12,7 @@ import pytest
 from tests.server.conftest import BOS, EOS, write_model
 from tests.support.fake_encoder import ENCODER, FakeEncoder
 from tests.support.rig import Served, serving
+from tests.support.served_paths import served_paths
 
 A, B, D = 64, 65, 67  # the byte tokens of "a", "b" and "d"
 
@@ -35,7 +36,7 @@ async def tokens_read(served: Served, path: str, **body: Any) -> list[list[int]]
     return lists
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+@pytest.mark.parametrize("path", served_paths("/v1/embeddings", "/pooling"))
 async def test_padding_max_length_fills_each_text_up_to_the_limit(
     encoder: Served, path: str
 ) -> None:
@@ -94,7 +95,7 @@ async def test_padding_without_a_padding_token_is_refused(model: Path) -> None:
         ({"add_special_tokens": False, "truncate_prompt_tokens": 9}, [A, B, D]),
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+@pytest.mark.parametrize("path", served_paths("/v1/embeddings", "/pooling"))
 async def test_special_tokens_are_added_unless_the_request_refuses_them(
     encoder: Served, path: str, fields: dict[str, Any], expected: list[int]
 ) -> None:

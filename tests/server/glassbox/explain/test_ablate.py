@@ -102,12 +102,3 @@ async def test_ranks_that_share_a_model_refuse_with_the_reason(model: Path, says
 async def test_ablation_is_a_route_of_the_pages(served: Served) -> None:
     answer = await served.http.post("/ui/api/ablate", json={**BODY, "off": {}})
     assert answer.status_code == 403
-
-
-async def test_ablated_request_is_not_recorded(model: Path, says: Any, tmp_path: Path) -> None:
-    record = tmp_path / "record.jsonl"
-    async with serving(FakeEngine(says("Hello")), model, record=str(record)) as served:
-        await post(served, {"off": {"layers": [0]}})
-        assert not record.read_text()
-        await post(served, {"off": {}})
-    assert len(record.read_text().splitlines()) == 1

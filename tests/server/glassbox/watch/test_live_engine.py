@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from server.glassbox.watch import frames
 from server.glassbox.watch.frames import FrameWriter, snapshot_document, totals
 from server.glassbox.watch.live_engine import MOST_VIEWERS, LiveEngine, TooManyViewersError
 from server.glassbox.watch.viewer import MOST_BEHIND_S, Lost, Viewer
+from tests.support.fake_engine import FakeEngine
 
 ALL = Reader(sees_all=True, names={})
 
@@ -337,3 +339,18 @@ def test_viewer_drops_what_a_snapshot_has() -> None:
 
 def test_fields_of_a_row_are_named_once() -> None:
     assert len(set(frames.FIELDS)) == len(frames.FIELDS)
+
+
+def test_viewers_of_one_key_keep_neither_admins_nor_others_out() -> None:
+    engine = FakeEngine(lambda request: [])
+    live = LiveEngine(engine, Recorder(engine.step_listeners))
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(live.viewer("plain", is_admin=False))
+        with pytest.raises(TooManyViewersError):
+            live.viewer("plain", is_admin=False).__enter__()
+        stack.enter_context(live.viewer("other", is_admin=False))
+        stack.enter_context(live.viewer("admin", is_admin=True))
+    assert live.num_viewers == 0
+    with live.viewer("plain", is_admin=False):
+        assert live.num_viewers == 1
