@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
+from engine.parallel import followers
 from engine.parallel.followers import DEAD_STATUS, INTERRUPT, FollowerDiedError, Followers
 from tests.support.process import eventually
 
@@ -138,6 +139,15 @@ def test_follower_that_does_not_end_by_itself_is_killed() -> None:
     with Followers(EngineConfig(tensor_parallel_size=2), hangs) as followers:
         [process] = followers._processes
     assert process.returncode == -signal.SIGKILL
+
+
+def test_each_rank_has_the_cores_of_its_memory_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    first, last = {cores[0]}, {cores[-1]}
+    monkeypatch.setattr(followers, "cores_of_ranks", lambda size: [first, last, last])
+    with Followers(CONFIG, WAITS) as started:
+        pids = [process.pid for process in started._processes]
+        assert [os.sched_getaffinity(pid) for pid in (0, *pids)] == [first, last, last]
 
 
 def test_followers_leave_no_open_file() -> None:

@@ -113,6 +113,7 @@ def test_switch_sets_what_the_template_reads(
         (LEVEL, {"reasoning_effort": "none"}, "none", []),
         (BUDGET, {"thinking_budget": 9}, "ON 9", ["reasoning_effort"]),
         (SWITCH, {"other": 1}, "OFF", []),
+        (ALWAYS, {"enable_thinking": False}, "ON", ["reasoning_effort"]),  # it reads no switch
     ],
 )
 def test_arguments_of_the_request_come_first(

@@ -221,6 +221,25 @@ def test_unknown_marks_are_inferred_from_what_the_template_renders(
     check_cuts(answers.syntax, prober.answer, PROBES)
 
 
+@pytest.mark.parametrize(
+    ("marks", "name"),
+    [
+        ('<minimax:tool_call><invoke name="f"><parameter name="key">', "minimax_m2"),
+        ('<minimax:tool_call><invoke name="f">', None),
+        ("<|tool_calls_section_begin|><|tool_call_begin|><|tool_call_argument_begin|>", "kimi_k2"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", None),
+    ],
+)
+def test_template_without_calls_has_a_format_only_if_it_names_all_marks(
+    tmp_path: Path, marks: str, name: str | None
+) -> None:
+    file = tmp_path / "chat_template.jinja"
+    turns = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    file.write_text(f"Write calls as {marks}.{turns}", encoding="utf-8")
+    answers, _ = detected(file)
+    assert (answers.calls.name if answers.calls else None) == name
+
+
 def test_flag_overrides_what_is_found() -> None:
     file = file_of("hermes")
     source = file.read_text(encoding="utf-8")
