@@ -25,6 +25,7 @@ class Parameter:
     meaning: str  # one sentence
     in_checkpoints: bool = False  # generation_config.json may have it, and is then the default
     in_messages: bool = False  # Anthropic's API has it
+    keeps_likeliest: bool = False  # of a cut: it never drops the most likely token
     other_names: tuple[str, ...] = ()  # in requests
 
     @property
@@ -51,6 +52,7 @@ _DECLARED = (
         least=-1,
         most=100,
         meaning="Keep logits up to this many standard deviations below the highest; 0 keeps all.",
+        keeps_likeliest=True,
     ),
     Parameter(
         name="top_k",
@@ -60,6 +62,7 @@ _DECLARED = (
         meaning="Keep this many of the most likely tokens; 0 and −1 keep all.",
         in_checkpoints=True,
         in_messages=True,
+        keeps_likeliest=True,
     ),
     Parameter(
         name="typical_p",
@@ -78,6 +81,7 @@ _DECLARED = (
         meaning="Keep the most likely tokens up to this probability, after temperature.",
         in_checkpoints=True,
         in_messages=True,
+        keeps_likeliest=True,
     ),
     Parameter(
         name="min_p",
@@ -86,6 +90,7 @@ _DECLARED = (
         most=1,
         meaning="Drop tokens below this share of the most likely token's probability.",
         in_checkpoints=True,
+        keeps_likeliest=True,
     ),
     Parameter(
         name="presence_penalty",

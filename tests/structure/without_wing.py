@@ -30,8 +30,10 @@ NO_FOLDERS = ("data", "engine", "support", "__pycache__")  # below tests
 
 
 def copy_of_tree(target: Path) -> None:
-    """Copy every file of the repository that git knows. The copy is a repository, too."""
-    names = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    """Copy every file of the repository that git does not ignore. The copy is a repository, too."""
+    names = subprocess.check_output(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, text=True
+    )
     for name in filter(None, names.split("\0")):
         file = ROOT / name
         if file.is_file():

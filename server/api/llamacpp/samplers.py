@@ -47,7 +47,7 @@ SAMPLERS_SCHEMA: dict[str, Any] = {
     ]
 }
 PENALTIES = [name for name, parameter in PARAMETERS.items() if parameter.kind == "penalty"]
-KEEP_LIKELIEST = ("top_n_sigma", "top_k", "top_p", "min_p")  # these cuts never drop the best token
+KEEP_LIKELIEST = [SAMPLERS[name] for name in CUT_NAMES if PARAMETERS[name].keeps_likeliest]
 # Pairs of samplers that draw from the same distribution in either order.
 COMMUTING = {("top_n_sigma", "temperature"), ("top_k", "temperature"), ("min_p", "top_k")}
 COMMUTING |= {("min_p", "temperature")}  # if the parameter is converted

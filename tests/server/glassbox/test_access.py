@@ -52,6 +52,6 @@ async def test_banner_has_the_link_to_the_pages_where_they_are_served(
     model: Path, says: Any, has_pages: bool
 ) -> None:
     async with serving(FakeEngine(says("x")), model, ui=has_pages) as served:
-        lines = banner(served.app.state.penstock, INFO, 8000).splitlines()
+        lines = banner(served.app, INFO, 8000).splitlines()
     shown = [line.split()[1] for line in lines if line.startswith("  pages ")]
     assert shown == (["http://127.0.0.1:8000/ui/"] if has_pages else [])

@@ -157,7 +157,7 @@ async def test_banner_names_the_file_of_records(
     recording: Served, served: Served, record_file: Path
 ) -> None:
     def shown(server: Served) -> list[str]:
-        lines = banner(server.app.state.penstock, INFO, 8000).splitlines()
+        lines = banner(server.app, INFO, 8000).splitlines()
         return [line for line in lines if line.startswith("  record ")]
 
     [line] = shown(recording)

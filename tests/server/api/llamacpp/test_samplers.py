@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.protocol.generate import SamplingParams
-from engine.protocol.sampling_parameters import CUT_NAMES
+from engine.protocol.sampling_parameters import CUT_NAMES, PARAMETERS
 from server.api.llamacpp.samplers import FIELDS, SERVED, sampler_names, with_samplers
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError
@@ -47,6 +47,17 @@ def test_each_cut_can_be_listed_by_the_name_of_its_parameter(name: str) -> None:
     (sampler,) = sampler_names([name]) or ()
     assert FIELDS.get(sampler, sampler) == name
     assert sampler in SERVED
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_declaration_says_which_cuts_never_drop_the_likeliest_token(name: str) -> None:
+    trials = np.random.default_rng(3).normal(size=(200, 12))
+    keeps = all(
+        REFERENCES[name](scores, value)[scores.argmax()]
+        for scores in trials
+        for value in VALUES[name]
+    )
+    assert keeps == PARAMETERS[name].keeps_likeliest
 
 
 @pytest.mark.parametrize(
@@ -227,7 +238,7 @@ def test_samplers_that_are_taken_draw_from_llama_cpps_distribution(
         sampling={**values, "repetition_penalty": 1.6, "presence_penalty": presence},
     )
     rng = random.Random(5)
-    trials = [{token: rng.gauss(0, 1.5) for token in range(12)} for _ in range(2000)]
+    trials = [{token: rng.gauss(0, 1.5) for token in range(12)} for _ in range(20_000)]
     given = values | {"repetition_penalty": 1.6, "presence_penalty": presence}
     taken = refused = 0
     orders: list[Sequence[str]] = [
