@@ -80,6 +80,9 @@ def main(
 ) -> None:
     # The first process of a container ignores SIGTERM unless it has a handler.
     signal.signal(signal.SIGTERM, _leave)
+    # The terminal is gone: `penstock run` then ends its server. nohup ignores the signal.
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _leave)
 
 
 def _leave(number: int, frame: object) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import tempfile
@@ -34,17 +35,44 @@ def served(model: str) -> Iterator[tuple[str, str]]:
     command += ["--port", str(port), "--no-access-log", "--log-format", "console"]
     environment = os.environ | {"PENSTOCK_API_KEY": key}
     with tempfile.TemporaryFile("w+") as log:
-        # Ctrl-C stops an answer of the chat: it must not reach the server.
-        server = subprocess.Popen(command, env=environment, stderr=log, start_new_session=True)
+        server = None
         try:
+            with _signals_later():
+                # Ctrl-C stops an answer of the chat: it must not reach the server.
+                server = subprocess.Popen(
+                    command, env=environment, stderr=log, start_new_session=True
+                )
             url = f"http://127.0.0.1:{port}"
             if not _is_ready(server, url):
                 log.seek(0)
                 raise ConfigError(_reason(log.read(), server.returncode))
             yield url, key
         finally:
-            server.terminate()
-            server.wait()
+            if server is not None:
+                server.terminate()
+                server.wait()
+
+
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Handle signals that end this process at the end of the block.
+
+    In the middle of Popen their exception would leave a server that nothing ends. Blocked signals
+    would stay blocked in the server.
+    """
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # under nohup; the server inherits it
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _reason(log: str, status: int) -> str:

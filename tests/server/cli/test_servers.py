@@ -93,7 +93,8 @@ def test_run_with_text_answers_once_and_leaves_no_server() -> None:
     assert servers_below() == before
 
 
-def test_run_ends_its_server_when_it_is_terminated() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_run_ends_its_server_when_it_is_terminated(number: signal.Signals) -> None:
     command = [*PENSTOCK, "run", "demo"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -102,8 +103,8 @@ def test_run_ends_its_server_when_it_is_terminated() -> None:
         while not (servers := servers_below(process.pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
         [server] = servers
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
         assert not server.is_running()
 
 
