@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine.errors import EngineError
-from server.http.api_keys import ApiKeys
+from server.http.api_keys import keys_of
 from server.http.openapi import PROBE
 from server.state import AppState, state_of
 from server.telemetry.exposition import Exposition
@@ -70,7 +70,7 @@ async def load(request: Request) -> dict[str, int]:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Return the metrics in Prometheus's text format."""
-    keys: ApiKeys = request.app.state.keys
+    keys = keys_of(request.app)
     # Making the text takes milliseconds, and counts as no request of a key.
     is_limited = keys.limiter(keys.owner(request.state.tenant)) is not None
     exposition: Exposition = request.app.state.exposition

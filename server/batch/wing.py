@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from server.batch import batch_routes, file_routes
 from server.batch.runner import BatchRunner
 from server.batch.storage import open_storage
+from server.http.api_keys import keys_of
 from server.state import AppState
 from server.wing import Wing
 
@@ -23,7 +24,7 @@ def install(app: FastAPI, spine: AppState) -> None:
     app.state.batches = None
     if storage is not None:
         max_body = spine.config.max_body_bytes
-        room = app.state.keys.seconds_until_room
+        room = keys_of(app).seconds_until_room
         app.state.batches = BatchRunner(storage, spine.client, max_body, room)
 
 

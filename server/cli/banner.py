@@ -21,6 +21,7 @@ from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
 from server.cli.console import say
 from server.config import ServerConfig
 from server.http.addresses import address_of, is_loopback
+from server.http.api_keys import keys_of
 from server.state import AppState
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
@@ -90,7 +91,7 @@ def banner(app: FastAPI, ready: Ready, port: int) -> str:
     state: AppState = app.state.penstock
     pooling: PoolingConfig = app.state.embedding.pooling
     config, engine = state.config, state.engine_config
-    has_keys = bool(app.state.keys)
+    has_keys = bool(keys_of(app))
     access = "on" if has_keys else "off"
     key = shell_key(config, os.environ) if has_keys else ""
     url = base_url(config.host, port)

@@ -26,7 +26,7 @@ from server.app import create_app
 from server.cli.banner import banner, base_url, load_progress
 from server.cli.console import logger_for
 from server.config import ServerConfig
-from server.http.api_keys import ApiKeys
+from server.http.api_keys import keys_of
 from server.http.connection import Connection, make_room
 from server.state import AppState
 
@@ -117,7 +117,7 @@ class Lifetime:
         self.server = Server(uvicorn_config(app, max_connections=max_connections))
         self._app = app
         self._state: AppState = app.state.penstock
-        self._keys: ApiKeys = app.state.keys
+        self._keys = keys_of(app)
         self._client = self._state.client
         self._say = logger_for(self._state.config)
         self._listener = listener

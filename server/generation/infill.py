@@ -7,6 +7,7 @@ Training of Language Models to Fill in the Middle" (arXiv 2207.14255), PSM.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from server.generation.options import GenerationOptions
 from server.generation.prompts import Prompts
@@ -43,6 +44,7 @@ ENDS = (
 )
 
 
+@lru_cache(maxsize=1)  # of the served model: pages ask every two seconds
 def infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
     """Return the tokens for fill-in-the-middle, or None if the vocabulary lacks one of them."""
     for before, suffix, middle in FORMATS:

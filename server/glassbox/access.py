@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from server.glassbox.state import Glassbox, glassbox_of
 from server.http.addresses import serves_ui
+from server.http.api_keys import keys_of
 from server.http.auth import UI_HEADER, is_admin
 from server.http.errors import ApiError, unsupported
 from server.state import AppState, state_of
@@ -26,7 +27,7 @@ def state_for_ui(request: Request) -> AppState:
     if UI_HEADER not in request.headers:
         message = "Requests to /ui/api need the header `X-Penstock-UI: 1`."
         raise ApiError(403, "missing_header", message)
-    if not request.app.state.keys and not is_admin(request):
+    if not keys_of(request.app) and not is_admin(request):
         message = (
             "A proxy has forwarded this request, and the server has no API key, so /ui/api is "
             "refused. Start the server with --api-key-file, or open the pages without the proxy."

@@ -24,6 +24,7 @@ from server.glassbox.state import Glassbox
 from server.glassbox.watch import routes as watch
 from server.glassbox.watch.live_engine import LiveEngine
 from server.http.addresses import serves_ui
+from server.http.api_keys import keys_of
 from server.http.key_file import check_ui
 from server.settings import changed_settings
 from server.state import AppState
@@ -34,7 +35,7 @@ ROUTE_FILES = (hello, requests, lens, prompt, model, ablate, explain, watch, pag
 
 def install(app: FastAPI, spine: AppState) -> None:
     """Prepare what the pages ask for. Raises ConfigError."""
-    check_ui(spine.config, has_keys=bool(app.state.keys))
+    check_ui(spine.config, has_keys=bool(keys_of(app)))
     engine = cast(InspectedEngine, spine.client)
     recorder = Recorder(engine.step_listeners, engine.measure_waits)
     is_served = serves_ui(spine.config)

@@ -6,6 +6,8 @@ import hashlib
 import hmac
 from collections.abc import Callable, Sequence
 
+from starlette.applications import Starlette
+
 from server.http.key_limits import NO_LIMITS, ApiKey
 from server.http.rate_limits import RateLimiter
 
@@ -91,3 +93,10 @@ class ApiKeys:
     def limiter(self, name: str) -> RateLimiter | None:
         """Return the limiter of the owner that `find` has named; None if there are no limits."""
         return self._limiters.get(name)
+
+
+def keys_of(app: Starlette) -> ApiKeys:
+    """Return the keys of an application; a route has it as `request.app`."""
+    keys = app.state.keys
+    assert isinstance(keys, ApiKeys)
+    return keys

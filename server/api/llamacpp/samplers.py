@@ -33,8 +33,8 @@ LETTERS = {
     "a": "adaptive_p",
 }
 # By parameter. A cut that llama.cpp does not have is listed by its own name.
-SAMPLERS = {FIELDS.get(name, name): name for name in LETTERS.values()}
-SAMPLERS = {name: name for name in CUT_NAMES} | SAMPLERS
+SAMPLERS = {name: name for name in CUT_NAMES}
+SAMPLERS |= {FIELDS.get(name, name): name for name in LETTERS.values()}
 NAMES = {name.replace("_", ""): name for name in SAMPLERS.values()}
 # In the engine's order. The switches of the others are fields of the body, which are refused unless
 # they are off.

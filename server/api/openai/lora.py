@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from server.api.openai.models import adapter_facts
 from server.api.openai.schemas.adapter import LoadAdapterBody, UnloadAdapterBody
 from server.http.addresses import is_loopback
+from server.http.api_keys import keys_of
 from server.http.auth import is_admin
 from server.http.body import ignored_header, read_body
 from server.http.errors import ApiError
@@ -26,7 +27,7 @@ def _state_for_admin(request: Request) -> AppState:
     Raises EngineUnavailableError.
     """
     state = state_of(request)
-    if request.app.state.keys and not is_admin(request):
+    if keys_of(request.app) and not is_admin(request):
         message = "Loading and unloading adapters needs a key of --admin-key-file."
         raise ApiError(403, "admin_key_required", message)
     if not is_admin(request) or not is_loopback(state.config.host):

@@ -130,7 +130,7 @@ def _label(settings: Mapping[str, Any], dtype: str) -> str:
         widths = "8" if dtype == "I8" else "/".join(_bits(settings))
         numbers = f"int{widths}" if widths else ""
     name = METHODS.get(method, method)
-    return name if numbers in name else f"{name} {numbers}"
+    return name if numbers in name else f"{name} {numbers}".strip()
 
 
 def _bits(settings: Mapping[str, Any]) -> list[str]:

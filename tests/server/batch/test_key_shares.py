@@ -12,34 +12,19 @@ import pytest
 
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving
+from tests.support.several_keys import by, settings
 
-KEYS = """\
-plain
-first priority=true label=first
-pair concurrent_requests=2
-slow requests_per_minute=2
-"""
 LINE = '{"custom_id":"%s","method":"POST","url":"/v1/completions","body":{"prompt":"a"%s}}\n'
 
 
-def settings(tmp_path: Path, keys: str = KEYS) -> dict[str, Any]:
-    (tmp_path / "keys").write_text(keys)
-    (tmp_path / "admins").write_text("admin\n")
-    return {
-        "api_key_file": str(tmp_path / "keys"),
-        "admin_key_file": str(tmp_path / "admins"),
-        "batch_dir": str(tmp_path / "batches"),
-    }
+def batch_settings(tmp_path: Path, *keys: str) -> dict[str, Any]:
+    return settings(tmp_path, *keys) | {"batch_dir": str(tmp_path / "batches")}
 
 
 @pytest.fixture
 async def keyed(model: Path, says: Any, tmp_path: Path) -> AsyncIterator[Served]:
-    async with serving(FakeEngine(says("Hello!")), model, **settings(tmp_path)) as served:
+    async with serving(FakeEngine(says("Hello!")), model, **batch_settings(tmp_path)) as served:
         yield served
-
-
-def by(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def upload(served: Served, key: str, lines: str) -> Any:
@@ -98,7 +83,7 @@ async def test_uploads_of_one_key_leave_room_for_others(
 ) -> None:
     size = len(LINE % ("a", ""))
     most = {"max_batch_files": 8, "max_batch_dir_bytes": 8 * size + size // 2}[limit]
-    given = settings(tmp_path) | {limit: most}
+    given = batch_settings(tmp_path) | {limit: most}
     async with serving(FakeEngine(says("x")), model, **given) as served:
         answers = [await upload(served, "plain", LINE % ("a", "")) for _ in range(9)]
         assert [answer.status_code for answer in answers] == [200] * 4 + [400] * 5
@@ -130,7 +115,7 @@ async def test_batch_lines_wait_for_the_rate_of_their_key(
     model: Path, says: Any, tmp_path: Path, keys: str
 ) -> None:
     """Also where there is one key, whose requests have no tenant. The upload counts, too."""
-    given = settings(tmp_path, keys) | {"admin_key_file": None}
+    given = batch_settings(tmp_path, keys) | {"admin_key_file": None}
     async with serving(FakeEngine(says("x")), model, **given) as served:
         lines = "".join(LINE % (number, "") for number in range(4))
         batch = (await start_batch(served, "slow", lines)).json()

@@ -18,32 +18,13 @@ from server.http.key_file import read_limited_keys
 from tests.support.fake_encoder import FakeEncoder
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, eventually, serving
-
-KEYS = """\
-plain
-first priority=true label=first
-pair concurrent_requests=2
-slow requests_per_minute=2
-"""
-
-
-def settings(tmp_path: Path, keys: str = KEYS) -> dict[str, Any]:
-    (tmp_path / "keys").write_text(keys)
-    (tmp_path / "admins").write_text("admin\n")
-    return {
-        "api_key_file": str(tmp_path / "keys"),
-        "admin_key_file": str(tmp_path / "admins"),
-    }
+from tests.support.several_keys import by, settings
 
 
 @pytest.fixture
 async def keyed(model: Path, says: Any, tmp_path: Path) -> AsyncIterator[Served]:
     async with serving(FakeEngine(says("Hello!")), model, **settings(tmp_path)) as served:
         yield served
-
-
-def by(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def complete(served: Served, key: str, **fields: Any) -> Any:

@@ -70,12 +70,11 @@ async def test_suffix_without_infill_tokens_is_refused(served: Served) -> None:
 @pytest.mark.parametrize("names", FORMATS, ids=str)
 def test_infill_tokens_finds_each_format(names: tuple[str, str, str], tmp_path: Path) -> None:
     backend = byte_tokenizer()
-    tokenizer = tokenizer_of(backend, tmp_path)
-    assert infill_tokens(tokenizer) is None
+    assert infill_tokens(tokenizer_of(backend, tmp_path)) is None
     backend.add_special_tokens(list(names[:2]))
-    assert infill_tokens(tokenizer) is None, "one is missing"
+    assert infill_tokens(tokenizer_of(backend, tmp_path)) is None, "one is missing"
     backend.add_special_tokens(list(names[2:]))
-    found = infill_tokens(tokenizer)
+    found = infill_tokens(tokenizer_of(backend, tmp_path))
     assert found is not None
     assert (found.before, found.suffix, found.middle, found.end_ids) == (*names, ())
 
