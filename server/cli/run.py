@@ -71,8 +71,8 @@ def _signals_later() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for arrived in came:
+            signal.raise_signal(arrived)
 
 
 def _reason(log: str, status: int) -> str:

@@ -1,4 +1,4 @@
-"""`penstock run` ends its server, at whatever moment it is stopped itself."""
+"""`penstock run` ends its server, also if a signal stops it while it starts that server."""
 
 from __future__ import annotations
 
