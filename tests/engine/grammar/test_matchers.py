@@ -16,7 +16,7 @@ from engine.protocol.lens import LensRequest
 from engine.protocol.outputs import StepOutputs
 from tests.server.conftest import EOS, byte_tokenizer
 from tests.support.drafts import draft_from
-from tests.support.driver import Driver, LateRunner, each, tiny_llama
+from tests.support.driver import MODES, Driver, LateRunner, each, tiny_llama
 
 PERSON = {
     "type": "object",
@@ -29,11 +29,9 @@ PERSON = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_flexible": False},
 }
-MODES = {
-    "synchronous": {"depth": 0},
-    "late": {"depth": 1, "late": True},
-    "captured-late": {"depth": 1, "late": True, "captured": True},
-}
+# Masks reach a late step in the same way, captured or not.
+SLOW_MODE = pytest.param(MODES["late"], id="late", marks=pytest.mark.slow)
+QUICK_MODES = {name: MODES[name] for name in ("synchronous", "captured-late")}
 TOKENIZER = byte_tokenizer()
 
 
@@ -45,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=each(MODES))
+@pytest.fixture(scope="module", params=[*each(QUICK_MODES), SLOW_MODE])
 def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.param
 
