@@ -443,11 +443,20 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
+# What a model that mostly consists of tested parts proves in each run; the rest is slow.
+FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
+
+
 def golden_tests(
-    cases: Sequence[Case], equalities: Sequence[Equality] = EQUALITIES
+    cases: Sequence[Case],
+    equalities: Sequence[Equality] = EQUALITIES,
+    quick: Sequence[Equality] = EQUALITIES,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test(golden, equality) for every pair; add features_matter if the case lists any."""
-    return every_pair("golden", cases, equalities, features_matter)
+    """Run a test(golden, equality) for every pair; add features_matter if the case lists any.
+
+    Equalities that are not `quick` run in `make test-slow`.
+    """
+    return every_pair("golden", cases, equalities, features_matter, quick)
 
 
 def every_pair(
@@ -455,7 +464,9 @@ def every_pair(
     cases: Sequence[Any],
     equalities: Sequence[Callable[[Any], None]],
     features_matter: Callable[[Any], None],
+    quick: Sequence[Callable[[Any], None]] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    quick = [*(equalities if quick is None else quick), features_matter]
     pairs = []
     for case in cases:
         pairs += [(case, equality) for equality in equalities]
@@ -465,7 +476,7 @@ def every_pair(
     for case, equality in pairs:
         # The fast run repeats answers in other ways for the last case of a model only.
         is_slow = equality in (captured, bfloat16, preempted) and case is not cases[-1]
-        marks = [pytest.mark.slow] if is_slow else []
+        marks = [pytest.mark.slow] if is_slow or equality not in quick else []
         name = f"{case.name}-{equality.__name__}"
         parameters.append(pytest.param(case, equality, id=name, marks=marks))
     return pytest.mark.parametrize((fixture, "equality"), parameters, indirect=[fixture])
