@@ -43,6 +43,7 @@ def make_core(
         drafter=_drafter(config, loaded),
         grammars=runner.matchers,
         num_adapter_slots=facts.max_loras,
+        num_state_slots=facts.num_state_slots,
     )
     between = [
         ConstrainedRequests(runner.matchers),

@@ -197,6 +197,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "memory, or half of the free memory of a container.",
         ),
     ] = None
+    state_memory_bytes: Annotated[
+        Size | None,
+        setting(
+            SCHEDULING,
+            "Bytes for the states of recurrent layers, running ones and snapshots at block edges, "
+            "in each of --tensor-parallel-size processes. If they are few, fewer than "
+            "--max-num-seqs sequences run. Default: a quarter of a GPU's memory, an eighth of a "
+            "machine's, or a quarter of a container's.",
+        ),
+    ] = None
     num_gpu_blocks_override: Annotated[
         Count | None,
         setting(SCHEDULING, "Number of KV blocks on any device; overrides the size in bytes."),

@@ -9,8 +9,6 @@ window, even if other layers keep all of it.
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,6 +16,8 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.spec import AttentionSpec
+from engine.attention.state_cache import StateCache
+from engine.attention.untouched import untouched_zeros
 from engine.device.transfer import to_device
 from engine.ops.kv_codes import SCALE_BYTES, is_coded
 from engine.protocol.ready import KVGroup
@@ -113,8 +113,13 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: StateCache | None = None,
     ) -> None:
-        """`dtype` is that of stored keys and values: int8 and float8_e4m3fn are codes."""
+        """`dtype` is that of stored keys and values: int8 and float8_e4m3fn are codes.
+
+        `states` are those of layers that keep a state instead; None if there are none.
+        """
+        self.states = states
         self.block_size = block_size
         self.num_blocks = num_blocks
         layout = group_layers(specs)
@@ -191,21 +196,6 @@ class KVCache:
         (index,) = to_device([blocks], self._keys[0].device)
         for tensor in self._tensors:
             tensor.index_fill_(0, index, 0)
-
-
-def untouched_zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Return zeros. On a CPU they are mapped only: a page takes memory once it is written to."""
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not size:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    try:
-        pages = mmap.mmap(-1, size, flags=flags | getattr(mmap, "MAP_NORESERVE", 0))
-    except OSError as error:  # more than the address space that is left
-        raise MemoryError(f"{size} bytes of KV cache cannot be mapped: {error}") from error
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:

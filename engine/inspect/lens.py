@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -16,12 +17,14 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.attention.spec import AttentionSpec
+from engine.attention.state_cache import StateCache, whole_text
 from engine.attention.weights_size import kept_layers, longest_text
 from engine.device.transfer import to_device
 from engine.inspect.lens_plan import LensPlan, as_bytes
 from engine.inspect.residual import ResidualTaps
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
+from engine.layers.state import state_specs
 from engine.models.base import Model
 from engine.ops.kernels import use_kernels
 from engine.protocol.lens import (
@@ -119,9 +122,11 @@ class LensPass:
         positions, tokens = to_device(ids, runner.device)
         self.taps = ResidualTaps(cast(nn.Module, runner.model), positions)
         self.plan = LensPlan(self.taps, tokens, kept)
-        self._kv = KVCache(
-            kv_specs(cast(nn.Module, runner.model)), 0, 1, torch.float32, runner.device
-        )
+        module, device = cast(nn.Module, runner.model), runner.device
+        states: StateCache | None = None
+        if runner.kv.states is not None:
+            states = StateCache(state_specs(module), 0, runner.kv.states.dtype, device)
+        self._kv = KVCache(kv_specs(module), 0, 1, torch.float32, device, states)
 
     def compute(self) -> torch.Tensor:
         """Return the hidden states [T, hidden] after the last layer and the last norm."""
@@ -142,6 +147,8 @@ class LensPass:
             [list(tokens), [tokens[0], *tokens[:-1]], list(range(count))], self._runner.device
         )
         batch = ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
+        if self._kv.states is not None:
+            batch = replace(batch, states=whole_text(self._kv.states, count, ids.device))
         return batch.padded(self._runner.forward.round_up(count, TEXT_TOKENS_MULTIPLE))
 
     @property

@@ -10,8 +10,11 @@ from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.norm import SharedRMSNorm
+from engine.layers.state import LayerState
 
-DIVISIBLE = Attention | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm
+DIVISIBLE = (
+    Attention | LayerState | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm
+)
 
 
 def divide(module: nn.Module, ranks: Ranks) -> None:

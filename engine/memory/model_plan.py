@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from msgspec.structs import replace
 
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
@@ -34,6 +35,7 @@ from engine.layers.divide import divide
 from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
+from engine.layers.state import state_specs
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.adapter_plan import plan_adapters
@@ -41,6 +43,7 @@ from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
 from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
+from engine.memory.state_plan import default_budget, plan_states
 from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
@@ -109,6 +112,7 @@ class ModelPlan:
         step_tokens, encoder_tokens = _default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
+        self._plan_states()
         self._plan_kv_cache()
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
@@ -120,6 +124,22 @@ class ModelPlan:
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
+
+    def _plan_states(self) -> None:
+        """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
+        self.state_specs = state_specs(self.module)
+        budget = self.config.state_memory_bytes
+        if budget is None:
+            total, machine = total_memory(self.device), self.of_rank(machine_memory())
+            budget = default_budget(total, machine, self.config, limited=is_memory_limited())
+        self.states = plan_states(
+            self.state_specs,
+            self.dtype,
+            self.config,
+            max_model_len=self.max_model_len,
+            budget=budget,
+        )
+        self.config = replace(self.config, max_num_seqs=self.states.max_num_seqs)
 
     def _plan_kv_cache(self) -> None:
         config = self.config

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from dataclasses import replace as with_fields
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,9 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.attention.state_cache import StateCache, whole_text
 from engine.layers.attention import Attention
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm, RMSNorm
+from engine.layers.state import state_specs
 from engine.models.base import Model
 from engine.offline.equal_blocks import without_equal_blocks
 from engine.protocol.structure import AttentionFacts, ModelBox, ModelStructure
@@ -37,7 +40,7 @@ Sources = frozenset[int]
 def structure_of(module: nn.Module) -> ModelStructure:
     """Return the structure of a model whose parameters are on the meta device."""
     trace = _Trace(module)
-    model, batch = cast(Model, module), _batch()
+    model, batch = cast(Model, module), _batch(module)
     with torch.no_grad(), trace.hooks(), trace:
         if hasattr(module, "encode"):
             model.encode(batch)
@@ -54,11 +57,16 @@ def structure_of(module: nn.Module) -> ModelStructure:
     return ModelStructure(tuple(boxes), dict(_settings(model.config)), attention, wavelengths)
 
 
-def _batch() -> ForwardBatch:
+def _batch(module: nn.Module) -> ForwardBatch:
     """Return a batch of TOKENS tokens without a KV cache."""
     ids = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
     kv = SimpleNamespace(layers=_AnyLayer())
-    return ForwardBatch(ids, ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
+    batch = ForwardBatch(ids, ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
+    specs = state_specs(module)
+    if not specs:
+        return batch
+    cache = StateCache(specs, 0, torch.float32, ids.device)
+    return with_fields(batch, states=whole_text(cache, TOKENS, torch.device("cpu")))
 
 
 class _AnyLayer:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from engine.attention.kv_cache import KVCache
+from engine.attention.state_cache import StateCache
 from engine.device.gauges import ProcessGauges
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
@@ -39,7 +40,11 @@ def make_runner(
     With a `recorder` steps are captured; `shapes` are those with prompt chunks.
     """
     config = plan.config
-    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
+    states: StateCache | None = None
+    if plan.state_specs:
+        states = StateCache(plan.state_specs, plan.states.num_slots, plan.dtype, plan.device)
+    size = config.block_size
+    kv = KVCache(plan.kv_specs, num_blocks, size, plan.kv_dtype, plan.device, states)
     rows = SequenceRows(
         config.max_num_seqs,
         max_model_len,

@@ -15,7 +15,8 @@ from engine.protocol.journal import BlockEvent
 from engine.protocol.ready import KVGroup
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import BlockCopy, NewBlocks
+from engine.scheduling.state_slots import StateSlots
+from engine.scheduling.step import NO_STATES, BlockCopy, NewBlocks, SliceStates
 
 
 class Match(NamedTuple):
@@ -42,13 +43,15 @@ class BlockTables:
         block_size: int,
         step_tokens: int,
         part_size: int = 0,
+        states: StateSlots | None = None,
     ) -> None:
         self.pool = pool
         self.hasher = hasher  # None: prefixes are not shared
         self.groups = groups
         self.block_size = block_size
         self.step_tokens = step_tokens
-        self.part_size = part_size
+        self.states = states  # None: no layer has one
+        self.part_size = 0 if states else part_size  # no state is kept inside a block
         self._just_registered: set[int] = set()  # blocks whose KV the step in the making computes
         numbered = list(enumerate(groups))
         # Groups that keep the sequence's own tokens, by number and group; and the cross groups.
@@ -87,6 +90,8 @@ class BlockTables:
             elif match.part:
                 table += self.pool.allocate(1)
         sequence.tables = tables
+        if self.states is not None:
+            self.states.open(sequence, match.blocks)
         if self.pool.journal is not None:
             self._note_open(sequence, self.pool.journal)
         sequence.num_computed = self._num_tokens(match)
@@ -142,6 +147,10 @@ class BlockTables:
         self._hash(sequence)
         tables = self._match(sequence.hashes[: sequence.num_skippable // self.block_size])
         blocks = max(map(len, tables))
+        if self.states is not None:
+            while blocks > (kept := self.states.num_kept(sequence.hashes[:blocks])):
+                tables = self._match(sequence.hashes[:kept])
+                blocks = max(map(len, tables))
         if not self.part_size or self.hasher is None:
             return Match(blocks, tables)
         return Match(blocks, tables, *self._match_part(sequence, blocks))
@@ -173,6 +182,23 @@ class BlockTables:
     def begin_step(self) -> None:
         """Note that the KV of all registered blocks is computed before the next step."""
         self._just_registered.clear()
+        if self.states is not None:
+            self.states.begin_step()
+
+    def state_computed_by(self, sequence: Sequence) -> int | None:
+        """Return the request whose part in this step leaves a state that `sequence` could use."""
+        if self.states is None:
+            return None
+        self._hash(sequence)
+        return self.states.computed_by(sequence.hashes[: sequence.num_skippable // self.block_size])
+
+    def take_states(
+        self, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
+    ) -> SliceStates:
+        """Return where the next `count` tokens, from `start` on, read and write their states."""
+        if self.states is None:
+            return NO_STATES
+        return self.states.take(sequence, start, count, is_draft=is_draft)
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Return the tables of the longest cached prefix.
@@ -293,6 +319,8 @@ class BlockTables:
         for table in sequence.tables:
             self.pool.release([block for block in table if block])
         sequence.tables = []
+        if self.states is not None:
+            self.states.close(sequence)
 
     def register(self, sequence: Sequence) -> None:
         """Add full blocks of known tokens to the prefix cache.
@@ -313,6 +341,8 @@ class BlockTables:
                     keys = [_cache_key(part, number) for part in parts]
                     self.pool.register(block, _cache_key(sequence.hashes[index], number), keys)
                     self._just_registered.add(block)
+            if self.states is not None:
+                self.states.register(sequence, index + 1)
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
@@ -329,6 +359,8 @@ class BlockTables:
                 block = self.pool.find(key)
                 if block and (block in written or not self.pool.is_shared(block)):
                     self.pool.forget(block)
+        if self.states is not None:
+            self.states.forget(sequence)
 
     def _hash(self, sequence: Sequence) -> None:
         if self.hasher is None:
@@ -343,6 +375,8 @@ class BlockTables:
         """Assert that the tables explain all reference counts, and that windows keep few blocks."""
         held = [[block for table in s.tables for block in table if block] for s in sequences]
         self.pool.check(held)
+        if self.states is not None:
+            self.states.check(sequences)
         for sequence in sequences:
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 self._check_table(sequence, group, table)

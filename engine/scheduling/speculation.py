@@ -104,7 +104,9 @@ class Speculation:
         row, end = sequence.row, sequence.num_computed
         builder.new_drafts.append(NewDraft(row, end, tuple(draft)))
         for start, token in enumerate(draft, end):
-            builder.add_slice(sequence.slice_at(start, 1, samples=True, draft=token))
+            states = self._tables.take_states(sequence, start, 1, is_draft=True)
+            part = sequence.slice_at(start, 1, samples=True, draft=token, states=states)
+            builder.add_slice(part)
         sequence.drafts.num_drafted, sequence.drafts.num_accepted = len(draft), 0
         sequence.drafted_behind = end - 1 if draft else -1
         sequence.row_is_stale = sequence.last_was_chunk = bool(draft)

@@ -11,6 +11,17 @@ from engine.protocol.generate import Explain, SamplingParams, TokenLogprobs
 from engine.protocol.outputs import PrefillChunk
 
 
+class SliceStates(msgspec.Struct, frozen=True, gc=False):
+    """Where a slice finds the state before it, and where it leaves states: slots of recurrent
+    layers."""
+
+    read: int = 0  # slot 0: before the first token
+    writes: tuple[tuple[int, int], ...] = ()  # (token of the slice, slot for the state behind it)
+
+
+NO_STATES = SliceStates()
+
+
 # One is created per sequence and step. A Struct is created four times as fast as a dataclass.
 class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + count) of one sequence.
@@ -31,6 +42,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: int = 0
     draft: int = -1
     adapter_slot: int = 0  # 0: no adapter
+    states: SliceStates = NO_STATES
 
 
 @dataclass(frozen=True, slots=True)
