@@ -43,7 +43,7 @@ class LayerParameters:
         )
         for name, parameter in self._parameters.items():
             if parameter is not None:
-                shape = shard.kept_shape[: parameter.ndim]
+                shape = (*shard.kept_shape, *parameter.shape[2:])[: parameter.ndim]
                 self._parameters[name] = nn.Parameter(parameter.new_empty(shape))
 
     def load(self, name: str, target: Target, source: Source) -> None:
@@ -73,7 +73,7 @@ class LayerParameters:
         assert parameter is not None
         shape = tuple(parameter.shape)
         if self.shard is not None:
-            shape = self.shard.shape[: parameter.ndim]
+            shape = (*self.shard.shape, *parameter.shape[2:])[: parameter.ndim]
         rows = target.slice_of(self.whole_slices).indices(shape[0])
         return (len(range(*rows)), *shape[1:])
 

@@ -10,10 +10,18 @@ from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.norm import SharedRMSNorm
+from engine.layers.recurrent import CausalConv
 from engine.layers.state import LayerState
 
 DIVISIBLE = (
-    Attention | LayerState | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm
+    Attention
+    | CausalConv
+    | LayerState
+    | RotaryAttention
+    | Linear
+    | TokenEmbedding
+    | LMHead
+    | SharedRMSNorm
 )
 
 

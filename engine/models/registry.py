@@ -25,6 +25,7 @@ DECODERS = {
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
+    "Lfm2ForCausalLM": ("engine.models.lfm2", "Lfm2"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }

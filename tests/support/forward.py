@@ -11,12 +11,21 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.kv_cache import KVCache
+from engine.attention.state_cache import StateCache
 from engine.layers.attention import kv_specs
+from engine.layers.state import state_specs
 from engine.protocol.generate import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import (
+    EncoderInput,
+    NewBlocks,
+    NewRow,
+    ScheduledSlice,
+    SliceStates,
+    Step,
+)
 
 Plan = list[list[tuple[int, int]]]  # steps of (prompt index, number of its next tokens)
 
@@ -39,7 +48,11 @@ def forward(
     needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(kv_specs(runner.model), total, size, runner.kv.layers[0].keys.dtype, runner.device)
+    kept, states = runner.kv.states, None
+    if kept is not None:
+        states = StateCache(state_specs(runner.model), len(prompts), kept.dtype, runner.device)
+    dtype = runner.kv.layers[0].keys.dtype
+    kv = KVCache(kv_specs(runner.model), total, size, dtype, runner.device, states)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):
@@ -57,7 +70,10 @@ def forward(
     for turn in plan:
         slices = []
         for index, count in sorted(turn, key=lambda part: part[1] > 1):
-            slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
+            slot = index + 1
+            own = SliceStates(slot if done[index] else 0, ((count - 1, slot),))
+            part = ScheduledSlice(index, 0, index, done[index], count, samples=False, states=own)
+            slices.append(part)
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
         result = runner.model.logits(runner.model.forward(batch))
