@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionPlan
 from engine.attention.kv_cache import KVCache
-from engine.attention.state_cache import StepStates
 from engine.ops.lora import TokenAdapters
+from engine.ops.state_runs import StateRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class ForwardBatch:
     plan: AttentionPlan
     num_tokens: int
     adapters: TokenAdapters | None = None  # None: no token has one
-    states: StepStates | None = None  # None: no layer keeps one
+    runs: StateRuns | None = None  # None: no layer keeps a state
 
     def padded(self, rows: int) -> Self:
         """Return the batch padded to `rows` tokens with token 0 at position 0."""
@@ -41,6 +41,6 @@ class ForwardBatch:
             input_ids=F.pad(self.input_ids, (0, missing)),
             prev_ids=F.pad(self.prev_ids, (0, missing)),
             positions=F.pad(self.positions, (0, missing)),
-            states=None if self.states is None else self.states.padded(missing),
+            runs=None if self.runs is None else self.runs.padded(missing),
             adapters=None if self.adapters is None else self.adapters.padded(missing),
         )

@@ -1,10 +1,14 @@
-"""KVCache: the paged keys and values of all layers.
+"""KVCache: the paged keys and values of all layers, and the states of recurrent ones.
 
 Layers that see the same keys form a class: all keys of the sequence, a window of one size, or the
 keys of the source. Each class is split into KV groups with the same number of layers. Every group
 has its own block tables over one shared pool of blocks. A block holds the KV of `block_size` tokens
 for the layers of the group that allocated it. So layers with a window keep only the KV inside the
 window, even if other layers keep all of it.
+
+A state has a fixed size, however long its sequence. A slot holds one state of every recurrent
+layer: behind the last token of a running sequence, or a snapshot at a block edge. The scheduler
+decides which (engine/scheduling/state_slots.py).
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from typing import NamedTuple
 import torch
 
 from engine.attention.spec import AttentionSpec
-from engine.attention.state_cache import StateCache
-from engine.attention.untouched import untouched_zeros
 from engine.device.transfer import to_device
 from engine.ops.kv_codes import SCALE_BYTES, is_coded
+from engine.ops.untouched import untouched_zeros
 from engine.protocol.ready import KVGroup
+
+# The tensors of one recurrent layer's states, each [slots + 1, ...]; slot 0 is always zero.
+LayerStates = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +119,11 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        states: StateCache | None = None,
+        states: Sequence[LayerStates] | None = None,
     ) -> None:
         """`dtype` is that of stored keys and values: int8 and float8_e4m3fn are codes.
 
-        `states` are those of layers that keep a state instead; None if there are none.
+        `states` are those of the layers that keep a state instead; None if there are none.
         """
         self.states = states
         self.block_size = block_size

@@ -17,16 +17,15 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.attention.spec import AttentionSpec
-from engine.attention.state_cache import StateCache, whole_text
 from engine.attention.weights_size import kept_layers, longest_text
 from engine.device.transfer import to_device
 from engine.inspect.lens_plan import LensPlan, as_bytes
 from engine.inspect.residual import ResidualTaps
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
-from engine.layers.state import state_specs
 from engine.models.base import Model
 from engine.ops.kernels import use_kernels
+from engine.ops.state_runs import StateRuns
 from engine.protocol.lens import (
     LensRequest,
     LensResult,
@@ -123,9 +122,9 @@ class LensPass:
         self.taps = ResidualTaps(cast(nn.Module, runner.model), positions)
         self.plan = LensPlan(self.taps, tokens, kept)
         module, device = cast(nn.Module, runner.model), runner.device
-        states: StateCache | None = None
-        if runner.kv.states is not None:
-            states = StateCache(state_specs(module), 0, runner.kv.states.dtype, device)
+        states = None
+        if runner.kv.states is not None:  # the text has only slot 0, the state before it
+            states = [tuple(part[:1].clone() for part in layer) for layer in runner.kv.states]
         self._kv = KVCache(kv_specs(module), 0, 1, torch.float32, device, states)
 
     def compute(self) -> torch.Tensor:
@@ -148,7 +147,7 @@ class LensPass:
         )
         batch = ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
         if self._kv.states is not None:
-            batch = replace(batch, states=whole_text(self._kv.states, count, ids.device))
+            batch = replace(batch, runs=StateRuns.of_text(count, ids.device))
         return batch.padded(self._runner.forward.round_up(count, TEXT_TOKENS_MULTIPLE))
 
     @property

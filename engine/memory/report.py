@@ -129,7 +129,7 @@ def measured_bytes(
         KV_CACHE: kv.num_bytes,
     }
     if kv.states is not None:
-        measured[STATES] = kv.states.num_bytes
+        measured[STATES] = sum(part.nbytes for layer in kv.states for part in layer)
     if plan.draft is not None and draft_kv is not None:
         measured[DRAFT_WEIGHTS] = weights_bytes(plan.draft.module)
         measured[DRAFT_KV_CACHE] = draft_kv.num_bytes

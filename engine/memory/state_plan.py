@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.state_cache import StateSpec, state_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.layers.state import StateSpec, state_bytes
 from engine.memory.kv_budget import SHARE_OF_CONTAINER, SHARE_OF_MACHINE
 from engine.scheduling.state_slots import least_slots
 

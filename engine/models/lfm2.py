@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.state_cache import StatePart
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, MLP
 from engine.layers.recurrent import CausalConv
-from engine.layers.state import LayerState
+from engine.layers.state import LayerState, StatePart
 from engine.models.base import (
     layer_count,
     layer_kinds,

@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.attention.state_cache import StateCache, whole_text
 from engine.layers.attention import Attention
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm, RMSNorm
-from engine.layers.state import state_specs
+from engine.layers.state import new_states, state_specs
 from engine.models.base import Model
 from engine.offline.equal_blocks import without_equal_blocks
+from engine.ops.state_runs import StateRuns
 from engine.protocol.structure import AttentionFacts, ModelBox, ModelStructure
 
 TOKENS = 5  # of the run; shapes leave them out
@@ -60,13 +60,13 @@ def structure_of(module: nn.Module) -> ModelStructure:
 def _batch(module: nn.Module) -> ForwardBatch:
     """Return a batch of TOKENS tokens without a KV cache."""
     ids = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
-    kv = SimpleNamespace(layers=_AnyLayer())
-    batch = ForwardBatch(ids, ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
     specs = state_specs(module)
+    states = new_states(specs, 0, torch.float32, ids.device)
+    kv = SimpleNamespace(layers=_AnyLayer(), states=states)
+    batch = ForwardBatch(ids, ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
     if not specs:
         return batch
-    cache = StateCache(specs, 0, torch.float32, ids.device)
-    return with_fields(batch, states=whole_text(cache, TOKENS, torch.device("cpu")))
+    return with_fields(batch, runs=StateRuns.of_text(TOKENS, torch.device("cpu")))
 
 
 class _AnyLayer:

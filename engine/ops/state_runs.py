@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,26 @@ class StateRuns:
     starts: torch.Tensor  # [R + 1] int64: the first token of each run, and the end of the last
     reads: torch.Tensor  # [R] int64: the slot with the state before each run
     writes: torch.Tensor  # [T] int64: the slot that gets the state behind each token; 0: none
+
+    @classmethod
+    def of_text(cls, count: int, device: torch.device) -> StateRuns:
+        """Return the run of a text of `count` tokens, none of whose states is kept."""
+        zeros = torch.zeros(count, dtype=torch.int64, device=device)
+        return cls(torch.tensor([0, count], device=device), zeros[:1], zeros)
+
+    def padded(self, missing: int) -> StateRuns:
+        """Return it with `missing` tokens of padding behind the others."""
+        return replace(self, writes=F.pad(self.writes, (0, missing)))
+
+    def copy_(self, other: StateRuns) -> None:
+        """Take over the runs of a step with as many runs and tokens, in the same memory."""
+        self.starts.copy_(other.starts)
+        self.reads.copy_(other.reads)
+        self.writes.copy_(other.writes)
+
+    def clone(self) -> StateRuns:
+        """Return a copy in memory of its own."""
+        return StateRuns(self.starts.clone(), self.reads.clone(), self.writes.clone())
 
     def of_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether each token begins a run [T], and the slot that its run reads [T, 1].

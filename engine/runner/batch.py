@@ -16,7 +16,6 @@ import torch
 from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
-from engine.attention.state_cache import StepStates
 from engine.device.transfer import to_device
 from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
@@ -41,7 +40,7 @@ class StepInputs(NamedTuple):
     positions: torch.Tensor  # [T]
     token_rows: torch.Tensor  # [T]
     logit_index: torch.Tensor  # [L] into the tokens
-    states: StateRuns | None = None  # None: no layer has a state
+    runs: StateRuns | None = None  # None: no layer has a state
 
     @classmethod
     def of(cls, columns: Sequence[torch.Tensor]) -> StepInputs:
@@ -80,8 +79,8 @@ def state_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64
     for s in slices:
         if s.draft < 0:
             starts.append(first)
-            reads.append(s.states.read)
-        for offset, slot in s.states.writes:
+            reads.append(s.states[0])
+        for offset, slot in s.states[1]:
             writes[first + offset] = slot
         first += s.count
     missing = len(slices) - len(starts)
@@ -196,17 +195,8 @@ def mixed_batch(
     input_ids = rows.tokens[token_rows, positions].long()
     prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
     index, plan = inputs.logit_index, backend.plan(layout)
-    states = step_states(kv, inputs.states)
     count = len(positions)
-    return ForwardBatch(input_ids, prev_ids, positions, index, kv, plan, count, states=states)
-
-
-def step_states(kv: KVCache, runs: StateRuns | None) -> StepStates | None:
-    """Return the states of a step, if the model has some."""
-    if kv.states is None:
-        return None
-    assert runs is not None, "a step of a model with states has runs"
-    return StepStates(kv.states, runs)
+    return ForwardBatch(input_ids, prev_ids, positions, index, kv, plan, count, runs=inputs.runs)
 
 
 def decode_batch(
@@ -215,7 +205,7 @@ def decode_batch(
     rows: SequenceRows,
     kv: KVCache,
     backend: AttentionBackend,
-    states: StateRuns | None = None,
+    runs: StateRuns | None = None,
 ) -> ForwardBatch:
     """Build the batch of the last token of each of `row_ids` [R] int64, or of drafted ones `ahead`.
 
@@ -254,8 +244,7 @@ def decode_batch(
     )
     ids, plan = (inputs.input_ids, inputs.prev_ids), backend.plan(layout)
     index, count = numbers[:-1], len(row_ids)
-    own = step_states(kv, states)
-    return ForwardBatch(*ids, inputs.positions, index, kv, plan, count, states=own)
+    return ForwardBatch(*ids, inputs.positions, index, kv, plan, count, runs=runs)
 
 
 def compute(model: Model, adapters: ModelAdapters | None, batch: ForwardBatch) -> torch.Tensor:

@@ -17,7 +17,6 @@ from engine.attention.numba import NumbaBackend, NumbaPlan
 from engine.device.openmp_wait import OpenMPWait
 from engine.ops.lora import TokenAdapters
 from engine.ops.program import Replay, record
-from engine.ops.state_runs import StateRuns
 
 MOST_SEQUENCES = 8  # with more, oneDNN multiplies, which is no kernel of ours
 Forward = Callable[[ForwardBatch], torch.Tensor]
@@ -70,7 +69,7 @@ class DecodePrograms:
         self, batch: ForwardBatch
     ) -> tuple[tuple[ForwardBatch, Replay] | None, torch.Tensor]:
         """Compute once. Return the inputs of the replay with it, and the result."""
-        adapters, states = batch.adapters, batch.states
+        adapters, runs = batch.adapters, batch.runs
         own = replace(
             batch,
             input_ids=batch.input_ids.clone(),
@@ -78,19 +77,11 @@ class DecodePrograms:
             positions=batch.positions.clone(),
             plan=self._backend.followed_plan(batch.plan.layout, self._blocks),
             adapters=None if adapters is None else TokenAdapters(adapters.slots.clone()),
-            states=None if states is None else replace(states, runs=_own_runs(states.runs)),
+            runs=None if runs is None else runs.clone(),
         )
         _copy_inputs(own, batch)
         result, replay = record(lambda: self._forward(own))
         return None if replay is None else (own, replay), result
-
-
-def _own_runs(runs: StateRuns) -> StateRuns:
-    return StateRuns(*[tensor.clone() for tensor in _tensors(runs)])
-
-
-def _tensors(runs: StateRuns) -> tuple[torch.Tensor, ...]:
-    return runs.starts, runs.reads, runs.writes
 
 
 def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
@@ -99,9 +90,8 @@ def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
     own.positions.copy_(batch.positions)
     if own.adapters is not None and batch.adapters is not None:
         own.adapters.slots.copy_(batch.adapters.slots)
-    if own.states is not None and batch.states is not None:
-        for held, new in zip(_tensors(own.states.runs), _tensors(batch.states.runs), strict=True):
-            held.copy_(new)
+    if own.runs is not None and batch.runs is not None:
+        own.runs.copy_(batch.runs)
     assert isinstance(own.plan, NumbaPlan)
     assert isinstance(batch.plan, NumbaPlan)
     own.plan.follow(batch.plan)

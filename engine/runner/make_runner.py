@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from engine.attention.kv_cache import KVCache
-from engine.attention.state_cache import StateCache
+from engine.attention.kv_cache import KVCache, LayerStates
 from engine.device.gauges import ProcessGauges
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
+from engine.layers.state import new_states
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.models.adapters import ModelAdapters
@@ -40,9 +40,9 @@ def make_runner(
     With a `recorder` steps are captured; `shapes` are those with prompt chunks.
     """
     config = plan.config
-    states: StateCache | None = None
+    states: list[LayerStates] | None = None
     if plan.state_specs:
-        states = StateCache(plan.state_specs, plan.states.num_slots, plan.dtype, plan.device)
+        states = new_states(plan.state_specs, plan.states.num_slots, plan.dtype, plan.device)
     size = config.block_size
     kv = KVCache(plan.kv_specs, num_blocks, size, plan.kv_dtype, plan.device, states)
     rows = SequenceRows(

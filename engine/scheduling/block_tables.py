@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.protocol.journal import BlockEvent
 from engine.protocol.ready import KVGroup
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.state_slots import StateSlots
 from engine.scheduling.step import NO_STATES, BlockCopy, NewBlocks, SliceStates
 
 
@@ -26,6 +25,37 @@ class Match(NamedTuple):
     tables: list[list[int]]  # these blocks, per KV group
     part: int = 0  # tokens behind them that the first tokens of other blocks equal
     sources: Seq[int] = ()  # those blocks, one per group of the sequence's own tokens
+
+
+class States(Protocol):
+    """The states of recurrent layers, which keep one per sequence: `state_slots.py`."""
+
+    def begin_step(self) -> None:
+        """Note that all registered states are computed before the next step."""
+
+    def num_kept(self, hashes: Seq[bytes]) -> int:
+        """Return the largest number of leading blocks whose state is kept, by their hashes."""
+
+    def computed_by(self, hashes: Seq[bytes]) -> int | None:
+        """Return the request whose part in this step ends at one of these edges, or None."""
+
+    def open(self, sequence: Sequence, blocks: int) -> None:
+        """Hold the state behind the first `blocks` blocks of an admitted sequence."""
+
+    def take(self, sequence: Sequence, start: int, count: int, *, is_draft: bool) -> SliceStates:
+        """Return where the next `count` tokens, from `start` on, read and write their states."""
+
+    def register(self, sequence: Sequence, blocks: int) -> None:
+        """Make the state behind `blocks` full blocks findable, if it is kept."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let no other sequence find the states that this one holds or wrote."""
+
+    def close(self, sequence: Sequence) -> None:
+        """Release all states of a sequence."""
+
+    def check(self, sequences: Collection[Sequence]) -> None:
+        """Assert the invariants."""
 
 
 class BlockTables:
@@ -43,7 +73,7 @@ class BlockTables:
         block_size: int,
         step_tokens: int,
         part_size: int = 0,
-        states: StateSlots | None = None,
+        states: States | None = None,
     ) -> None:
         self.pool = pool
         self.hasher = hasher  # None: prefixes are not shared

@@ -27,13 +27,12 @@ from engine.protocol.outputs import EngineStats, PrefillChunk, TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_pool import BlockHasher, BlockPool
-from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.block_tables import BlockTables, States
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence, sequence_of, sequence_of_lookup
 from engine.scheduling.speculation import Drafter, Grammars, Speculation
-from engine.scheduling.state_slots import StateSlots
 from engine.scheduling.step import SampledToken, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
@@ -63,7 +62,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
         num_adapter_slots: int = 0,
-        num_state_slots: int = 0,
+        states: States | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -73,10 +72,6 @@ class Scheduler:
         self.context_cost = context_cost  # see step_budget
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
-        states = None
-        if num_state_slots:
-            limits = num_state_slots, max_num_seqs, block_size
-            states = StateSlots(*limits, keeps_edges=prefix_caching)
         self.tables = BlockTables(
             self.pool, hasher, groups, block_size, max_num_batched_tokens, part_size, states
         )

@@ -98,7 +98,7 @@ class StateSlots:
         else:
             (states[end],) = self.pool.allocate(1)
         writes.append((count - 1, states[end]))
-        return SliceStates(read, tuple(writes))
+        return read, tuple(writes)
 
     def _release_old(self, sequence: Sequence, start: int) -> None:
         """Release all states but that behind `start` tokens and that at the newest edge.

@@ -10,16 +10,10 @@ from engine.protocol.embed import Pooling
 from engine.protocol.generate import Explain, SamplingParams, TokenLogprobs
 from engine.protocol.outputs import PrefillChunk
 
-
-class SliceStates(msgspec.Struct, frozen=True, gc=False):
-    """Where a slice finds the state before it, and where it leaves states: slots of recurrent
-    layers."""
-
-    read: int = 0  # slot 0: before the first token
-    writes: tuple[tuple[int, int], ...] = ()  # (token of the slice, slot for the state behind it)
-
-
-NO_STATES = SliceStates()
+# Where a slice finds the state before it, and where it leaves states, in slots of recurrent layers:
+# (slot to read, ((token of the slice, slot for the state behind it), ...)).
+SliceStates = tuple[int, tuple[tuple[int, int], ...]]
+NO_STATES: SliceStates = 0, ()
 
 
 # One is created per sequence and step. A Struct is created four times as fast as a dataclass.

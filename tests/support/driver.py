@@ -249,7 +249,7 @@ class Driver:
         owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         if runner.kv.states is not None:
-            state += [part for layer in runner.kv.states.layers for part in layer]
+            state += [part for layer in runner.kv.states for part in layer]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
         strange = [t for key, t in self.tapes.outside().items() if key not in static]
         assert not strange, f"a graph uses tensors that may be freed: {strange}"

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.kv_cache import KVCache
-from engine.attention.state_cache import StateCache
 from engine.layers.attention import kv_specs
-from engine.layers.state import state_specs
 from engine.protocol.generate import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
@@ -23,7 +21,6 @@ from engine.scheduling.step import (
     NewBlocks,
     NewRow,
     ScheduledSlice,
-    SliceStates,
     Step,
 )
 
@@ -48,9 +45,13 @@ def forward(
     needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kept, states = runner.kv.states, None
-    if kept is not None:
-        states = StateCache(state_specs(runner.model), len(prompts), kept.dtype, runner.device)
+    states = None
+    if runner.kv.states is not None:
+        slots = len(prompts) + 1
+        states = [
+            tuple(part.new_zeros(slots, *part.shape[1:]) for part in layer)
+            for layer in runner.kv.states
+        ]
     dtype = runner.kv.layers[0].keys.dtype
     kv = KVCache(kv_specs(runner.model), total, size, dtype, runner.device, states)
     params = SamplingParams(max_tokens=1)
@@ -71,7 +72,7 @@ def forward(
         slices = []
         for index, count in sorted(turn, key=lambda part: part[1] > 1):
             slot = index + 1
-            own = SliceStates(slot if done[index] else 0, ((count - 1, slot),))
+            own = (slot if done[index] else 0), ((count - 1, slot),)
             part = ScheduledSlice(index, 0, index, done[index], count, samples=False, states=own)
             slices.append(part)
             done[index] += count

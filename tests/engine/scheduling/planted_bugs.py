@@ -262,11 +262,10 @@ def snapshots_are_updated_in_place(patch: pytest.MonkeyPatch) -> None:
     def take(
         self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool
     ) -> SliceStates:
-        states = original(self, sequence, start, count, is_draft=is_draft)
-        if not states.read or is_draft or count > 1:
-            return states
-        [(place, _)] = states.writes
-        return SliceStates(states.read, ((place, states.read),))
+        read, writes = original(self, sequence, start, count, is_draft=is_draft)
+        if not read or is_draft or count > 1:
+            return read, writes
+        return read, ((0, read),)
 
     patch.setattr(StateSlots, "take", take)
 
@@ -280,7 +279,7 @@ def wrong_drafts_advance_the_state(patch: pytest.MonkeyPatch) -> None:
         if is_draft:
             slot = sequence.states[start]
             sequence.states[start + count] = slot
-            return SliceStates(slot, ((0, slot),))
+            return slot, ((0, slot),)
         return original(self, sequence, start, count, is_draft=False)
 
     patch.setattr(StateSlots, "take", take)

@@ -22,7 +22,7 @@ from engine.protocol.outputs import TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence as Record
-from engine.scheduling.state_slots import least_slots
+from engine.scheduling.state_slots import StateSlots, least_slots
 from engine.scheduling.step import EncoderInput, NewDraft, SampledToken, ScheduledSlice, Step
 from engine.speculative.ngram import ngram_drafter
 
@@ -126,18 +126,18 @@ class Device:
         for run in runs:
             first, tags = run[0], self._tags[run[0].row]
             if first.start:
-                slot = first.states.read
+                slot, _ = first.states
                 assert slot, "a state in the middle of a sequence is not read"
                 assert self._states.get(slot) == tags[first.start - 1], "wrong or missing state"
-            own = [(slot, tags[s.start + place]) for s in run for place, slot in s.states.writes]
+            own = [(slot, tags[s.start + place]) for s in run for place, slot in s.states[1]]
             slots = [slot for slot, _ in own]
             assert 0 not in slots, "slot 0 is written"
             assert len(set(slots)) == len(slots), "a run writes a slot twice"
             assert written.keys().isdisjoint(slots), "two runs write a slot"
             written |= dict(own)
         for run in runs:
-            own_slots = {slot for s in run for _, slot in s.states.writes}
-            read = run[0].states.read
+            own_slots = {slot for s in run for _, slot in s.states[1]}
+            read, _ = run[0].states
             assert read not in written or read in own_slots, "a run writes what another one reads"
         self._states |= written
 
@@ -472,10 +472,11 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     encoder_tokens = rng.choice((1, 7, 100))
     longest = rng.choice((capacity + 1, capacity // 2 + 2))
     most, budget = rng.choice((1, 2, 4, 8)), rng.choice((1, 2, 5, 8, 32))
-    num_states = 0
+    caches = rng.random() < 0.8
+    states = None
     if seed % 2 and not cross:
-        spare = random.Random(seed + 10**8).choice((0, 1, 8, 60))
-        num_states = least_slots(most) + spare
+        count = least_slots(most) + random.Random(seed + 10**8).choice((0, 1, 8, 60))
+        states = StateSlots(count, most, block_size, keeps_edges=caches)
     simulation = Simulation(
         depth=depth,
         num_blocks=num_blocks * (len(groups) + len(cross)),
@@ -485,12 +486,12 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
         max_model_len=longest,
         max_num_seqs=most,
         max_num_batched_tokens=budget,
-        prefix_caching=rng.random() < 0.8,
+        prefix_caching=caches,
         part_size=rng.choice((0, 1, 1, 2)),
         context_cost=seed % 3 / 2,
         drafts=("none", "ngram", "right")[seed % 5 % 3],
         num_adapter_slots=seed % 3 + 1,
-        num_state_slots=num_states,
+        states=states,
     )
     num_adapters = 0 if cross else seed % 4 * 2
     chosen, tenants = random.Random(seed + 10**6), random.Random(seed + 10**7)
