@@ -22,7 +22,6 @@ class ForwardBatch:
     """
 
     input_ids: torch.Tensor  # [T] int64
-    prev_ids: torch.Tensor  # [T] int64: the token before each; arbitrary at position 0
     positions: torch.Tensor  # [T] int64
     logit_index: torch.Tensor  # [L] int64 into the tokens
     kv: KVCache
@@ -39,7 +38,6 @@ class ForwardBatch:
         return replace(
             self,
             input_ids=F.pad(self.input_ids, (0, missing)),
-            prev_ids=F.pad(self.prev_ids, (0, missing)),
             positions=F.pad(self.positions, (0, missing)),
             runs=None if self.runs is None else self.runs.padded(missing),
             adapters=None if self.adapters is None else self.adapters.padded(missing),

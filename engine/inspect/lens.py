@@ -142,10 +142,9 @@ class LensPass:
 
     def _batch(self, tokens: Sequence[int]) -> ForwardBatch:
         count = len(tokens)
-        ids, previous, positions = to_device(
-            [list(tokens), [tokens[0], *tokens[:-1]], list(range(count))], self._runner.device
-        )
-        batch = ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
+        columns = [list(tokens), list(range(count))]
+        ids, positions = to_device(columns, self._runner.device)
+        batch = ForwardBatch(ids, positions, positions, self._kv, self.plan, count)
         if self._kv.states is not None:
             batch = replace(batch, runs=StateRuns.of_text(count, ids.device))
         return batch.padded(self._runner.forward.round_up(count, TEXT_TOKENS_MULTIPLE))

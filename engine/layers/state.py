@@ -18,7 +18,7 @@ from engine.ops.untouched import untouched_zeros
 
 
 class StatePart(NamedTuple):
-    """One tensor of a layer's state. Ranks divide its first dimension."""
+    """One tensor of a layer's state. Ranks may divide its first dimension."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None  # None: the model's
@@ -28,15 +28,21 @@ StateSpec = tuple[StatePart, ...]  # what a recurrent layer keeps of a sequence
 
 
 class LayerState(nn.Module):
-    """The state of a recurrent layer, number `index` of those layers. It has no weights."""
+    """The state of a recurrent layer, number `index` of those layers. It has no weights.
 
-    def __init__(self, index: int, *parts: StatePart) -> None:
+    Unless it `divides`, each rank keeps the whole state.
+    """
+
+    def __init__(self, index: int, *parts: StatePart, divides: bool = True) -> None:
         super().__init__()
         self.spec: StateSpec = parts
         self.index = index
+        self.divides = divides
 
     def divide(self, ranks: Ranks) -> None:
         """Keep this rank's share of each part. Raises ConfigError if that is not possible."""
+        if not self.divides:
+            return
         parts = []
         for part in self.spec:
             size, *rest = part.shape

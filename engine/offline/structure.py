@@ -63,10 +63,10 @@ def _batch(module: nn.Module) -> ForwardBatch:
     specs = state_specs(module)
     states = new_states(specs, 0, torch.float32, ids.device)
     kv = SimpleNamespace(layers=_AnyLayer(), states=states)
-    batch = ForwardBatch(ids, ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
+    batch = ForwardBatch(ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
     if not specs:
         return batch
-    return with_fields(batch, runs=StateRuns.of_text(TOKENS, torch.device("cpu")))
+    return with_fields(batch, runs=StateRuns.of_text(TOKENS, ids.device))
 
 
 class _AnyLayer:

@@ -193,10 +193,9 @@ def mixed_batch(
         has_drafts=has_drafts,
     )
     input_ids = rows.tokens[token_rows, positions].long()
-    prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
     index, plan = inputs.logit_index, backend.plan(layout)
     count = len(positions)
-    return ForwardBatch(input_ids, prev_ids, positions, index, kv, plan, count, runs=inputs.runs)
+    return ForwardBatch(input_ids, positions, index, kv, plan, count, runs=inputs.runs)
 
 
 def decode_batch(
@@ -242,9 +241,9 @@ def decode_batch(
         positions=inputs.positions,
         block_size=kv.block_size,
     )
-    ids, plan = (inputs.input_ids, inputs.prev_ids), backend.plan(layout)
+    ids, plan = inputs.input_ids, backend.plan(layout)
     index, count = numbers[:-1], len(row_ids)
-    return ForwardBatch(*ids, inputs.positions, index, kv, plan, count, runs=runs)
+    return ForwardBatch(ids, inputs.positions, index, kv, plan, count, runs=runs)
 
 
 def compute(model: Model, adapters: ModelAdapters | None, batch: ForwardBatch) -> torch.Tensor:

@@ -73,7 +73,6 @@ class DecodePrograms:
         own = replace(
             batch,
             input_ids=batch.input_ids.clone(),
-            prev_ids=batch.prev_ids.clone(),
             positions=batch.positions.clone(),
             plan=self._backend.followed_plan(batch.plan.layout, self._blocks),
             adapters=None if adapters is None else TokenAdapters(adapters.slots.clone()),
@@ -86,7 +85,6 @@ class DecodePrograms:
 
 def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
     own.input_ids.copy_(batch.input_ids)
-    own.prev_ids.copy_(batch.prev_ids)
     own.positions.copy_(batch.positions)
     if own.adapters is not None and batch.adapters is not None:
         own.adapters.slots.copy_(batch.adapters.slots)

@@ -63,9 +63,8 @@ def build_encoder_batch(
         positions=positions,
         block_size=kv.block_size,
     )
-    prev_ids = torch.cat([input_ids[:1], input_ids[:-1]])
     plan = backend.plan(layout)
-    return ForwardBatch(input_ids, prev_ids, positions, ends - 1, kv, plan, len(positions))
+    return ForwardBatch(input_ids, positions, ends - 1, kv, plan, len(positions))
 
 
 def _source_blocks(
