@@ -193,18 +193,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             SCHEDULING,
             "Bytes for the KV cache, in each of --tensor-parallel-size processes. Default on a "
             "GPU: the rest of --gpu-memory-utilization. Default on a CPU: enough for "
-            "--max-num-seqs sequences of full length, but at most an eighth of the machine's free "
-            "memory, or half of the free memory of a container.",
+            "--max-num-seqs full sequences, at most an eighth of a machine's free memory or half "
+            "of a container's.",
         ),
     ] = None
     state_memory_bytes: Annotated[
         Size | None,
         setting(
             SCHEDULING,
-            "Bytes for the states of recurrent layers, running ones and snapshots at block edges, "
-            "in each of --tensor-parallel-size processes. If they are few, fewer than "
-            "--max-num-seqs sequences run. Default: a quarter of a GPU's memory, an eighth of a "
-            "machine's, or a quarter of a container's.",
+            "Bytes for the states of recurrent layers, in each process. Default: a quarter of a "
+            "GPU or container, an eighth of a machine.",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[

@@ -112,8 +112,7 @@ class ModelPlan:
         step_tokens, encoder_tokens = _default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
-        self._plan_states()
-        self._plan_kv_cache()
+        self._plan_caches()
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
         self.plain_bytes = estimate.plain_bytes(self)
@@ -141,7 +140,8 @@ class ModelPlan:
         )
         self.config = replace(self.config, max_num_seqs=self.states.max_num_seqs)
 
-    def _plan_kv_cache(self) -> None:
+    def _plan_caches(self) -> None:
+        self._plan_states()
         config = self.config
         self.kv_specs = kv_specs(self.module)
         self.kv_groups = group_layers(self.kv_specs).groups

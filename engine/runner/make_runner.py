@@ -40,11 +40,7 @@ def make_runner(
     With a `recorder` steps are captured; `shapes` are those with prompt chunks.
     """
     config = plan.config
-    states: list[LayerStates] | None = None
-    if plan.state_specs:
-        states = new_states(plan.state_specs, plan.states.num_slots, plan.dtype, plan.device)
-    size = config.block_size
-    kv = KVCache(plan.kv_specs, num_blocks, size, plan.kv_dtype, plan.device, states)
+    kv = _new_cache(plan, num_blocks)
     rows = SequenceRows(
         config.max_num_seqs,
         max_model_len,
@@ -87,6 +83,14 @@ def make_runner(
         poll=openmp_wait.poll,
         gauges=ProcessGauges(openmp_wait),
     )
+
+
+def _new_cache(plan: ModelPlan, num_blocks: int) -> KVCache:
+    states: list[LayerStates] | None = None
+    if plan.state_specs:
+        states = new_states(plan.state_specs, plan.states.num_slots, plan.dtype, plan.device)
+    size = plan.config.block_size
+    return KVCache(plan.kv_specs, num_blocks, size, plan.kv_dtype, plan.device, states)
 
 
 def make_matchers(plan: ModelPlan) -> Matchers:

@@ -15,7 +15,7 @@ from engine.protocol.journal import BlockEvent
 from engine.protocol.ready import KVGroup
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import NO_STATES, BlockCopy, NewBlocks, SliceStates
+from engine.scheduling.step import BlockCopy, NewBlocks, SliceStates
 
 
 class Match(NamedTuple):
@@ -28,34 +28,19 @@ class Match(NamedTuple):
 
 
 class States(Protocol):
-    """The states of recurrent layers, which keep one per sequence: `state_slots.py`."""
+    """The states of recurrent layers: `state_slots.py`, which says what each method does."""
 
-    def begin_step(self) -> None:
-        """Note that all registered states are computed before the next step."""
-
-    def num_kept(self, hashes: Seq[bytes]) -> int:
-        """Return the largest number of leading blocks whose state is kept, by their hashes."""
-
-    def computed_by(self, hashes: Seq[bytes]) -> int | None:
-        """Return the request whose part in this step ends at one of these edges, or None."""
-
-    def open(self, sequence: Sequence, blocks: int) -> None:
-        """Hold the state behind the first `blocks` blocks of an admitted sequence."""
-
-    def take(self, sequence: Sequence, start: int, count: int, *, is_draft: bool) -> SliceStates:
-        """Return where the next `count` tokens, from `start` on, read and write their states."""
-
-    def register(self, sequence: Sequence, blocks: int) -> None:
-        """Make the state behind `blocks` full blocks findable, if it is kept."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Let no other sequence find the states that this one holds or wrote."""
-
-    def close(self, sequence: Sequence) -> None:
-        """Release all states of a sequence."""
-
-    def check(self, sequences: Collection[Sequence]) -> None:
-        """Assert the invariants."""
+    def begin_step(self) -> None: ...
+    def num_kept(self, hashes: Seq[bytes]) -> int: ...
+    def computed_by(self, hashes: Seq[bytes]) -> int | None: ...
+    def open(self, sequence: Sequence, blocks: int) -> None: ...
+    def take(
+        self, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
+    ) -> SliceStates: ...
+    def register(self, sequence: Sequence, blocks: int) -> None: ...
+    def forget(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Sequence) -> None: ...
+    def check(self, sequences: Collection[Sequence]) -> None: ...
 
 
 class BlockTables:
@@ -124,7 +109,7 @@ class BlockTables:
             self.states.open(sequence, match.blocks)
         if self.pool.journal is not None:
             self._note_open(sequence, self.pool.journal)
-        sequence.num_computed = self._num_tokens(match)
+        sequence.num_computed = match.blocks * self.block_size + match.part
         sequence.num_matched = match.blocks
         sequence.num_registered = match.blocks
         if match.part:
@@ -136,12 +121,8 @@ class BlockTables:
         return 0
 
     def _note_open(self, sequence: Sequence, journal: list[BlockEvent]) -> None:
-        for number, table in enumerate(sequence.tables):
-            if table:
-                journal.append(BlockEvent("take", sequence.id, number, 0, tuple(table)))
-
-    def _num_tokens(self, match: Match) -> int:
-        return match.blocks * self.block_size + match.part
+        taken = [(number, tuple(table)) for number, table in enumerate(sequence.tables) if table]
+        journal += [BlockEvent("take", sequence.id, number, 0, table) for number, table in taken]
 
     def _num_blocks(self, tokens: int) -> int:
         """Return the number of blocks that hold `tokens` tokens."""
@@ -155,7 +136,8 @@ class BlockTables:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Return the number of leading tokens of a waiting sequence that need not be computed."""
-        return self._num_tokens(self._matched(sequence))
+        match = self._matched(sequence)
+        return match.blocks * self.block_size + match.part
 
     def num_cached_in_all(self, sequence: Sequence) -> int:
         """Like `num_cached`, with the tokens of the source if it need not be encoded."""
@@ -177,10 +159,6 @@ class BlockTables:
         self._hash(sequence)
         tables = self._match(sequence.hashes[: sequence.num_skippable // self.block_size])
         blocks = max(map(len, tables))
-        if self.states is not None:
-            while blocks > (kept := self.states.num_kept(sequence.hashes[:blocks])):
-                tables = self._match(sequence.hashes[:kept])
-                blocks = max(map(len, tables))
         if not self.part_size or self.hasher is None:
             return Match(blocks, tables)
         return Match(blocks, tables, *self._match_part(sequence, blocks))
@@ -222,14 +200,6 @@ class BlockTables:
         self._hash(sequence)
         return self.states.computed_by(sequence.hashes[: sequence.num_skippable // self.block_size])
 
-    def take_states(
-        self, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
-    ) -> SliceStates:
-        """Return where the next `count` tokens, from `start` on, read and write their states."""
-        if self.states is None:
-            return NO_STATES
-        return self.states.take(sequence, start, count, is_draft=is_draft)
-
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Return the tables of the longest cached prefix.
 
@@ -246,7 +216,7 @@ class BlockTables:
             if group.window is not None:
                 keys = (_cache_key(digest, number) for digest in hashes[:length])
                 known[number] = [self.pool.find(key) for key in keys]
-        length = self._longest_without_holes(known, length)
+        length = self._longest_without_holes(known, hashes[:length])
         tables = []
         for table, first in zip(known, self._first_visible(length), strict=True):
             tables.append([0] * first + table[first:length])
@@ -257,9 +227,12 @@ class BlockTables:
         size = self.block_size
         return [group.first_visible_block(length * size, size) for group in self.groups]
 
-    def _longest_without_holes(self, known: list[list[int]], length: int) -> int:
-        """Return the longest prefix, in blocks, whose visible blocks are all known."""
+    def _longest_without_holes(self, known: list[list[int]], hashes: Seq[bytes]) -> int:
+        """Return the longest prefix, in blocks, whose state and visible blocks are all known."""
+        length = len(hashes)
         while True:
+            if self.states is not None:
+                length = self.states.num_kept(hashes[:length])
             firsts = self._first_visible(length)
             last_hole = -1
             for number, _ in self._own:

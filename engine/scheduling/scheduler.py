@@ -33,7 +33,7 @@ from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence, sequence_of, sequence_of_lookup
 from engine.scheduling.speculation import Drafter, Grammars, Speculation
-from engine.scheduling.step import SampledToken, Step
+from engine.scheduling.step import NO_STATES, SampledToken, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
 
@@ -211,7 +211,9 @@ class Scheduler:
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
             sequence.num_tokens += 1
-        states = self.tables.take_states(sequence, start, count)
+        states = NO_STATES
+        if self.tables.states is not None:
+            states = self.tables.states.take(sequence, start, count)
         if count > 1 or not sequence.num_computed % self.block_size:
             self.tables.register(sequence)
         part = sequence.slice_at(start, count, samples, num_prompt_logprobs, states=states)

@@ -77,7 +77,9 @@ class StateSlots:
             self.pool.hold([slot])
             sequence.states[blocks * self._block_size] = slot
 
-    def take(self, sequence: Sequence, start: int, count: int, *, is_draft: bool) -> SliceStates:
+    def take(
+        self, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
+    ) -> SliceStates:
         """Return where the next `count` tokens, from `start` on, read and write their states.
 
         A drafted token may be wrong, so it keeps the state before it.

@@ -443,7 +443,7 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
-# What a model that mostly consists of tested parts proves in each run; the rest is slow.
+# Equalities of each run for a model that mostly consists of tested parts; the rest is slow.
 FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
 
 

@@ -260,7 +260,7 @@ def snapshots_are_updated_in_place(patch: pytest.MonkeyPatch) -> None:
     original = StateSlots.take
 
     def take(
-        self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool
+        self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
     ) -> SliceStates:
         read, writes = original(self, sequence, start, count, is_draft=is_draft)
         if not read or is_draft or count > 1:
@@ -274,7 +274,7 @@ def wrong_drafts_advance_the_state(patch: pytest.MonkeyPatch) -> None:
     original = StateSlots.take
 
     def take(
-        self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool
+        self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
     ) -> SliceStates:
         if is_draft:
             slot = sequence.states[start]
