@@ -30,6 +30,10 @@ def make_core(
     """Return the loop of a loaded model. See EngineCore for `depth`."""
     runner, facts = loaded.runner, loaded.facts
     assert isinstance(runner.matchers, Matchers)
+    states = _states(config, facts)
+    if states is not None:
+        of_process = runner.gauges
+        runner.gauges = lambda: of_process() | states.gauges()
     scheduler = Scheduler(
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,
@@ -45,7 +49,7 @@ def make_core(
         drafter=_drafter(config, loaded),
         grammars=runner.matchers,
         num_adapter_slots=facts.max_loras,
-        states=_states(config, facts),
+        states=states,
     )
     between = [
         ConstrainedRequests(runner.matchers),

@@ -133,6 +133,11 @@ class StateSlots:
         self.pool.release(list(sequence.states.values()))
         sequence.states = {}
 
+    def gauges(self) -> dict[str, float]:
+        """Return the numbers of slots that sequences hold, and of snapshots that none holds."""
+        held, cached = self.pool.num_held, self.pool.num_cached
+        return {"state_slots_held": held, "state_slots_cached": cached}
+
     def check(self, sequences: Collection[Sequence]) -> None:
         """Assert that the sequences explain all reference counts, and hold few slots."""
         held = [list(sequence.states.values()) for sequence in sequences]
