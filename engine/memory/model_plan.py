@@ -42,7 +42,13 @@ from engine.memory.adapter_plan import plan_adapters
 from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
-from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
+from engine.memory.kv_budget import (
+    SHARE_OF_CONTAINER,
+    SHARE_OF_MACHINE,
+    check_weights,
+    plan_blocks,
+    spare_for_kv,
+)
 from engine.memory.state_plan import default_budget, plan_states
 from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
@@ -127,21 +133,25 @@ class ModelPlan:
     def _plan_states(self) -> None:
         """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
         self.state_specs = state_specs(self.module)
-        budget = self.config.state_memory_bytes
+        config, budget = self.config, self.config.state_memory_bytes
+        total, machine = total_memory(self.device), self.of_rank(machine_memory())
+        share = machine // (SHARE_OF_CONTAINER if is_memory_limited() else SHARE_OF_MACHINE)
+        most = config.num_gpu_blocks_override
+        if most is None:
+            size = config.kv_cache_memory_bytes or total or share
+            most = size // max(self.block_bytes, 1)
         if budget is None:
-            total, machine = total_memory(self.device), self.of_rank(machine_memory())
-            budget = default_budget(total, machine, self.config, limited=is_memory_limited())
+            budget = default_budget(total, share, config)
         self.states = plan_states(
             self.state_specs,
             self.dtype,
-            self.config,
-            max_model_len=self.max_model_len,
+            config,
+            most_snapshots=most,  # a snapshot without its KV block is of no use
             budget=budget,
         )
         self.config = replace(self.config, max_num_seqs=self.states.max_num_seqs)
 
     def _plan_caches(self) -> None:
-        self._plan_states()
         config = self.config
         self.kv_specs = kv_specs(self.module)
         self.kv_groups = group_layers(self.kv_specs).groups
@@ -152,6 +162,7 @@ class ModelPlan:
             )
         self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
         self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
+        self._plan_states()
 
     @property
     def prepacks(self) -> bool:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from engine.config import EngineConfig
+from engine.device.limits import is_memory_limited
 from engine.errors import ConfigError
 from engine.layers.state import StateSpec, state_bytes
-from engine.memory.kv_budget import SHARE_OF_CONTAINER, SHARE_OF_MACHINE
 from engine.scheduling.state_slots import least_slots
 
 FLAG = "--state-memory-bytes"
@@ -37,10 +37,10 @@ def plan_states(
     dtype: torch.dtype,
     config: EngineConfig,
     *,
-    max_model_len: int,
+    most_snapshots: int,
     budget: int,
 ) -> StatePlan:
-    """Return as many slots as `budget` bytes hold, but at most one for each block of all sequences.
+    """Return as many slots as `budget` bytes hold, with at most `most_snapshots` for block edges.
 
     If they are too few for --max-num-seqs sequences, fewer run at once. Raises ConfigError if they
     do not suffice for one.
@@ -49,8 +49,7 @@ def plan_states(
         return StatePlan(max_num_seqs=config.max_num_seqs)
     size = state_bytes(specs, dtype)
     least_of_one = least_slots(1)
-    edges = config.max_num_seqs * -(-max_model_len // config.block_size)
-    wanted = least_slots(config.max_num_seqs) + edges
+    wanted = least_slots(config.max_num_seqs) + most_snapshots
     slots = min(budget // size - 1, wanted)
     if slots < least_of_one:
         needed = (least_of_one + 1) * size
@@ -65,12 +64,12 @@ def plan_states(
     return StatePlan(slots, size, fitting)
 
 
-def default_budget(total: int | None, machine: int, config: EngineConfig, *, limited: bool) -> int:
+def default_budget(total: int | None, share: int, config: EngineConfig) -> int:
     """Return the bytes for states if none are configured: the same on all ranks.
 
-    `total` is the memory of a GPU, None for a CPU; then a rank's part of the memory of the
-    `machine` counts. It is `limited` if a container or ulimit limits it.
+    `total` is the memory of a GPU, None for a CPU; then half of a container's `share` for caches,
+    or that of a machine, counts.
     """
     if total is not None:
         return int(total * config.gpu_memory_utilization) // SHARE_OF_GPU
-    return machine // (2 * SHARE_OF_CONTAINER if limited else SHARE_OF_MACHINE)
+    return share // 2 if is_memory_limited() else share
