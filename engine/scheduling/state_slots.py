@@ -8,7 +8,7 @@ is the state before the first token. It is never allocated.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 
 from engine.scheduling.block_pool import BlockPool
@@ -26,6 +26,43 @@ def least_slots(max_num_seqs: int) -> int:
     return 3 * max_num_seqs + 2 * MOST_ROWS
 
 
+class SnapshotPool(BlockPool):
+    """The slots. Snapshots that their sequence has passed, and no later one has used, go first.
+
+    So a long prompt, which passes many edges, does not evict the ends of conversations.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self._passed: dict[int, None] = {}  # cached ones, the oldest first
+        self._used: set[int] = set()
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        for slot in blocks:
+            super().hold([slot])
+            self._passed.pop(slot, None)
+            self._used.add(slot)
+
+    def pass_by(self, slot: int) -> None:
+        """Release a state that its sequence goes on from."""
+        self.release([slot])
+        if slot in self._cached and slot not in self._used:
+            self._passed[slot] = None
+
+    def forget(self, block: int) -> None:
+        super().forget(block)
+        self._passed.pop(block, None)
+        self._used.discard(block)
+
+    def _victim(self) -> int:
+        return next(iter(self._passed or self._cached))
+
+    def check(self, tables: Iterable[Seq[int]]) -> None:
+        super().check(tables)
+        assert self._passed.keys() <= self._cached.keys(), "a passed snapshot is not cached"
+        assert self._used.isdisjoint(self._passed), "a used snapshot counts as passed"
+
+
 class StateSlots:
     """The slots of all sequences; a sequence's `states` maps a number of tokens to its slot.
 
@@ -41,7 +78,7 @@ class StateSlots:
         *,
         keeps_edges: bool,
     ) -> None:
-        self.pool = BlockPool(num_slots)
+        self.pool = SnapshotPool(num_slots)
         self._block_size = block_size
         self._keeps_edges = keeps_edges
         self._least = least_slots(max_num_seqs)
@@ -112,7 +149,7 @@ class StateSlots:
             return
         newest = start - start % self._block_size
         for tokens in [tokens for tokens in states if tokens not in (start, newest)]:
-            self.pool.release([states.pop(tokens)])
+            self.pool.pass_by(states.pop(tokens))
 
     def register(self, sequence: Sequence, blocks: int) -> None:
         """Make the state behind `blocks` full blocks findable, if it is kept."""
