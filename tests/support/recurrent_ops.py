@@ -192,13 +192,13 @@ def conv(channels: int, width: int, *, bias: bool, silu: bool) -> Operation:
     )
 
 
-# Small sizes that no tile of a kernel divides, and one that tiles do divide.
+# Sizes that tiles of kernels divide, and sizes that need several tiles and leave a rest.
 OPERATIONS = {
     "delta": delta(2, 1, 16, 16),
-    "delta_grouped": delta(2, 3, 20, 12),
+    "delta_grouped": delta(2, 3, 20, 52),
     "scan": scan(2, 2, 16, 16),
-    "scan_grouped": scan(6, 2, 12, 20),
-    "conv": conv(37, 4, bias=False, silu=True),
+    "scan_grouped": scan(6, 2, 52, 20),
+    "conv": conv(600, 4, bias=False, silu=True),
     "conv_bias": conv(64, 3, bias=True, silu=True),
     "conv_plain": conv(16, 2, bias=True, silu=False),
 }

@@ -15,7 +15,7 @@ TOKENS = 9
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-@pytest.fixture(params=["torch"], autouse=True)
+@pytest.fixture(params=["torch", "numba"], autouse=True)
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Run each test with torch's reference."""
     return request.param
