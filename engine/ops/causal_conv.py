@@ -27,6 +27,10 @@ def causal_conv(
     x is [T, C], weight [C, W], bias [C]. The states `tails` [slots + 1, C, W - 1], in x's dtype,
     hold the last W - 1 inputs of a sequence, oldest first.
     """
+    if kernels == "numba":
+        from engine.kernels.numba.causal_conv import convolve
+
+        return convolve(x, weight, bias, tails, runs.starts, runs.reads, runs.writes, silu=silu)
     width, count = weight.shape[1], len(x)
     begins, reads = runs.of_tokens()
     tokens = torch.arange(count, device=x.device)

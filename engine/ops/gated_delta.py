@@ -35,6 +35,12 @@ def gated_delta(
     their last dimension must be contiguous. The states are [slots + 1, Hv, K, V] fp32. Value head h
     uses key head h // (Hv // Hk). It is computed in fp32.
     """
+    if kernels == "numba":
+        from engine.kernels.numba.recurrence import delta_rule
+
+        return delta_rule(
+            q, k, v, a, b, a_log, dt_bias, states, runs.starts, runs.reads, runs.writes
+        )
     group = v.shape[1] // k.shape[1]
     rate = -a_log.float().exp()
     scale = q.shape[2] ** -0.5
