@@ -20,6 +20,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
 }
+LAYER_KINDS = ("full_attention", "sliding_attention")  # that may have their own parameters
 # Settings that the reference ignores, but other implementations read.
 REFUSED: dict[str, set[str]] = {"longrope": {"short_mscale", "long_mscale"}}
 
@@ -112,6 +113,24 @@ def rope_theta(config: dict[str, Any]) -> float:
     """Return the base of the frequencies. Newer configs have it inside `rope_parameters`."""
     outside = _number(config, "rope_theta", 10000.0)
     return _number(_rope_parameters(config), "rope_theta", outside)
+
+
+def parameters_by_kind(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return `rope_parameters` that are separate for each kind of layer; None if it is not given.
+
+    Raises ConfigError if it has another form, or if there is a `rope_scaling` besides it.
+    """
+    given = config.get("rope_parameters")
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not given.keys() <= set(LAYER_KINDS):
+        raise ConfigError(
+            f"config.json has rope_parameters = {given!r}; supported: an object with parameters "
+            f"for {' and '.join(LAYER_KINDS)} each."
+        )
+    if config.get("rope_scaling") is not None:
+        raise ConfigError("config.json has rope_parameters and rope_scaling; remove one of them.")
+    return given
 
 
 def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.errors import ConfigError
-from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
+from engine.layers.rotary import RopeScaling, RotaryEmbedding, parameters_by_kind, rope_theta
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
@@ -65,17 +65,11 @@ def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return the config with the rotary parameters of one layer kind, from either spelling."""
     key, default = THETA[kind]
     own: dict[str, Any] = {"rope_theta": config.get(key) or default}
-    given = config.get("rope_parameters")
+    given = parameters_by_kind(config)
     if given is None:
         if kind == "sliding_attention":
             own["rope_scaling"] = None  # it applies to global layers only
         return config | own
-    if not isinstance(given, dict) or not given.keys() <= THETA.keys():
-        raise ConfigError(
-            f"config.json has rope_parameters = {given!r}; supported: an object with parameters "
-            f"for {' and '.join(THETA)} each."
-        )
-    expect(config, "rope_scaling", None)
     return config | own | {"rope_parameters": given.get(kind)}
 
 

@@ -23,6 +23,7 @@ DECODERS = {
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
+    "Olmo3ForCausalLM": ("engine.models.olmo3", "Olmo3"),
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),

@@ -30,8 +30,10 @@ PRE_NORMS = (
 AFTER_ATTENTION = r"post_attention_layernorm$"  # unless there is one before the MLP, too
 POST_NORMS = (r"self_attn_layer_norm$", r"encoder_attn_layer_norm$", r"final_layer_norm$")
 # Modules whose outputs join the stream, of models in which two norms do not show it.
+OLMO = r"post_(attention|feedforward)_layernorm$"
 SUBLAYERS = {
-    "olmo2": r"post_(attention|feedforward)_layernorm$",
+    "olmo2": OLMO,
+    "olmo3": OLMO,
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
 }
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")

@@ -95,6 +95,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
+    "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
     "Phi-3-mini-4k": decoder("Phi3", 3072, 32, 32, sliding_window=2047),
     "Phi-4-mini": decoder("Phi3", 3072, 24, 8, partial_rotary_factor=0.75),

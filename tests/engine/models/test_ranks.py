@@ -23,6 +23,7 @@ from tests.engine.models import (
     test_mixtral,
     test_nanochat,
     test_olmo2,
+    test_olmo3,
     test_phi3,
     test_qwen3,
     test_qwen3_moe,
@@ -47,6 +48,7 @@ FAST = [
     Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
+    Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
     Case("gpt-neox", test_gpt_neox.config),
     Case("phi3", test_phi3.config),
