@@ -142,12 +142,23 @@ class RotaryAttention(LoadedLayer):
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+        query_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden]."""
+        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden].
+
+        `query_scale` [T, 1, 1] is a factor on each token's queries, which have no norm then.
+        """
         spec = self.attend.spec
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, spec.head_dim)
+        if query_scale is not None:
+            assert self.q_norm is None, "a norm would undo the scale"
+            qkv[:, :heads].mul_(query_scale)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         angles = (cos, sin) if self.rotates else None
         attend = self.attend.rotate_and_attend

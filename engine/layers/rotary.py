@@ -55,7 +55,7 @@ class RopeScaling:
         `partial` is whether the architecture may rotate a part of each head's dimensions. Raises
         ConfigError if the settings are incomplete, contradictory or not supported.
         """
-        given = _rope_parameters(config)
+        given = rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
         if not isinstance(kind, str) or kind not in NEEDED:
             raise ConfigError(
@@ -112,7 +112,7 @@ class RopeScaling:
 def rope_theta(config: dict[str, Any]) -> float:
     """Return the base of the frequencies. Newer configs have it inside `rope_parameters`."""
     outside = _number(config, "rope_theta", 10000.0)
-    return _number(_rope_parameters(config), "rope_theta", outside)
+    return _number(rope_parameters(config), "rope_theta", outside)
 
 
 def parameters_by_kind(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -133,7 +133,11 @@ def parameters_by_kind(config: dict[str, Any]) -> dict[str, Any] | None:
     return given
 
 
-def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` or the older `rope_scaling`, {} without both.
+
+    Raises ConfigError if they differ, or are no parameters for all layers.
+    """
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and new != old:
         raise ConfigError(

@@ -13,6 +13,8 @@ DECODERS = {
     "GPTNeoXForCausalLM": ("engine.models.gpt_neox", "GPTNeoX"),
     "LlamaForCausalLM": ("engine.models.llama", "Llama"),
     "MistralForCausalLM": ("engine.models.mistral", "Mistral"),
+    "Ministral3ForCausalLM": ("engine.models.ministral3", "Ministral3"),
+    "Mistral3ForConditionalGeneration": ("engine.models.ministral3", "Mistral3"),
     "MixtralForCausalLM": ("engine.models.mixtral", "Mixtral"),
     "Qwen2ForCausalLM": ("engine.models.qwen2", "Qwen2"),
     "Qwen3ForCausalLM": ("engine.models.qwen3", "Qwen3"),

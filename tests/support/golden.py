@@ -185,9 +185,15 @@ def of_transformers(
 
     `prepare` may change the random weights before they are saved.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
 
     text, kind = config.get_text_config(), AutoModelForCausalLM
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        kind = AutoModelForImageTextToText
     start = getattr(config, "pad_token_id", None)
     for part in (config, text):
         part.eos_token_id = part.bos_token_id = part.pad_token_id = None

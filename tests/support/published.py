@@ -74,6 +74,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "open_llama_3b": decoder("Llama", 3200, 32, 32),
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
+    "Ministral-3-8B": decoder("Ministral3", 4096, 32, 8, 128, sliding_window=None),
     "Mixtral-8x7B-v0.1": decoder(
         "Mixtral", 4096, 32, 8, sliding_window=None, num_local_experts=8, num_experts_per_tok=2
     ),

@@ -20,6 +20,7 @@ from tests.engine.models import (
     test_gpt_oss,
     test_llama,
     test_marian,
+    test_ministral3,
     test_mixtral,
     test_nanochat,
     test_olmo2,
@@ -48,6 +49,7 @@ FAST = [
     Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
+    test_ministral3.CASE,
     Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
     Case("gpt-neox", test_gpt_neox.config),
