@@ -278,14 +278,20 @@ def _longrope(
     return 1.0 / (divisors * theta**exponent), attention_factor
 
 
+def _interleaved(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return the elements of tensors [T, N] in turns, [T, N * tensors]."""
+    return torch.stack(tensors, dim).flatten(1)
+
+
 class RotaryEmbedding(PositionTables):
     """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py).
 
-    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1.
+    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1. With
+    `pairs`, the tables are for apply_rotary_pairs.
     """
 
     cos: torch.Tensor  # [max_positions, 1, R]
-    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated
+    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated, of pairs the first ones
 
     def __init__(
         self,
@@ -294,12 +300,15 @@ class RotaryEmbedding(PositionTables):
         scaling: RopeScaling,
         max_positions: int,
         dtype: torch.dtype,
+        *,
+        pairs: bool = False,
     ) -> None:
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
         shape = (max_positions, 1, 2 * len(frequencies))
         super().__init__({"cos": shape, "sin": shape}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
+        self.pairs = pairs
         self._factor = factor
         if not self.is_planned:
             self.fill()
@@ -309,8 +318,9 @@ class RotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        self.cos = torch.cat([cos, cos], -1).to(dtype).unsqueeze(1)
-        self.sin = torch.cat([-sin, sin], -1).to(dtype).unsqueeze(1)
+        join = _interleaved if self.pairs else torch.cat
+        self.cos = join([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = join([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, R]."""
@@ -336,8 +346,8 @@ class PairRotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos(), angles.sin()
-        self.cos = torch.stack([cos, cos], -1).flatten(1).to(dtype).unsqueeze(1)
-        self.sin = torch.stack([-sin, sin], -1).flatten(1).to(dtype).unsqueeze(1)
+        self.cos = _interleaved([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = _interleaved([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, dim]."""

@@ -11,7 +11,7 @@ from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
 from engine.ops.kernels import Kernels, use_kernels
 from engine.ops.norm import layer_norm, rms_norm
-from engine.ops.rotary import apply_rotary
+from engine.ops.rotary import apply_rotary, apply_rotary_pairs
 from engine.ops.softcap import softcap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -195,6 +195,25 @@ def test_apply_rotary_matches_complex_multiplication(
     )
 
 
+def in_halves(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return x with the even dimensions of the first `width` before the odd ones."""
+    return torch.cat([x[..., :width:2], x[..., 1:width:2], x[..., width:]], -1)
+
+
+@dtypes
+@pytest.mark.parametrize(("dim", "width"), [(2, 2), (16, 12), (80, 80)])
+def test_apply_rotary_pairs_is_apply_rotary_of_reordered_dimensions(
+    dim: int, width: int, dtype: torch.dtype, kernels: Kernels
+) -> None:
+    x, angles = draw(5, 3, dim, dtype=dtype), draw(2, 5, 1, width, dtype=dtype, seed=1)
+    cos, sin = angles
+    found = in_halves(apply_rotary_pairs(x, cos, sin, kernels=kernels), width)
+    due = apply_rotary(
+        in_halves(x, width), in_halves(cos, width), in_halves(sin, width), kernels=kernels
+    )
+    assert torch.equal(found, due)
+
+
 def test_apply_rotary_strided_input_equals_contiguous(kernels: Kernels) -> None:
     """The heads of a token need not be contiguous."""
     x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
@@ -231,4 +250,5 @@ def test_ops_do_not_modify_their_inputs(kernels: Kernels) -> None:
     relu_squared(x, kernels=kernels)
     sigmoid(x)
     apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
+    apply_rotary_pairs(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
     assert torch.equal(x, before)
