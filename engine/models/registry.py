@@ -27,6 +27,8 @@ DECODERS = {
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "Olmo3ForCausalLM": ("engine.models.olmo3", "Olmo3"),
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
+    "CohereForCausalLM": ("engine.models.cohere", "Cohere"),
+    "Cohere2ForCausalLM": ("engine.models.cohere2", "Cohere2"),
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),

@@ -34,6 +34,8 @@ OLMO = r"post_(attention|feedforward)_layernorm$"
 SUBLAYERS = {
     "olmo2": OLMO,
     "olmo3": OLMO,
+    "cohere": r"(self_attn\.o_proj|mlp\.down_proj)$",
+    "cohere2": r"(self_attn\.o_proj|mlp\.down_proj)$",
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
 }
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
@@ -191,7 +193,7 @@ def head(reference: Any, hidden: torch.Tensor) -> torch.Tensor:
     if config.model_type == "t5" and config.scale_decoder_outputs:
         hidden = hidden * config.d_model**-0.5
     logits = reference.lm_head(hidden) + getattr(reference, "final_logits_bias", 0)
-    logits = logits / getattr(config, "logits_scaling", 1)
+    logits = logits / getattr(config, "logits_scaling", 1) * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

@@ -94,6 +94,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
+    "c4ai-command-r-v01": decoder("Cohere", 8192, 64, 64),
+    "c4ai-command-r7b": decoder("Cohere2", 4096, 32, 8, sliding_window=4096, num_hidden_layers=4),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
     "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),

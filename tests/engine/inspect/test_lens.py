@@ -16,6 +16,8 @@ from engine.models.registry import ARCHITECTURES
 from engine.protocol.lens import LensResult, Prediction
 from tests.engine.models import (
     test_bert,
+    test_cohere,
+    test_cohere2,
     test_gemma,
     test_gemma2,
     test_gemma3,
@@ -58,6 +60,8 @@ CASES = {
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
     "granite": test_granite.CASE,
+    "cohere": test_cohere.CASE,
+    "cohere2": test_cohere2.CASE,
     "olmo2": test_olmo2.CASE,
     "olmo3": test_olmo3.CASE,
     "mixtral": test_mixtral.CASE,

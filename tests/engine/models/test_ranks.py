@@ -13,6 +13,7 @@ from engine.layers.linear import Linear
 from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_bert,
+    test_cohere2,
     test_gemma2,
     test_gemma3,
     test_gpt2,
@@ -49,6 +50,7 @@ FAST = [
     Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
+    Case("cohere2", test_cohere2.config),
     test_ministral3.CASE,
     Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),

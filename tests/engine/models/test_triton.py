@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.models import (
+    test_cohere2,
     test_gemma2,
     test_gemma3,
     test_gpt2,
@@ -24,6 +25,7 @@ TOKENS = 3
 # The one with the most features: grouped heads, softcap, window.
 QUICK = [test_gemma2.CASE]
 OTHERS = [
+    test_cohere2.CASE,
     test_gemma3.CASE,
     test_gpt2.CASES[0],
     test_llama.CASES[0],
