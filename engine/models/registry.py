@@ -17,6 +17,7 @@ DECODERS = {
     "Mistral3ForConditionalGeneration": ("engine.models.ministral3", "Mistral3"),
     "MixtralForCausalLM": ("engine.models.mixtral", "Mixtral"),
     "Qwen2ForCausalLM": ("engine.models.qwen2", "Qwen2"),
+    "Qwen2MoeForCausalLM": ("engine.models.qwen2_moe", "Qwen2Moe"),
     "Qwen3ForCausalLM": ("engine.models.qwen3", "Qwen3"),
     "Qwen3MoeForCausalLM": ("engine.models.qwen3_moe", "Qwen3Moe"),
     "GemmaForCausalLM": ("engine.models.gemma", "Gemma"),

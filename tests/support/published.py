@@ -81,6 +81,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen2.5-0.5B": decoder("Qwen2", 896, 14, 2),
     "Qwen2.5-1.5B": decoder("Qwen2", 1536, 12, 2),
     "Qwen2.5-7B": decoder("Qwen2", 3584, 28, 4),
+    "Qwen1.5-MoE-A2.7B": decoder(
+        "Qwen2Moe",
+        *(2048, 16, 16),
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=256,
+    ),
     "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
     "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
     "Qwen3-30B-A3B": decoder(

@@ -27,6 +27,7 @@ from tests.engine.models import (
     test_olmo2,
     test_olmo3,
     test_phi3,
+    test_qwen2_moe,
     test_qwen3,
     test_qwen3_moe,
     test_roformer,
@@ -39,7 +40,7 @@ from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
-WHOLE = ("router", "smear_gate")  # these linear layers are not shared
+WHOLE = ("router", "shared_gate", "smear_gate")  # these linear layers are not shared
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -50,6 +51,7 @@ FAST = [
     Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
+    Case("qwen2-moe", test_qwen2_moe.config),
     Case("cohere2", test_cohere2.config),
     test_ministral3.CASE,
     Case("olmo3", test_olmo3.config),
