@@ -449,7 +449,7 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
-# What a model that mostly consists of tested parts proves in each run; the rest is slow.
+# A model that mostly consists of tested parts proves these in each run; the rest is slow.
 FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
 
 

@@ -24,7 +24,7 @@ from tests.support.golden import (
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PUBLISHED = {  # of Command R7B, beside the sizes
+PUBLISHED = {  # in the config.json of Command R7B
     "layer_switch": 4,
     "order_of_interleaved_layers": "local_attn_first",
     "position_embedding_type": "rope_gptj",
