@@ -1,4 +1,4 @@
-"""What config.json has of single architectures, from a GGUF file's settings."""
+"""Keys of config.json that only single architectures have, from a GGUF file's settings."""
 
 from __future__ import annotations
 
