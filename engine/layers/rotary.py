@@ -133,6 +133,18 @@ def parameters_by_kind(config: dict[str, Any]) -> dict[str, Any] | None:
     return given
 
 
+def expect_truncated(given: Any) -> None:
+    """Raise ConfigError for yarn's `truncate: false` in the parameters of one kind of layer.
+
+    transformers 5.24 applies the setting only if all layers share their parameters.
+    """
+    if isinstance(given, dict) and not given.get("truncate", True):
+        raise ConfigError(
+            "config.json has truncate = False in the rope_parameters of one kind of layer; it is "
+            "supported only for architectures with one set for all layers. Remove it."
+        )
+
+
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Return `rope_parameters` or the older `rope_scaling`, {} without both.
 

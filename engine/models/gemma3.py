@@ -13,7 +13,13 @@ import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
-from engine.layers.rotary import RopeScaling, RotaryEmbedding, parameters_by_kind, rope_theta
+from engine.layers.rotary import (
+    RopeScaling,
+    RotaryEmbedding,
+    expect_truncated,
+    parameters_by_kind,
+    rope_theta,
+)
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
@@ -63,6 +69,7 @@ def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
     key, default = THETA[kind]
     own: dict[str, Any] = {"rope_theta": config.get(key) or default}
     given = parameters_by_kind(config)
+    expect_truncated(config.get("rope_scaling") if given is None else given.get(kind))
     if given is None:
         if kind == "sliding_attention":
             own["rope_scaling"] = None  # it applies to global layers only

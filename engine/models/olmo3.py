@@ -12,7 +12,13 @@ import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.errors import ConfigError
-from engine.layers.rotary import RopeScaling, RotaryEmbedding, parameters_by_kind, rope_theta
+from engine.layers.rotary import (
+    RopeScaling,
+    RotaryEmbedding,
+    expect_truncated,
+    parameters_by_kind,
+    rope_theta,
+)
 from engine.models.base import layer_windows, nullable, positive
 from engine.models.llama import LlamaConfig
 from engine.models.olmo2 import Olmo2, check_olmo
@@ -46,6 +52,7 @@ def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
         theta = config.get("rope_theta")
         if given is None:
             own = config.get("rope_scaling") or {}
+    expect_truncated(own)
     outside = {"rope_theta": THETA if theta is None else theta, "rope_scaling": None}
     return config | outside | {"rope_parameters": own}
 

@@ -97,6 +97,8 @@ def test_olmo3_published_spelling_matches_transformers(golden: Golden, equality:
         ({"sliding_window": None}, "without a sliding_window"),
         ({"rope_parameters": LOCAL}, "full_attention and sliding_attention each"),
         ({"rope_parameters": {"full_attention": [1]}}, "full_attention must be an object"),
+        ({"rope_parameters": {"full_attention": YARN | {"truncate": False}}}, "truncate = False"),
+        ({"rope_parameters": None, "rope_scaling": YARN | {"truncate": False}}, "truncate = False"),
         ({"rope_scaling": YARN}, "rope_parameters and rope_scaling"),
     ],
     ids=str,
