@@ -71,22 +71,25 @@ class Attention(nn.Module):
         norm: HeadNorm | None,
         batch: ForwardBatch,
         sinks: torch.Tensor | None = None,
+        *,
+        pairs: bool = False,
     ) -> torch.Tensor:
         """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`.
 
-        `angles` and `norm` are as in `norm_and_rotate`.
+        `angles`, `norm` and `pairs` are as in `norm_and_rotate`.
         """
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
         kv = batch.kv.layers[self.index]
         # The fused kernel stores no codes.
         if self.kernels != "triton" or padded or kv.key_scales is not None:
-            qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
+            qk = norm_and_rotate(qk, heads, angles, norm, pairs=pairs, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
         cache = (kv.keys, kv.values, blocks, layout.token_offsets)
-        q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
+        qkv = (qk[:, :heads], qk[:, heads:], v)
+        q = rotate_and_store(qkv, angles, cache, norm, pairs=pairs)
         return batch.plan.attend(self.spec, kv, q, None, None, sinks=sinks).flatten(1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
@@ -111,7 +114,8 @@ class RotaryAttention(LoadedLayer):
 
     `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
     before the rotation (arXiv 2302.05442). Without `rotates`, positions have no embedding
-    (arXiv 2305.19466).
+    (arXiv 2305.19466). With `pairs`, neighbouring dimensions are rotated, by such a
+    RotaryEmbedding.
     """
 
     def __init__(
@@ -124,9 +128,10 @@ class RotaryAttention(LoadedLayer):
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
         rotates: bool = True,
+        pairs: bool = False,
     ) -> None:
         super().__init__()
-        self.rotates = rotates
+        self.rotates, self.pairs = rotates, pairs
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         queries, keys = heads * spec.head_dim, kv_heads * spec.head_dim
         self.qkv = Linear(
@@ -142,16 +147,29 @@ class RotaryAttention(LoadedLayer):
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+        query_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden]."""
+        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden].
+
+        `query_scale` [T, 1, 1] is a factor on each token's queries, which have no norm then.
+        """
         spec = self.attend.spec
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, spec.head_dim)
+        if query_scale is not None:
+            assert self.q_norm is None, "a norm would undo the scale"
+            qkv[:, :heads].mul_(query_scale)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         angles = (cos, sin) if self.rotates else None
-        attend = self.attend.rotate_and_attend
-        return self.out(attend(qk, v, angles, self._norm(), batch, self.sinks))
+        attended = self.attend.rotate_and_attend(
+            qk, v, angles, self._norm(), batch, self.sinks, pairs=self.pairs
+        )
+        return self.out(attended)
 
     def divide(self, ranks: Ranks) -> None:
         """Keep the sinks of this rank's heads. Raises ConfigError if that is not possible."""

@@ -120,10 +120,10 @@ class Join(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
         self.eps = eps
         self.kernels: Kernels = "torch"
 

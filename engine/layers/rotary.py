@@ -20,6 +20,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
 }
+LAYER_KINDS = ("full_attention", "sliding_attention")  # that may have their own parameters
 # Settings that the reference ignores, but other implementations read.
 REFUSED: dict[str, set[str]] = {"longrope": {"short_mscale", "long_mscale"}}
 
@@ -54,7 +55,7 @@ class RopeScaling:
         `partial` is whether the architecture may rotate a part of each head's dimensions. Raises
         ConfigError if the settings are incomplete, contradictory or not supported.
         """
-        given = _rope_parameters(config)
+        given = rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
         if not isinstance(kind, str) or kind not in NEEDED:
             raise ConfigError(
@@ -111,10 +112,44 @@ class RopeScaling:
 def rope_theta(config: dict[str, Any]) -> float:
     """Return the base of the frequencies. Newer configs have it inside `rope_parameters`."""
     outside = _number(config, "rope_theta", 10000.0)
-    return _number(_rope_parameters(config), "rope_theta", outside)
+    return _number(rope_parameters(config), "rope_theta", outside)
 
 
-def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+def parameters_by_kind(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return `rope_parameters` that are separate for each kind of layer; None if it is not given.
+
+    Raises ConfigError if it has another form, or if there is a `rope_scaling` besides it.
+    """
+    given = config.get("rope_parameters")
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not given.keys() <= set(LAYER_KINDS):
+        raise ConfigError(
+            f"config.json has rope_parameters = {given!r}; supported: an object with parameters "
+            f"for {' and '.join(LAYER_KINDS)} each."
+        )
+    if config.get("rope_scaling") is not None:
+        raise ConfigError("config.json has rope_parameters and rope_scaling; remove one of them.")
+    return given
+
+
+def expect_truncated(given: Any) -> None:
+    """Raise ConfigError for yarn's `truncate: false` in the parameters of one kind of layer.
+
+    transformers 5.24 applies the setting only if all layers share their parameters.
+    """
+    if isinstance(given, dict) and not given.get("truncate", True):
+        raise ConfigError(
+            "config.json has truncate = False in the rope_parameters of one kind of layer; it is "
+            "supported only for architectures with one set for all layers. Remove it."
+        )
+
+
+def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` or the older `rope_scaling`, {} without both.
+
+    Raises ConfigError if they differ, or are no parameters for all layers.
+    """
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and new != old:
         raise ConfigError(
@@ -255,14 +290,20 @@ def _longrope(
     return 1.0 / (divisors * theta**exponent), attention_factor
 
 
+def _interleaved(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return the elements of tensors [T, N] in turns, [T, N * tensors]."""
+    return torch.stack(tensors, dim).flatten(1)
+
+
 class RotaryEmbedding(PositionTables):
     """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py).
 
-    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1.
+    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1. With
+    `pairs`, the tables are for apply_rotary_pairs.
     """
 
     cos: torch.Tensor  # [max_positions, 1, R]
-    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated
+    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated, of pairs the first ones
 
     def __init__(
         self,
@@ -271,12 +312,15 @@ class RotaryEmbedding(PositionTables):
         scaling: RopeScaling,
         max_positions: int,
         dtype: torch.dtype,
+        *,
+        pairs: bool = False,
     ) -> None:
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
         shape = (max_positions, 1, 2 * len(frequencies))
         super().__init__({"cos": shape, "sin": shape}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
+        self.pairs = pairs
         self._factor = factor
         if not self.is_planned:
             self.fill()
@@ -286,8 +330,9 @@ class RotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        self.cos = torch.cat([cos, cos], -1).to(dtype).unsqueeze(1)
-        self.sin = torch.cat([-sin, sin], -1).to(dtype).unsqueeze(1)
+        join = _interleaved if self.pairs else torch.cat
+        self.cos = join([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = join([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, R]."""
@@ -313,8 +358,8 @@ class PairRotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos(), angles.sin()
-        self.cos = torch.stack([cos, cos], -1).flatten(1).to(dtype).unsqueeze(1)
-        self.sin = torch.stack([-sin, sin], -1).flatten(1).to(dtype).unsqueeze(1)
+        self.cos = _interleaved([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = _interleaved([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, dim]."""

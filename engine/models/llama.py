@@ -20,7 +20,7 @@ from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.experts import Experts, ExpertsShape
 from engine.layers.mlp import GATED, GatedMLP
-from engine.layers.norm import RMSNorm
+from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, layer_count, positive, positive_float
 from engine.ops.norm import Tensors
@@ -63,6 +63,7 @@ class LlamaConfig:
     tied: bool
     windows: tuple[int | None, ...]  # one per layer; None: full attention
     rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
+    pairs: bool = False  # whether neighbouring dimensions are rotated
     qk_norm: bool = False
     norm: type[RMSNorm] = RMSNorm
     embed_scale: float = 1.0  # factor on token embeddings
@@ -131,6 +132,7 @@ def llama_attention(
         out_bias=c.out_bias,
         qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
         rotates=c.rotates[index],
+        pairs=c.pairs,
     )
 
 
@@ -184,10 +186,10 @@ class Llama(nn.Module):
             c.vocab_size, c.hidden, c.embed_scale, dtype, divisible=True
         )
         self.rotary = RotaryEmbedding(
-            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
+            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype, pairs=c.pairs
         )
         self.blocks = nn.ModuleList(self.block(c, i) for i in range(c.layers))
-        self.norm = c.norm(c.hidden, c.norm_eps)
+        self.norm: RMSNorm | LayerNorm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

@@ -84,9 +84,17 @@ def divide_by_rms(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, kernels: Kernels
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    kernels: Kernels,
 ) -> torch.Tensor:
-    """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
+    """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450).
+
+    Without a bias, nothing is added.
+    """
     if kernels == "triton":
         from engine.kernels.triton.norm import norm
 
@@ -123,7 +131,7 @@ def add_layer_norm(
     x: torch.Tensor,
     delta: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor,
+    bias: torch.Tensor | None,
     eps: float,
     *,
     kernels: Kernels,

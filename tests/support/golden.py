@@ -185,9 +185,15 @@ def of_transformers(
 
     `prepare` may change the random weights before they are saved.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
 
     text, kind = config.get_text_config(), AutoModelForCausalLM
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        kind = AutoModelForImageTextToText
     start = getattr(config, "pad_token_id", None)
     for part in (config, text):
         part.eos_token_id = part.bos_token_id = part.pad_token_id = None
@@ -443,7 +449,7 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
-# Equalities of each run for a model that mostly consists of tested parts; the rest is slow.
+# A model that mostly consists of tested parts proves these in each run; the rest is slow.
 FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
 
 

@@ -30,8 +30,12 @@ PRE_NORMS = (
 AFTER_ATTENTION = r"post_attention_layernorm$"  # unless there is one before the MLP, too
 POST_NORMS = (r"self_attn_layer_norm$", r"encoder_attn_layer_norm$", r"final_layer_norm$")
 # Modules whose outputs join the stream, of models in which two norms do not show it.
+OLMO = r"post_(attention|feedforward)_layernorm$"
 SUBLAYERS = {
-    "olmo2": r"post_(attention|feedforward)_layernorm$",
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "cohere": r"(self_attn\.o_proj|mlp\.down_proj)$",
+    "cohere2": r"(self_attn\.o_proj|mlp\.down_proj)$",
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
 }
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
@@ -189,7 +193,7 @@ def head(reference: Any, hidden: torch.Tensor) -> torch.Tensor:
     if config.model_type == "t5" and config.scale_decoder_outputs:
         hidden = hidden * config.d_model**-0.5
     logits = reference.lm_head(hidden) + getattr(reference, "final_logits_bias", 0)
-    logits = logits / getattr(config, "logits_scaling", 1)
+    logits = logits / getattr(config, "logits_scaling", 1) * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

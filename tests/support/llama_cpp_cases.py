@@ -21,7 +21,7 @@ ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
 PROMPT = [1, *range(40, 160, 3)]
 CANDIDATES = 6
 ROPE = "rope.scaling."
-ROTATING = ARCHITECTURES[:-1]
+ROTATING = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 YARN = {f"{ROPE}type": "yarn", f"{ROPE}factor": 4.0, f"{ROPE}original_context_length": 64}
 UNREAD = {
     f"{ROPE}yarn_beta_fast": 16.0,
@@ -107,6 +107,62 @@ def window_cases() -> dict[str, TinyCase]:
     }
 
 
+def family_cases() -> dict[str, TinyCase]:
+    """Return what only some architectures compute, and what rotates differently in them."""
+    window, pattern = "attention.sliding_window", "attention.sliding_window_pattern"
+    scale, short = "attention.temperature_scale", f"{ROPE}original_context_length"
+    log, linear = f"{ROPE}yarn_log_multiplier", {f"{ROPE}factor": 4.0}
+    layers = [layer % 3 == 1 for layer in range(4)]
+    changes: dict[str, dict[str, dict[str, Any]]] = {
+        "olmo2": {
+            "linear": linear,
+            "window": {window: 8},
+            "window, linear": {window: 8} | linear,
+            "window, yarn": {window: 8} | YARN,
+            "window, yarn, attn_factor": {window: 8, f"{ROPE}attn_factor": 1.2} | YARN,
+            "window, attn_factor": {window: 8, f"{ROPE}attn_factor": 0.5},
+            "window, every third layer": {window: 8, pattern: 3},
+            "window, list": {window: 8, pattern: layers},
+        },
+        "cohere2": {
+            "every third layer": {pattern: 3},
+            "list": {pattern: layers},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+            "logit_scale": {"logit_scale": 0.5},
+            "no logit_scale": {"logit_scale": 0.0},
+        },
+        "command-r": {
+            "linear": linear,
+            "yarn": YARN,
+            "no logit_scale": {"logit_scale": None},
+        },
+        "qwen2moe": {
+            "yarn": YARN,
+            "three experts": {"expert_used_count": 3},
+            "default size": {"expert_feed_forward_length": None},
+        },
+        "mistral3": {
+            "linear": linear,
+            "yarn": YARN,
+            "yarn, log_multiplier": YARN | {log: 1.0},
+            "yarn, log_multiplier, attn_factor": YARN | {log: 0.5, f"{ROPE}attn_factor": 0.8},
+            "yarn, beta_slow": YARN | {f"{ROPE}yarn_beta_slow": 3.0},
+            "yarn, beta_fast": YARN | {f"{ROPE}yarn_beta_fast": 2.0},
+            "yarn, temperature": YARN | {scale: 0.5, short: 16, log: 1.0},
+            "temperature": {scale: 0.5, short: 16},
+            "temperature, linear": {scale: 0.5, short: 16} | linear,
+            "temperature, attn_factor": {scale: 0.5, short: 16, f"{ROPE}attn_factor": 0.7},
+        },
+    }
+    return {
+        f"{name} family: {case}": TinyCase(name, change)
+        for name, each in changes.items()
+        for case, change in each.items()
+    }
+
+
 def bias_cases() -> dict[str, TinyCase]:
     qkv, mlp = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up", "ffn_down")
     tensors = {
@@ -119,19 +175,20 @@ def bias_cases() -> dict[str, TinyCase]:
         "all": biases(*BIASES),
     }
     found = {f"llama biases: {case}": TinyCase("llama", {}, more) for case, more in tensors.items()}
-    for name in ("qwen3", "gemma", "gemma2", "gemma3"):
+    for name in ("qwen3", "gemma", "gemma2", "gemma3", "command-r", "cohere2"):
         blocks = LAYERS.get(name, 2)
         found[f"{name} biases"] = TinyCase(name, {}, biases(*qkv, blocks=blocks))
     without = dict.fromkeys(biases("attn_k"))
     return found | {
         "qwen2 biases: none of keys": TinyCase("qwen2", {}, without),
         "qwen2 biases: none": TinyCase("qwen2", {}, dict.fromkeys(biases(*qkv))),
+        "qwen2moe biases: none": TinyCase("qwen2moe", {}, dict.fromkeys(biases(*qkv))),
     }
 
 
 def layer_cases() -> dict[str, TinyCase]:
     found = {}
-    for name in ARCHITECTURES:
+    for name in (*ROTATING, "gpt2"):
         layers = LAYERS.get(name, 2)
         same = {"attention.head_count": [2] * layers, "feed_forward_length": [INNER] * layers}
         if name != "gpt2":
@@ -144,6 +201,7 @@ CASES = (
     {f"{name}: plain": TinyCase(name) for name in ARCHITECTURES}
     | rotary_cases()
     | window_cases()
+    | family_cases()
     | bias_cases()
     | layer_cases()
 )

@@ -74,12 +74,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "open_llama_3b": decoder("Llama", 3200, 32, 32),
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
+    "Ministral-3-8B": decoder("Ministral3", 4096, 32, 8, 128, sliding_window=None),
     "Mixtral-8x7B-v0.1": decoder(
         "Mixtral", 4096, 32, 8, sliding_window=None, num_local_experts=8, num_experts_per_tok=2
     ),
     "Qwen2.5-0.5B": decoder("Qwen2", 896, 14, 2),
     "Qwen2.5-1.5B": decoder("Qwen2", 1536, 12, 2),
     "Qwen2.5-7B": decoder("Qwen2", 3584, 28, 4),
+    "Qwen1.5-MoE-A2.7B": decoder(
+        "Qwen2Moe",
+        *(2048, 16, 16),
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=256,
+    ),
     "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
     "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
     "Qwen3-30B-A3B": decoder(
@@ -93,8 +102,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
+    "c4ai-command-r-v01": decoder("Cohere", 8192, 64, 64),
+    "c4ai-command-r7b": decoder("Cohere2", 4096, 32, 8, sliding_window=4096, num_hidden_layers=4),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
+    "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
     "Phi-3-mini-4k": decoder("Phi3", 3072, 32, 32, sliding_window=2047),
     "Phi-4-mini": decoder("Phi3", 3072, 24, 8, partial_rotary_factor=0.75),

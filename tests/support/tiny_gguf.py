@@ -9,9 +9,13 @@ from typing import Any
 import gguf
 import numpy as np
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
+ARCHITECTURES = (
+    *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
+    *("olmo2", "command-r", "cohere2", "gpt2"),
+)
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
-LAYERS = {"gemma2": 4, "gemma3": 7}
+LAYERS = {"gemma2": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4}
+EXPERTS, EXPERT_INNER, SHARED_INNER = 4, 32, 48
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 LETTERS = "abcdefghijklm"
 WORDS = [first + second for first in LETTERS for second in LETTERS]
@@ -19,6 +23,20 @@ TOKENS = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", *LETTERS, *WORDS]
 KINDS = [UNKNOWN, CONTROL, CONTROL, BYTE, *[NORMAL] * (1 + len(LETTERS) + len(WORDS))]
 NORMS = ("attn_norm", "ffn_norm")
 WINDOWED = ("gemma2", "gemma3")
+COHERE = ("command-r", "cohere2")
+WITH_HEAD = ("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma3", "olmo2")
+
+QWEN2 = ("qwen2", "qwen2moe")
+EXPERT_MATRICES = {
+    "ffn_gate_inp": (EXPERTS, HIDDEN),
+    "ffn_gate_exps": (EXPERTS, EXPERT_INNER, HIDDEN),
+    "ffn_up_exps": (EXPERTS, EXPERT_INNER, HIDDEN),
+    "ffn_down_exps": (EXPERTS, HIDDEN, EXPERT_INNER),
+    "ffn_gate_inp_shexp": (HIDDEN,),
+    "ffn_gate_shexp": (SHARED_INNER, HIDDEN),
+    "ffn_up_shexp": (SHARED_INNER, HIDDEN),
+    "ffn_down_shexp": (HIDDEN, SHARED_INNER),
+}
 
 
 def settings_of(architecture: str) -> dict[str, Any]:
@@ -32,11 +50,20 @@ def settings_of(architecture: str) -> dict[str, Any]:
     }
     if architecture == "gpt2":
         return settings | {"attention.layer_norm_epsilon": 1e-5}
-    settings |= {
-        "attention.head_count_kv": 1,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 1e4,
-    }
+    norm = "attention.layer_norm_rms_epsilon"
+    if architecture in COHERE:
+        norm = "attention.layer_norm_epsilon"
+        settings["logit_scale"] = 0.25
+    settings |= {"attention.head_count_kv": 1, norm: 1e-5, "rope.freq_base": 1e4}
+    if architecture == "cohere2":
+        settings["attention.sliding_window"] = 8
+    if architecture == "qwen2moe":
+        settings |= {
+            "expert_count": EXPERTS,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": EXPERT_INNER,
+            "expert_shared_feed_forward_length": SHARED_INNER,
+        }
     if architecture in WINDOWED:
         settings |= {
             "attention.sliding_window": 8,
@@ -65,7 +92,7 @@ def shapes_of(architecture: str) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(TOKENS), HIDDEN)}
     if architecture == "gpt2":
         shapes |= {"position_embd.weight": (256, HIDDEN), "output_norm.bias": (HIDDEN,)}
-    if architecture in ("llama", "qwen2", "qwen3", "gemma3"):
+    if architecture in WITH_HEAD:
         shapes["output.weight"] = (len(TOKENS), HIDDEN)
     shapes["output_norm.weight"] = (HIDDEN,)
     matrices = {
@@ -80,15 +107,21 @@ def shapes_of(architecture: str) -> dict[str, tuple[int, ...]]:
     if architecture == "gpt2":
         matrices = {"attn_qkv": (3 * HIDDEN, HIDDEN), **dict(list(matrices.items())[3:])}
         del matrices["ffn_gate"]
+    if architecture == "qwen2moe":
+        matrices = dict(list(matrices.items())[:4]) | EXPERT_MATRICES
     norms = dict.fromkeys(NORMS, HIDDEN)
+    if architecture in COHERE:
+        del norms["ffn_norm"]
+    if architecture == "olmo2":
+        norms = {"attn_q_norm": HIDDEN, "attn_k_norm": WIDTH}
     if architecture in ("qwen3", "gemma3"):
         norms |= {"attn_q_norm": WIDTH, "attn_k_norm": WIDTH}
-    if architecture in WINDOWED:
+    if architecture in (*WINDOWED, "olmo2"):
         norms |= {"post_attention_norm": HIDDEN, "post_ffw_norm": HIDDEN}
     for block in range(LAYERS.get(architecture, 2)):
         for part, shape in (matrices | {name: (size,) for name, size in norms.items()}).items():
             shapes[f"blk.{block}.{part}.weight"] = shape
-            if architecture == "gpt2" or (architecture == "qwen2" and part in list(matrices)[:3]):
+            if architecture == "gpt2" or (architecture in QWEN2 and part in list(matrices)[:3]):
                 shapes[f"blk.{block}.{part}.bias"] = shape[:1]
     return shapes
 

@@ -15,11 +15,16 @@ from engine.errors import ConfigError
 Settings = Mapping[str, Any]
 CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mistral3": "LlamaForCausalLM",  # unless it scales queries
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",  # unless it has windows
+    "command-r": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
 }
 COUNTS = (
@@ -44,11 +49,27 @@ WINDOWS = (
     "rope.freq_base_swa",
     "final_logit_softcapping",
 )
+EXPERTS = ("expert_count", "expert_used_count")
+EXPERT_SIZES = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+TEMPERATURE = "attention.temperature_scale"
+YARN = (
+    "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+LAYER_NORMED = ("command-r", "cohere2", "gpt2")
+# Settings that llama.cpp needs besides COUNTS and the norm's.
+NEEDED = {"cohere2": ("attention.sliding_window", "logit_scale"), "qwen2moe": EXPERTS}
 LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
 ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
 COMPUTED = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
+    "mistral3": (*ALL, *ROPE, RMS, TEMPERATURE, *YARN),
+    "qwen2moe": (*ALL, *ROPE, RMS, *EXPERTS, *EXPERT_SIZES),
+    "olmo2": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
+    "command-r": (*ALL, *ROPE, LAYER_NORM, "logit_scale"),
+    "cohere2": (*ALL, *ROPE, LAYER_NORM, "logit_scale", *WINDOWS[:3]),
     "gemma2": (*ALL, *ROPE, RMS, *WINDOWS, "attn_logit_softcapping"),
     "gemma3": (*ALL, *ROPE, RMS, *WINDOWS),
     "gpt2": (*ALL, LAYER_NORM),
@@ -127,14 +148,16 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     name = architecture_of(settings)
     start = f"{name}."
     own = {key.removeprefix(start): v for key, v in settings.items() if key.startswith(start)}
-    norm = LAYER_NORM if name == "gpt2" else RMS
-    if missing := [key for key in (*COUNTS, norm) if key not in own]:
+    norm = LAYER_NORM if name in LAYER_NORMED else RMS
+    needed = (*COUNTS, norm, *NEEDED.get(name, ()))
+    if missing := [key for key in needed if key not in own]:
         raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
     for key in PER_LAYER:
         if isinstance(own.get(key), list):
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
     original = "rope.scaling.original_context_length"
-    for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original):
+    sizes = (*EXPERTS, *EXPERT_SIZES) if name == "qwen2moe" else ()
+    for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original, *sizes):
         _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
         _check_number(start + key, own.get(key, 1), float, math.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.header import Header, StoredTensor
@@ -14,6 +15,9 @@ Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"
 ATTENTION = ("attn_q", "attn_k", "attn_v")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
+TIED = ("gemma", "gemma2", "command-r", "cohere2")  # llama.cpp reads no head for these
+WITH_HEAD = ("olmo2", "qwen2moe")  # and requires one for these
+STACKED = "_exps"  # the end of a tensor's name that holds all experts
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 
@@ -39,9 +43,11 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         "output_norm.weight": (hidden,),
     }
     optional: dict[str, Shape] = {}
-    if name not in ("gemma", "gemma2"):
+    if name in WITH_HEAD:
+        required["output.weight"] = (vocab_size, hidden)
+    elif name not in TIED:
         optional["output.weight"] = (vocab_size, hidden)
-    if name == "llama":
+    if name in ("llama", "mistral3"):
         optional[ROPE_FACTORS] = (own["attention.key_length"] // 2,)
     if name == "gpt2":
         required["position_embd.weight"] = (own["context_length"], hidden)
@@ -89,9 +95,50 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
     }
     if name in ("qwen3", "gemma3"):
         parts |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (width,))
-    if name in ("gemma2", "gemma3"):
+    if name in ("gemma2", "gemma3", "olmo2"):
         parts |= dict.fromkeys(POST_NORMS, (hidden,))
+    if name == "olmo2":
+        del parts["attn_norm"], parts["ffn_norm"]
+        return parts | {"attn_q_norm": (queries,), "attn_k_norm": (keys,)}, ()
+    if name in ("command-r", "cohere2"):
+        del parts["ffn_norm"]
+    if name == "qwen2moe":
+        parts = {part: shape for part, shape in parts.items() if part not in MLP}
+        parts |= _experts(own)
     return parts, (*ATTENTION, "attn_output", *MLP) if name == "llama" else ATTENTION
+
+
+def _experts(own: Settings) -> dict[str, Shape]:
+    """Return the shapes of a block's router, of all its experts together, and of the shared one."""
+    hidden, count = own["embedding_length"], own["expert_count"]
+    inner, shared = expert_sizes(own)
+    return {
+        "ffn_gate_inp": (count, hidden),
+        f"ffn_gate{STACKED}": (count, inner, hidden),
+        f"ffn_up{STACKED}": (count, inner, hidden),
+        f"ffn_down{STACKED}": (count, hidden, inner),
+        "ffn_gate_inp_shexp": (hidden,),
+        "ffn_gate_shexp": (shared, hidden),
+        "ffn_up_shexp": (shared, hidden),
+        "ffn_down_shexp": (hidden, shared),
+    }
+
+
+def expert_sizes(own: Settings) -> tuple[int, int]:
+    """Return the inner sizes of an expert and of the shared one, with llama.cpp's defaults."""
+    inner = own["feed_forward_length"]
+    one = own.get("expert_feed_forward_length", inner // own["expert_used_count"])
+    return one, own.get("expert_shared_feed_forward_length", inner)
+
+
+def expert_parts(stored: StoredTensor) -> list[StoredTensor]:
+    """Return the tensor of each expert, of one with all of them."""
+    count = stored.shape[0]
+    nbytes = stored.nbytes // count
+    return [
+        replace(stored, shape=stored.shape[1:], offset=stored.offset + e * nbytes, nbytes=nbytes)
+        for e in range(count)
+    ]
 
 
 def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
@@ -121,7 +168,7 @@ def absent_biases(
         return {}
     groups: list[tuple[str, ...]] = [(*ATTENTION, "attn_output"), MLP]
     groups = [parts for parts in groups if has_bias(tensors, parts)]
-    if architecture == "qwen2":
+    if architecture in ("qwen2", "qwen2moe"):
         groups = [ATTENTION]  # always there, and never one of the output
     found: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():

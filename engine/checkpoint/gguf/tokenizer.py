@@ -47,7 +47,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
     "tekken": (TEKKEN,),
 }
-SPLIT_OF_ARCHITECTURE = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2"}
+SPLIT_OF_ARCHITECTURE = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2"}
 BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless add_bos_token is there
 WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built from merges
 SPECIAL = (UNKNOWN, CONTROL)

@@ -22,7 +22,7 @@ OUTLIER_FROM = 3.25
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
 ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
-NORM, SILU, GELU_TANH, ROTATION = range(4)  # the operations on a row
+NORM, SILU, GELU_TANH, ROTATION, PAIR_ROTATION = range(5)  # the operations on a row
 # The operations on a row and its gate, which is a separate tensor.
 SIGMOID_MUL, NORM_THEN_GATE, GATE_THEN_NORM = range(3)
 TASK = np.dtype(

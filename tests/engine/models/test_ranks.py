@@ -13,6 +13,7 @@ from engine.layers.linear import Linear
 from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_bert,
+    test_cohere2,
     test_gemma2,
     test_gemma3,
     test_gpt2,
@@ -20,10 +21,13 @@ from tests.engine.models import (
     test_gpt_oss,
     test_llama,
     test_marian,
+    test_ministral3,
     test_mixtral,
     test_nanochat,
     test_olmo2,
+    test_olmo3,
     test_phi3,
+    test_qwen2_moe,
     test_qwen3,
     test_qwen3_moe,
     test_roformer,
@@ -36,7 +40,7 @@ from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
-WHOLE = ("router", "smear_gate")  # these linear layers are not shared
+WHOLE = ("router", "shared_gate", "smear_gate")  # these linear layers are not shared
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -47,6 +51,10 @@ FAST = [
     Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
+    Case("qwen2-moe", test_qwen2_moe.config),
+    Case("cohere2", test_cohere2.config),
+    test_ministral3.CASE,
+    Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
     Case("gpt-neox", test_gpt_neox.config),
     Case("phi3", test_phi3.config),

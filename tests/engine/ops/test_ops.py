@@ -18,7 +18,7 @@ from engine.ops.gated import (
 )
 from engine.ops.kernels import Kernels, use_kernels
 from engine.ops.norm import gated_rms_norm, layer_norm, rms_norm
-from engine.ops.rotary import apply_rotary
+from engine.ops.rotary import apply_rotary, apply_rotary_pairs
 from engine.ops.softcap import softcap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,6 +95,8 @@ def test_layer_norm_matches_fp64(
     torch.testing.assert_close(
         found.double(), due * weight.double() + bias.double(), rtol=rtol, atol=atol * 30
     )
+    found = layer_norm(x, weight, None, eps, kernels=kernels)
+    torch.testing.assert_close(found.double(), due * weight.double(), rtol=rtol, atol=atol * 30)
 
 
 @dtypes
@@ -260,6 +262,25 @@ def test_apply_rotary_matches_complex_multiplication(
     )
 
 
+def in_halves(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return x with the even dimensions of the first `width` before the odd ones."""
+    return torch.cat([x[..., :width:2], x[..., 1:width:2], x[..., width:]], -1)
+
+
+@dtypes
+@pytest.mark.parametrize(("dim", "width"), [(2, 2), (16, 12), (80, 80)])
+def test_apply_rotary_pairs_is_apply_rotary_of_reordered_dimensions(
+    dim: int, width: int, dtype: torch.dtype, kernels: Kernels
+) -> None:
+    x, angles = draw(5, 3, dim, dtype=dtype), draw(2, 5, 1, width, dtype=dtype, seed=1)
+    cos, sin = angles
+    found = in_halves(apply_rotary_pairs(x, cos, sin, kernels=kernels), width)
+    due = apply_rotary(
+        in_halves(x, width), in_halves(cos, width), in_halves(sin, width), kernels=kernels
+    )
+    assert torch.equal(found, due)
+
+
 def test_apply_rotary_strided_input_equals_contiguous(kernels: Kernels) -> None:
     """The heads of a token need not be contiguous."""
     x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
@@ -299,4 +320,5 @@ def test_ops_do_not_modify_their_inputs(kernels: Kernels) -> None:
     gated_rms_norm(x, x, torch.ones(8), 1e-5, gate_first=True, kernels=kernels)
     gated_rms_norm(x, x, torch.ones(8), 1e-5, gate_first=False, kernels=kernels)
     apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
+    apply_rotary_pairs(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
     assert torch.equal(x, before)
