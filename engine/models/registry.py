@@ -24,6 +24,8 @@ DECODERS = {
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "GlmForCausalLM": ("engine.models.glm", "Glm"),
+    "Glm4ForCausalLM": ("engine.models.glm4", "Glm4"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "Olmo3ForCausalLM": ("engine.models.olmo3", "Olmo3"),
