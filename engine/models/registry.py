@@ -24,6 +24,7 @@ DECODERS = {
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "Exaone4ForCausalLM": ("engine.models.exaone4", "Exaone4"),
     "GlmForCausalLM": ("engine.models.glm", "Glm"),
     "Glm4ForCausalLM": ("engine.models.glm4", "Glm4"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),

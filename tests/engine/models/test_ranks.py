@@ -14,6 +14,7 @@ from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_bert,
     test_cohere2,
+    test_exaone4,
     test_gemma2,
     test_gemma3,
     test_glm4,
@@ -57,6 +58,7 @@ SLOW = [
     test_ministral3.CASE,
     Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
+    Case("exaone4", test_exaone4.config),
     Case("glm4", test_glm4.config),
     Case("gpt-neox", test_gpt_neox.config),
     Case("phi3", test_phi3.config),
