@@ -9,9 +9,11 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
-from engine.layers.norm import SharedRMSNorm
+from engine.layers.norm import HeadLayerNorm, SharedRMSNorm
 
-DIVISIBLE = Attention | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm
+DIVISIBLE = (
+    Attention | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm | HeadLayerNorm
+)
 
 
 def divide(module: nn.Module, ranks: Ranks) -> None:

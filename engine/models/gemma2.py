@@ -36,6 +36,7 @@ NAMES_GEMMA2 = NAMES | {
 class Gemma2Config(LlamaConfig):
     """The config of a Gemma 2 checkpoint."""
 
+    norm: type[RMSNorm] = RMSNorm
     scale: float  # attention scale, instead of head_dim^-0.5
     attention_softcap: float | None
     final_softcap: float | None

@@ -27,6 +27,8 @@ DECODERS = {
     "Exaone4ForCausalLM": ("engine.models.exaone4", "Exaone4"),
     "GlmForCausalLM": ("engine.models.glm", "Glm"),
     "Glm4ForCausalLM": ("engine.models.glm4", "Glm4"),
+    "StableLmForCausalLM": ("engine.models.stablelm", "StableLM"),
+    "Starcoder2ForCausalLM": ("engine.models.starcoder2", "Starcoder2"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "Olmo3ForCausalLM": ("engine.models.olmo3", "Olmo3"),

@@ -43,6 +43,8 @@ from tests.engine.models import (
     test_qwen3_moe,
     test_roformer,
     test_smollm3,
+    test_stablelm,
+    test_starcoder2,
     test_t5,
 )
 from tests.support.encoders import Encoder, EncoderCase
@@ -76,6 +78,9 @@ CASES = {
     "qwen3_moe": test_qwen3_moe.CASE,
     "gpt_oss": test_gpt_oss.CASE,
     "smollm3": test_smollm3.CASE,
+    "stablelm": test_stablelm.SEQUENTIAL,
+    "stablelm-parallel": test_stablelm.CASE,
+    "starcoder2": test_starcoder2.CASE,
     "phi3": test_phi3.CASE,
     "gpt-neox": test_gpt_neox.CASE,
     "gpt-neox-sequential": test_gpt_neox.SEQUENTIAL,

@@ -33,6 +33,8 @@ from tests.engine.models import (
     test_qwen3,
     test_qwen3_moe,
     test_roformer,
+    test_stablelm,
+    test_starcoder2,
     test_t5,
 )
 from tests.support.driver import Driver
@@ -58,6 +60,8 @@ SLOW = [
     test_ministral3.CASE,
     Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
+    Case("starcoder2", test_starcoder2.config),
+    Case("stablelm", test_stablelm.config),
     Case("exaone4", test_exaone4.config),
     Case("glm4", test_glm4.config),
     Case("gpt-neox", test_gpt_neox.config),
