@@ -12,6 +12,7 @@ import torch
 from engine.layers.linear import Linear
 from engine.protocol.embed import Pooling
 from tests.engine.models import (
+    test_arcee,
     test_bert,
     test_cohere2,
     test_exaone4,
@@ -21,6 +22,7 @@ from tests.engine.models import (
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
+    test_granite_moe,
     test_llama,
     test_marian,
     test_ministral3,
@@ -28,6 +30,7 @@ from tests.engine.models import (
     test_nanochat,
     test_olmo2,
     test_olmo3,
+    test_olmoe,
     test_phi3,
     test_qwen2_moe,
     test_qwen3,
@@ -60,6 +63,9 @@ SLOW = [
     test_ministral3.CASE,
     Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
+    Case("arcee", test_arcee.config),
+    Case("olmoe", test_olmoe.config),
+    Case("granite-moe", test_granite_moe.config),
     Case("starcoder2", test_starcoder2.config),
     Case("stablelm", test_stablelm.config),
     Case("exaone4", test_exaone4.config),
