@@ -64,8 +64,11 @@ class LayerParameters:
             parameter = nn.Parameter(empty, requires_grad=False)
             self._parameters[name] = parameter
         for part, rows in target.rows(self.whole_slices).items():
+            kept = self.slices[part]
+            if kept.start == kept.stop and kept.stop is not None:  # another rank keeps the part
+                continue
             values = source.values(target, part, rows, self.shard)
-            parameter.data[self.slices[part]].copy_(values)
+            parameter.data[kept].copy_(values)
 
     def expected_shape(self, name: str, target: Target) -> tuple[int, ...]:
         """Return the shape of a target's tensor, in all ranks together."""

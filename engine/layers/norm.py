@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from engine.checkpoint.parameters import LoadedLayer
+from engine.checkpoint.parameters import LayerParameters, LoadedLayer, stacked_slices
 from engine.device.ranks import Ranks, Shard
 from engine.ops.kernels import Kernels
 from engine.ops.norm import (
@@ -90,6 +91,35 @@ def norm_together(
         divide_by_rms(x, mean, norm.weight, norm.eps)
         for norm, x, mean in zip(norms, tensors, means, strict=True)
     ]
+
+
+class HeadLayerNorm(LoadedLayer):
+    """LayerNorm without a bias of each of `heads` heads, each with its own weight.
+
+    A checkpoint has a tensor for each head, which is the part with its number.
+    """
+
+    def __init__(self, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads * head_dim))
+        self.head_dim, self.eps = head_dim, eps
+        slices = stacked_slices({str(head): head_dim for head in range(heads)})
+        self.tensors = LayerParameters(self._parameters, slices)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, heads, D] -> [T, heads, D], computed in fp32."""
+        normed = F.layer_norm(x.float(), (self.head_dim,), eps=self.eps)
+        return (normed * self.weight.view(-1, self.head_dim)).to(x.dtype)
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the weights of this rank's heads. Raises ConfigError if that is not possible."""
+        slices, dim = self.tensors.slices, self.head_dim
+        kept = ranks.units(len(slices), len(slices))
+        rows = {
+            part: slice(0, dim if kept.start <= int(part) < kept.stop else 0) for part in slices
+        }
+        shape = (len(slices) * dim, 1)
+        self.tensors.take_shard(Shard(shape, slices, rows, slice(0, 1)))
 
 
 class PlainRMSNorm(nn.Module):

@@ -68,7 +68,7 @@ class Olmo2Block(nn.Module):
         super().__init__()
         c = config
         self.entry = Join()
-        self.attention = Olmo2Attention(c, index)
+        self.attention: nn.Module = Olmo2Attention(c, index)
         self.attention_norm = RMSNorm(c.hidden, c.norm_eps)
         self.middle = Join()
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation)

@@ -33,6 +33,8 @@ SETTINGS = {
     "n_positions": "add_context_length",
     "layer_norm_epsilon": "add_layer_norm_eps",
     "layer_norm_eps": "add_layer_norm_eps",
+    "norm_epsilon": "add_layer_norm_eps",
+    "use_parallel_residual": "add_parallel_residual",
     "logit_scale": "add_logit_scale",
     "num_experts": "add_expert_count",
     "num_experts_per_tok": "add_expert_used_count",
@@ -66,6 +68,10 @@ def write_gguf(
         given = config.get("rope_parameters") or {}
         given = given.get("full_attention", given)
         writer.add_rope_freq_base(theta or given.get("rope_theta", 10000.0))
+        if share := given.get("partial_rotary_factor"):
+            heads = config["num_attention_heads"]
+            width = config.get("head_dim") or config["hidden_size"] // heads
+            writer.add_rope_dimension_count(int(width * share))
         if "factor" in given:
             add_scaling(writer, given, config)
     add_tokenizer(writer, config["vocab_size"], **more)
@@ -75,7 +81,8 @@ def write_gguf(
         assert stored, name
         found = converted(name, tensor, architecture, config)
         own = next((other for part, other in (others or {}).items() if part in stored), kind)
-        add_tensor(writer, stored, found, own if found.ndim > 1 else "F32")
+        is_matrix = found.ndim > 1 and not name.endswith("norm.weight")
+        add_tensor(writer, stored, found, own if is_matrix else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,12 +128,14 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
 
 
 def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors with those of all experts of a layer as one."""
+    """Return the tensors with those of all experts of a layer as one, and norms of heads, too."""
     found: dict[str, Any] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in tensors.items():
         if match := EXPERT.fullmatch(name):
             experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor
+        elif match := HEAD_NORM.fullmatch(name):
+            experts.setdefault(f"{match[1]}.weight", {})[int(match[2])] = tensor
         else:
             found[name] = tensor
     for name, each in experts.items():
@@ -135,6 +144,7 @@ def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+HEAD_NORM = re.compile(r"(.*_layernorm)\.norms\.(\d+)\.weight")
 
 
 def converted(

@@ -36,6 +36,8 @@ SUBLAYERS = {
     "olmo3": OLMO,
     "cohere": r"(self_attn\.o_proj|mlp\.down_proj)$",
     "cohere2": r"(self_attn\.o_proj|mlp\.down_proj)$",
+    "exaone4": r"post_(attention|feedforward)_layernorm$",
+    "stablelm": r"(self_attn\.o_proj|mlp\.down_proj)$",
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
 }
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, WIDTH, write_tiny
+from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, TOKENS, WIDTH, write_tiny
 
 ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
 PROMPT = [1, *range(40, 160, 3)]
@@ -113,6 +113,7 @@ def family_cases() -> dict[str, TinyCase]:
     scale, short = "attention.temperature_scale", f"{ROPE}original_context_length"
     log, linear = f"{ROPE}yarn_log_multiplier", {f"{ROPE}factor": 4.0}
     layers = [layer % 3 == 1 for layer in range(4)]
+    large, every_third = {"block_count": 64}, [layer % 3 == 1 for layer in range(64)]
     changes: dict[str, dict[str, dict[str, Any]]] = {
         "olmo2": {
             "linear": linear,
@@ -142,6 +143,35 @@ def family_cases() -> dict[str, TinyCase]:
             "yarn": YARN,
             "three experts": {"expert_used_count": 3},
             "default size": {"expert_feed_forward_length": None},
+        },
+        "glm4": {
+            "all dimensions": {"rope.dimension_count": None},
+            "a quarter": {"rope.dimension_count": 4},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        },
+        "exaone4": {
+            "window of few layers": {window: 8, pattern: 2},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+            "64 layers": large,
+            "64 layers, window, list": large | {window: 8, pattern: every_third},
+            "64 layers, window, linear": large | {window: 8} | linear,
+        },
+        "starcoder2": {
+            "unread window": {window: 8},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        },
+        "stablelm": {
+            "all dimensions": {"rope.dimension_count": None},
+            "parallel by key": {"use_parallel_residual": True},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
         },
         "mistral3": {
             "linear": linear,
@@ -186,6 +216,36 @@ def bias_cases() -> dict[str, TinyCase]:
     }
 
 
+def optional_tensor_cases() -> dict[str, TinyCase]:
+    """Return models with or without tensors that llama.cpp does not need."""
+    head, factors = (len(TOKENS), HIDDEN), [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    blocks = ("blk.0", "blk.1")
+    parallel = {f"{block}.ffn_norm.{kind}": None for block in blocks for kind in ("weight", "bias")}
+    norms: dict[str, Any] = {f"{block}.attn_q_norm.weight": (2, WIDTH) for block in blocks}
+    norms |= {f"{block}.attn_k_norm.weight": (1, WIDTH) for block in blocks}
+    qkv = ("attn_q", "attn_k", "attn_v")
+    tensors: dict[str, dict[str, dict[str, Any]]] = {
+        "glm4": {"biases": biases(*qkv), "tied": {"output.weight": None}},
+        "exaone4": {"tied": {"output.weight": None}, "rope_freqs": {"rope_freqs.weight": factors}},
+        "starcoder2": {
+            "head": {"output.weight": head},
+            "no bias of keys": dict.fromkeys(biases("attn_k")),
+        },
+        "stablelm": {
+            "biases": biases(*qkv),
+            "bias of the first queries": biases("attn_q", blocks=1),
+            "parallel": parallel,
+            "norms of heads": norms,
+            "parallel, norms of heads": parallel | norms,
+        },
+    }
+    return {
+        f"{name} tensors: {case}": TinyCase(name, {}, more)
+        for name, each in tensors.items()
+        for case, more in each.items()
+    }
+
+
 def layer_cases() -> dict[str, TinyCase]:
     found = {}
     for name in (*ROTATING, "gpt2"):
@@ -203,6 +263,7 @@ CASES = (
     | window_cases()
     | family_cases()
     | bias_cases()
+    | optional_tensor_cases()
     | layer_cases()
 )
 

@@ -104,6 +104,36 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
     "c4ai-command-r-v01": decoder("Cohere", 8192, 64, 64),
     "c4ai-command-r7b": decoder("Cohere2", 4096, 32, 8, sliding_window=4096, num_hidden_layers=4),
+    "EXAONE-4.0-1.2B": decoder("Exaone4", 2048, 32, 8, sliding_window=None),
+    "EXAONE-4.0-32B": decoder(
+        "Exaone4",
+        *(5120, 40, 8, 128),
+        num_hidden_layers=4,
+        sliding_window=4096,
+        sliding_window_pattern="LLLG",
+    ),
+    "glm-4-9b-chat": decoder("Glm", 4096, 32, 2, 128),
+    "GLM-4-9B-0414": decoder("Glm4", 4096, 32, 2, 128),
+    "GLM-4-32B-0414": decoder("Glm4", 6144, 48, 8, 128, attention_bias=False),
+    "starcoder2-3b": decoder("Starcoder2", 3072, 24, 2, sliding_window=4096, norm_epsilon=1e-5),
+    "starcoder2-15b": decoder("Starcoder2", 6144, 48, 4, sliding_window=4096, norm_epsilon=1e-5),
+    "Seed-OSS-36B": decoder("SeedOss", 5120, 80, 8, 128),
+    "AFM-4.5B": decoder("Arcee", 2560, 20, 4, 128, hidden_act="relu2"),
+    "OLMoE-1B-7B": decoder(
+        "Olmoe", 2048, 16, 16, num_experts=64, num_experts_per_tok=8, norm_topk_prob=False
+    ),
+    "granite-3.1-1b-a400m": decoder(
+        "GraniteMoe", 1024, 16, 8, num_local_experts=32, num_experts_per_tok=8
+    ),
+    "stablelm-3b-4e1t": decoder("StableLm", 2560, 32, 32, layer_norm_eps=1e-5),
+    "stablelm-2-1_6b": decoder("StableLm", 2048, 32, 32, layer_norm_eps=1e-5, use_qkv_bias=True),
+    "stablelm-2-12b": decoder(
+        "StableLm",
+        *(5120, 32, 8),
+        layer_norm_eps=1e-5,
+        use_parallel_residual=True,
+        qk_layernorm=True,
+    ),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
     "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),

@@ -32,8 +32,18 @@ GEMMA2_NAMES = LLAMA_NAMES | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-# OLMo 2 has none of the other two norms.
+# OLMo 2 and EXAONE 4 have none of the other two norms.
 OLMO2_NAMES = GEMMA2_NAMES
+GLM4_NAMES = LLAMA_NAMES | {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+STARCODER2_NAMES = LLAMA_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+STABLELM_NAMES = LLAMA_NAMES | {
+    "attn_q_norm": "self_attn.q_layernorm.norms.{e}",
+    "attn_k_norm": "self_attn.k_layernorm.norms.{e}",
+}
 QWEN2_MOE_NAMES = LLAMA_NAMES | {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{e}.gate_proj",
@@ -57,19 +67,23 @@ GPT2_NAMES = {
     "ffn_down": "mlp.c_proj",
 }
 NAMES = {
+    "exaone4": OLMO2_NAMES,
     "gemma2": GEMMA2_NAMES,
     "gemma3": GEMMA2_NAMES,
+    "glm4": GLM4_NAMES,
     "gpt2": GPT2_NAMES,
     "olmo2": OLMO2_NAMES,
     "qwen2moe": QWEN2_MOE_NAMES,
+    "stablelm": STABLELM_NAMES,
+    "starcoder2": STARCODER2_NAMES,
 }
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)")
 
 
-def tensor_name(name: str, architecture: str, expert: int = 0) -> str:
+def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     """Return the tensor's name in a Hugging Face checkpoint. Unknown names stay as they are.
 
-    `expert` is the number of an expert, of a tensor that has all of them.
+    `number` is that of an expert or a head, of a tensor that has all of them.
     """
     names = NAMES.get(architecture, LLAMA_NAMES)
     base, _, ending = name.rpartition(".")
@@ -77,7 +91,7 @@ def tensor_name(name: str, architecture: str, expert: int = 0) -> str:
     known = names.get(block[2] if block else base)
     if known is None:
         return name
-    known = known.format(e=expert)
+    known = known.format(e=number)
     blocks = "h" if architecture == "gpt2" else "model.layers"
     return f"{blocks}.{block[1]}.{known}.{ending}" if block else f"{known}.{ending}"
 

@@ -12,13 +12,14 @@ from engine.checkpoint.gguf.settings import (
     CLASSES,
     COMPUTED,
     RMS,
+    ROTATED,
     TEMPERATURE,
     YARN,
     Settings,
     architecture_of,
     own_settings,
 )
-from engine.checkpoint.gguf.shapes import ATTENTION, MLP, has_bias
+from engine.checkpoint.gguf.shapes import ATTENTION, MLP, has_bias, in_all_blocks
 from engine.errors import ConfigError
 
 # Mistral's files say "llama". These settings stand for the config's under another name.
@@ -39,7 +40,7 @@ GPT2_SHARED = {
     "n_positions": "context_length",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
-ONE_BASE = ("gemma2", "olmo2", "cohere2")  # windowed layers have the base of the others
+ONE_BASE = ("gemma2", "olmo2", "cohere2", "exaone4")  # windowed layers have the base of the others
 THETA = 10_000.0  # llama.cpp's default
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
 
@@ -75,7 +76,20 @@ def config_of(
     config["attention_bias"] = has_bias(tensors, (*ATTENTION, "attn_output"))
     config["mlp_bias"] = has_bias(tensors, MLP)
     config |= _rotary(name, own, factors)
+    if name in ("starcoder2", "stablelm"):
+        config |= _bias_keys(name, own, tensors)
     return config | family_config(name, own)
+
+
+def _bias_keys(name: str, own: Settings, tensors: Collection[str]) -> dict[str, Any]:
+    """Return what the tensors say of models whose biases and norms have keys of their own."""
+    if name == "starcoder2":
+        return {"use_bias": True}
+    return {
+        "use_qkv_bias": has_bias(tensors, ATTENTION),
+        "use_parallel_residual": not in_all_blocks("ffn_norm", own, tensors),
+        "qk_layernorm": in_all_blocks("attn_q_norm", own, tensors),
+    }
 
 
 # ---- rotary embedding ------------------------------------------------------------------------
@@ -195,7 +209,7 @@ def _original_length(own: Settings) -> int:
 
 def _by_factors(own: Settings, factors: Sequence[float], attention_factor: float) -> dict[str, Any]:
     """Return the scaling that divides each frequency by its own factor: longrope with one list."""
-    count = own["attention.key_length"] // 2
+    count = own.get(ROTATED, own["attention.key_length"]) // 2
     each = list(factors) if len(factors) > 1 else [*factors] * count
     if len(each) != count or not all(0 < factor < math.inf for factor in each):
         raise ConfigError(

@@ -6,15 +6,22 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from engine.checkpoint.gguf.settings import TEMPERATURE, Settings
+from engine.checkpoint.gguf.settings import (
+    EXAONE_LAYERS,
+    LAYER_NORM,
+    ROTATED,
+    TEMPERATURE,
+    Settings,
+)
 from engine.checkpoint.gguf.shapes import expert_sizes
 from engine.errors import ConfigError
 
 GEMMAS = ("gemma", "gemma2", "gemma3")
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models: scale by hidden / heads
-PERIODS = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4}  # one layer of these has no window
+# One layer of these has no window.
+PERIODS = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}
 SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # Gemma 2's defaults
-DEFAULT_WINDOW = 4096  # Gemma 2's
+DEFAULT_WINDOW = 4096  # Gemma 2's and EXAONE 4's
 WINDOW = "attention.sliding_window"
 
 
@@ -60,6 +67,33 @@ def _cohere_config(name: str, own: Settings) -> dict[str, Any]:
         return config
     check_positive(name, {WINDOW: own[WINDOW]})
     return config | _windows(name, own, own[WINDOW])
+
+
+def _exaone_config(name: str, own: Settings) -> dict[str, Any]:
+    """Return the windows, which llama.cpp computes for the 32B model only."""
+    if own["block_count"] != EXAONE_LAYERS:
+        return {"sliding_window": None, "layer_types": None}
+    window = own.get(WINDOW, DEFAULT_WINDOW)
+    check_positive(name, {WINDOW: window})
+    return _windows(name, own, window)
+
+
+def _starcoder_config(name: str, own: Settings) -> dict[str, Any]:
+    return {"norm_epsilon": own[LAYER_NORM], "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _partly_rotated(name: str, own: Settings) -> dict[str, Any]:
+    """Return the share of each head's dimensions that is rotated."""
+    width = own["attention.key_length"]
+    rotated = own.get(ROTATED, width)
+    share = rotated / width
+    if int(share * width) < rotated:  # the quotient was rounded down
+        share = math.nextafter(share, 1.0)
+    return {"partial_rotary_factor": share}
+
+
+def _stablelm_config(name: str, own: Settings) -> dict[str, Any]:
+    return {"layer_norm_eps": own[LAYER_NORM], **_partly_rotated(name, own)}
 
 
 def _qwen2_moe_config(name: str, own: Settings) -> dict[str, Any]:
@@ -116,4 +150,8 @@ FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "cohere2": _cohere_config,
     "qwen2moe": _qwen2_moe_config,
     "mistral3": _mistral_config,
+    "exaone4": _exaone_config,
+    "glm4": _partly_rotated,
+    "starcoder2": _starcoder_config,
+    "stablelm": _stablelm_config,
 }

@@ -26,6 +26,10 @@ CLASSES = {
     "command-r": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "glm4": "Glm4ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
 }
 COUNTS = (
     "block_count",
@@ -58,7 +62,11 @@ YARN = (
     "rope.scaling.yarn_beta_slow",
 )
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-LAYER_NORMED = ("command-r", "cohere2", "gpt2")
+LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm")
+ROTATED = "rope.dimension_count"
+PARTLY_ROTATED = ("glm4", "stablelm")  # others rotate whole heads
+EXAONE_LAYERS = 64  # of the model with windows
+PARALLEL = "use_parallel_residual"  # llama.cpp decides by the tensors
 # Settings that llama.cpp needs besides COUNTS and the norm's.
 NEEDED = {"cohere2": ("attention.sliding_window", "logit_scale"), "qwen2moe": EXPERTS}
 LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
@@ -73,6 +81,10 @@ COMPUTED = {
     "gemma2": (*ALL, *ROPE, RMS, *WINDOWS, "attn_logit_softcapping"),
     "gemma3": (*ALL, *ROPE, RMS, *WINDOWS),
     "gpt2": (*ALL, LAYER_NORM),
+    "glm4": (*ALL, *ROPE, RMS, ROTATED),
+    "exaone4": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
+    "starcoder2": (*ALL, *ROPE, LAYER_NORM),
+    "stablelm": (*ALL, *ROPE, LAYER_NORM, ROTATED, PARALLEL),
 }
 # No value of these changes a number, in llama.cpp or here.
 HARMLESS = {
@@ -164,6 +176,8 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     own.setdefault("attention.head_count_kv", own["attention.head_count"])
     own.setdefault("attention.key_length", own["embedding_length"] // own["attention.head_count"])
     _check_heads(start, own)
+    if name in PARTLY_ROTATED:
+        _check_rotated(start, own)
     _check_others(name, own)
     return own
 
@@ -171,9 +185,10 @@ def own_settings(settings: Settings) -> dict[str, Any]:
 def notes_on(settings: Settings) -> list[str]:
     """Return which settings are ignored although they look as if they changed numbers."""
     name = architecture_of(settings)
-    unread = {
-        f"{name}.{key}": values for key, values in UNREAD.items() if key not in COMPUTED[name]
-    }
+    computed = set(COMPUTED[name])
+    if name == "exaone4" and settings.get("exaone4.block_count") != EXAONE_LAYERS:
+        computed.discard("attention.sliding_window")
+    unread = {f"{name}.{key}": values for key, values in UNREAD.items() if key not in computed}
     return [
         f"{key} {settings[key]!r:.40} is ignored, as in llama.cpp"
         for key, values in unread.items()
@@ -222,6 +237,16 @@ def _check_heads(start: str, own: Settings) -> None:
     if width % 2:
         raise ConfigError(
             f"The GGUF file has heads of {width} dimensions; the number must be even."
+        )
+
+
+def _check_rotated(start: str, own: Settings) -> None:
+    width = own["attention.key_length"]
+    rotated = own.get(ROTATED, width)
+    if type(rotated) is not int or not 0 < rotated <= width or rotated % 2:
+        raise ConfigError(
+            f"The GGUF file has {start}{ROTATED} = {rotated!r:.99}; it must be an even number "
+            f"above 0, and at most {width}, the width of a head."
         )
 
 

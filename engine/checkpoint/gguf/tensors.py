@@ -22,7 +22,7 @@ from engine.checkpoint.gguf.shapes import (
     STACKED,
     absent_biases,
     all_tensors,
-    expert_parts,
+    split_parts,
 )
 from engine.errors import ConfigError
 from engine.ops.quantize import GROUP, Codes, CodesForm
@@ -101,12 +101,13 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
         if heads is not None and rows % (2 * heads):
             raise ConfigError(f"{name} in {stored.file} has {rows} rows for {heads} heads.")
         parts = [stored]
-        if name.endswith(f"{STACKED}.weight"):
-            parts = expert_parts(stored)
+        has_heads = name.endswith("_norm.weight") and len(stored.shape) == 2
+        if name.endswith(f"{STACKED}.weight") or has_heads:
+            parts = split_parts(stored)
         elif name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix with one row
             parts = [replace(stored, shape=(1, *stored.shape))]
-        for expert, part in enumerate(parts):
-            found[tensor_name(name, architecture, expert)] = GGUFTensor(
+        for number, part in enumerate(parts):
+            found[tensor_name(name, architecture, number)] = GGUFTensor(
                 part, heads, stored_offset(name, architecture), is_transposed(name, architecture)
             )
     return found

@@ -8,6 +8,7 @@ from tests.engine.models import (
     test_cohere2,
     test_gemma2,
     test_gemma3,
+    test_glm4,
     test_gpt2,
     test_llama,
     test_marian,
@@ -27,6 +28,7 @@ QUICK = [test_gemma2.CASE]
 OTHERS = [
     test_cohere2.CASE,
     test_gemma3.CASE,
+    test_glm4.CASE,
     test_gpt2.CASES[0],
     test_llama.CASES[0],
     test_mistral.WINDOWED,

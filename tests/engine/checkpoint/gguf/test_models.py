@@ -132,6 +132,39 @@ def gpt2() -> Any:
     return GPT2Config(vocab_size=288, n_positions=256, n_embd=64, n_layer=3, n_head=4, n_inner=96)
 
 
+def glm4(**more: Any) -> Any:
+    from transformers import Glm4Config
+
+    return Glm4Config(**SIZES, **HEADS, head_dim=32, **more)
+
+
+def exaone4(**more: Any) -> Any:
+    from transformers import Exaone4Config
+
+    return Exaone4Config(**(SIZES | HEADS | more))
+
+
+def large_exaone4() -> Any:
+    """Return the layers of the 32B model: llama.cpp reads a window for them only."""
+    small = {"num_hidden_layers": 64, "hidden_size": 32, "intermediate_size": 32}
+    rope = {"rope_parameters": LLAMA3, "sliding_window_pattern": 4}
+    return exaone4(**small, sliding_window=20, **rope)
+
+
+def starcoder2(**more: Any) -> Any:
+    from transformers import Starcoder2Config
+
+    return Starcoder2Config(**SIZES, **HEADS, **more)
+
+
+def stablelm(**more: Any) -> Any:
+    from transformers import StableLmConfig
+
+    return StableLmConfig(**SIZES, **HEADS, **more)
+
+
+NO_WINDOW = {"sliding_window": None, "layer_types": ["full_attention"] * 3}
+LARGE_STABLELM = {"use_parallel_residual": True, "qk_layernorm": True}
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama": ("llama", llama),
     "llama 3.1": ("llama", lambda: llama(rope_parameters=LLAMA3, tie_word_embeddings=True)),
@@ -147,6 +180,14 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "cohere": ("command-r", cohere),
     "cohere2": ("cohere2", cohere2),
     "qwen2_moe": ("qwen2moe", qwen2_moe),
+    "glm4": ("glm4", glm4),
+    "glm4 32B": ("glm4", lambda: glm4(attention_bias=False, tie_word_embeddings=True)),
+    "exaone4 1.2B": ("exaone4", lambda: exaone4(**NO_WINDOW, rope_parameters=LLAMA3)),
+    "exaone4 32B": ("exaone4", large_exaone4),
+    "starcoder2": ("starcoder2", starcoder2),
+    "starcoder2 15B": ("starcoder2", lambda: starcoder2(tie_word_embeddings=False)),
+    "stablelm": ("stablelm", lambda: stablelm(use_qkv_bias=True)),
+    "stablelm 12B": ("stablelm", lambda: stablelm(**LARGE_STABLELM)),
     "gpt2": ("gpt2", gpt2),
 }
 

@@ -109,6 +109,12 @@ def test_settings_without_effect_are_served(architecture: str) -> None:
         ("mistral3", YARN | {f"{ROPE}yarn_log_multiplier": "x"}, "yarn_log_multiplier = 'x'; it"),
         ("mistral3", YARN | {f"{ROPE}yarn_beta_slow": -2.0}, "yarn_beta_slow = -2.0; it must be"),
         ("qwen2moe", {"expert_count": 0}, "qwen2moe.expert_count = 0; it must be a whole number"),
+        ("glm4", {"rope__dimension_count": 7}, "glm4.rope.dimension_count = 7; .* even .* most 16"),
+        ("glm4", {"rope__dimension_count": 32}, "glm4.rope.dimension_count = 32; it must be an ev"),
+        ("stablelm", {"rope__dimension_count": "x"}, "stablelm.rope.dimension_count = 'x'; it mus"),
+        ("starcoder2", {"rope__dimension_count": 8}, "starcoder2.rope.dimension_count to 8.*Serv"),
+        ("exaone4", {"block_count": 64, "attention__sliding_window": 0}, "sliding_window = 0; it"),
+        ("exaone4", {"rope__freq_base_swa": 5.0}, "exaone4.rope.freq_base_swa = 5.0, another base"),
         ("gemma3", {"attention__sliding_window_pattern": [True]}, "sliding_window_pattern = .True"),
         ("gemma3", {"attn_logit_softcapping": 1.0}, "gemma3.attn_logit_softcapping"),
     ],
@@ -190,6 +196,26 @@ def test_ignored_settings_are_noted(tmp_path: Path) -> None:
         "llama.attention.sliding_window 3 is ignored, as in llama.cpp"
     ]
     assert notes_on(settings("gemma3")) == []
+    large = settings("exaone4", attention__sliding_window=3, block_count=64)
+    assert notes_on(large) == []
+    assert notes_on(large | {"exaone4.block_count": 30}) == [
+        "exaone4.attention.sliding_window 3 is ignored, as in llama.cpp"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (["blk.0.ffn_norm.weight", "blk.0.ffn_norm.bias"], "blk.0.ffn_norm.weight, which it has"),
+        (["blk.1.attn_norm.bias"], "lacks the tensor blk.1.attn_norm.bias, which stablelm models"),
+    ],
+)
+def test_blocks_of_stablelm_that_differ_are_refused(
+    tensors: list[str], words: str, tmp_path: Path
+) -> None:
+    file = write_tiny(tmp_path / "tiny.gguf", "stablelm", tensors=dict.fromkeys(tensors))
+    with pytest.raises(ConfigError, match=words):
+        model_folder(str(file))
 
 
 def test_defaults_of_sampling_become_generation_settings(tmp_path: Path) -> None:
