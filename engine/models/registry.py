@@ -21,6 +21,8 @@ DECODERS = {
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "Gemma4ForCausalLM": ("engine.models.gemma4", "Gemma4"),
+    "Gemma4ForConditionalGeneration": ("engine.models.gemma4", "Gemma4"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),

@@ -44,6 +44,12 @@ def gemma_3(hidden: int, heads: int, kv_heads: int, window: int) -> dict[str, An
     return decoder("Gemma3", hidden, heads, kv_heads, 256, **facts)
 
 
+def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    facts = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    facts |= {"num_hidden_layers": 4, "global_head_dim": 512, "hidden_size_per_layer_input": 0}
+    return decoder("Gemma4", hidden, heads, kv_heads, 256, **(facts | more))
+
+
 def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
     return SMALL | {
         "architectures": [architecture],
@@ -93,6 +99,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
+    "gemma-4-E2B": gemma_4(
+        *(1536, 8, 1),
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=640,
+    ),
+    "gemma-4-31B": gemma_4(
+        *(5376, 32, 16),
+        sliding_window=1024,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=4,
+    ),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
