@@ -15,6 +15,7 @@ from tests.engine.models import (
     test_bert,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
@@ -36,7 +37,7 @@ from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
-WHOLE = ("router", "smear_gate")  # these linear layers are not shared
+WHOLE = ("router", "smear_gate", "gate.enter", "gate.leave", "per_layer.project")  # not shared
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -48,6 +49,9 @@ FAST = [
 ]
 SLOW = [
     Case("gemma3", test_gemma3.config),
+    test_gemma4.CASE,
+    test_gemma4.E2B,
+    test_gemma4.MIXTURE,
     Case("gpt-neox", test_gpt_neox.config),
     Case("phi3", test_phi3.config),
     Case("qwen3-moe", test_qwen3_moe.config),

@@ -7,6 +7,7 @@ import pytest
 from tests.engine.models import (
     test_gemma2,
     test_gemma3,
+    test_gemma4,
     test_gpt2,
     test_llama,
     test_marian,
@@ -24,6 +25,8 @@ TOKENS = 3
 QUICK = [test_gemma2.CASE]
 OTHERS = [
     test_gemma3.CASE,
+    test_gemma4.CASE,
+    test_gemma4.E2B,
     test_gpt2.CASES[0],
     test_llama.CASES[0],
     test_mistral.WINDOWED,
