@@ -19,6 +19,7 @@ from tests.engine.models import (
     test_gemma,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
@@ -54,6 +55,8 @@ CASES = {
     "gemma": test_gemma.CASE,
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
+    "gemma4": replace(test_gemma4.CASE, lengths=(33,)),
+    "gemma4-shared": replace(test_gemma4.E2B, lengths=(33,)),
     "granite": test_granite.CASE,
     "olmo2": test_olmo2.CASE,
     "mixtral": test_mixtral.CASE,
@@ -164,9 +167,11 @@ def test_lens_update_scales_are_the_references(looked: Looked) -> None:
             assert update.scale_after_first == pytest.approx(later, abs=1e-4)
             by_token = [share(o, s) for o, s in zip(output, before, strict=True)]
             assert floats(update.scales).tolist() == pytest.approx(by_token, abs=1e-4)
-        kinds = ["attention", "cross", "mlp"]
+        kinds = ["attention", "cross", "mlp", "per-layer input"]
         if stack == "encoder" or not looked.source:
             kinds.remove("cross")
+        if not getattr(looked.runner.model, "per_layer", None):
+            kinds.remove("per-layer input")
         layers = len(stream.joins) // len(kinds)
         expected = [(layer, kind) for layer in range(layers) for kind in kinds]
         assert [(update.layer, update.kind) for update in updates] == expected
