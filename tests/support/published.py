@@ -47,6 +47,7 @@ def gemma_3(hidden: int, heads: int, kv_heads: int, window: int) -> dict[str, An
 def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
     facts = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2}
     facts |= {"num_hidden_layers": 4, "global_head_dim": 512, "hidden_size_per_layer_input": 0}
+    facts |= {"final_logit_softcapping": 30.0}
     return decoder("Gemma4", hidden, heads, kv_heads, 256, **(facts | more))
 
 

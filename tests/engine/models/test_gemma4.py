@@ -12,6 +12,7 @@ from engine.errors import ConfigError
 from engine.models.gemma4 import Gemma4
 from engine.models.gemma4_config import ROPE, TEXT_DEFAULTS
 from tests.support.golden import (
+    ANSWER,
     EQUALITIES,
     FEW,
     WINDOW,
@@ -126,9 +127,9 @@ CASE = Case(
         "rope_parameters": {FULL: LOCAL, SLIDING: LOCAL},
         "final_logit_softcapping": None,
     },
-    zeroed=["q_norm", "k_norm", "post_attention_layernorm", "post_feedforward_layernorm"],
+    zeroed=["q_norm", "post_feedforward_layernorm"],
     replaced={
-        "engine.layers.norm.PlainRMSNorm.forward": lambda self, x: x,
+        "engine.models.gemma4.PlainRMSNorm.forward": lambda self, x: x,
         "engine.layers.norm.ScaledJoin.add": lambda self, x, delta, post: [x + post(delta)],
     },
     lengths=WINDOW_LENGTHS,
@@ -142,7 +143,7 @@ E2B = Case(
 MIXTURE = Case(
     "experts",
     lambda: config(**EXPERTS),
-    zeroed=["router.scale", "router.per_expert_scale", "layernorm_1", "layernorm_2"],
+    zeroed=["router.scale", "router.per_expert_scale", "layernorm_1"],
 )
 SPELLINGS = [
     Case("published", config, edit=published_spelling),
@@ -152,12 +153,27 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], [*EQUALITIES, window_is_exact], quick=FEW)
+def part_is_reused(golden: Golden) -> None:
+    """The beginning of a block is copied for each group, whose layers have another shape."""
+    first = (golden.prompts[-1] * 2)[:100]
+    second = [*first[:45], *first[:40]]
+    answers = []
+    for is_cached in (True, False):
+        driver = golden.driver(block_size=64, enable_prefix_caching=is_cached)
+        for prompt, hit in ((first, 0), (second, 32 * is_cached)):
+            request = driver.submit(prompt, ANSWER, logprobs=0)
+            driver.run()
+            assert driver.cached_tokens(request) == hit
+        answers.append((driver.tokens(request), driver.logprobs(request)))
+    assert answers[0] == answers[1]
+
+
+@golden_tests([CASE], [*EQUALITIES, window_is_exact], quick=[full_prefill])
 def test_gemma4_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
-@golden_tests([E2B], [*EQUALITIES, window_is_exact], quick=FEW)
+@golden_tests([E2B], [*EQUALITIES, window_is_exact, part_is_reused], quick=FEW[:4])
 def test_gemma4_shared_kv_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
