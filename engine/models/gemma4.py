@@ -2,7 +2,7 @@
 
 Values are normed, and global layers may use their keys as values. The last layers may read the KV
 of earlier ones. A layer may add an input that it has for each token, and a mixture of experts
-beside its MLP. Multimodal checkpoints are served as the language model that they contain.
+next to its MLP. Multimodal checkpoints are served as the language model that they contain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.layers.norm import Join, PlainRMSNorm, RMSNorm, ScaledJoin
 from engine.layers.rotary import RotaryEmbedding
 from engine.models.gemma2 import NAMES_GEMMA2
 from engine.models.gemma4_config import Gemma4Config, read_gemma4
-from engine.models.gemma4_parts import MixtureBeside, PerLayerGate, PerLayerInputs, fused_experts
+from engine.models.gemma4_parts import AddedMixture, PerLayerGate, PerLayerInputs, fused_experts
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import Angles, HeadNorm, apply_rotary
 from engine.ops.softcap import softcap
@@ -98,7 +98,7 @@ class Gemma4Block(nn.Module):
         self.mlp = GatedMLP(c.hidden, c.width(index), c.activation)
         self.mixture = None
         if c.experts is not None:
-            self.mixture = MixtureBeside(c.hidden, c.experts, c.activation, c.norm_eps)
+            self.mixture = AddedMixture(c.hidden, c.experts, c.activation, c.norm_eps)
         self.mlp_post_norm = norm()
         self.gate = None
         if c.per_layer:

@@ -80,7 +80,7 @@ class RouterScales(nn.Module):
         return self.norm(x) * self.scale * self.root
 
 
-class MixtureBeside(nn.Module):
+class AddedMixture(nn.Module):
     """A mixture of experts whose normed output is added to that of a dense MLP.
 
     Router and experts read the residual stream, each with a norm of its own.
