@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonBackend:
-    """Supports every AttentionSpec with head_dim up to 256, on a GPU."""
+    """Supports every AttentionSpec with head_dim up to 512, on a GPU."""
 
     name = "triton"
     supports_capture = True

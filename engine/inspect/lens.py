@@ -119,13 +119,15 @@ class LensPass:
         self._model = runner.model
         ids = [list(request.positions), list(request.tokens)]
         positions, tokens = to_device(ids, runner.device)
-        self.taps = ResidualTaps(cast(nn.Module, runner.model), positions)
-        self.plan = LensPlan(self.taps, tokens, kept)
         module, device = cast(nn.Module, runner.model), runner.device
+        self.taps = ResidualTaps(module, positions)
         states = None
         if runner.kv.states is not None:  # the text has only slot 0, the state before it
             states = [tuple(part[:1].clone() for part in layer) for layer in runner.kv.states]
         self._kv = KVCache(kv_specs(module), 0, 1, torch.float32, device, states)
+        readers = [a for a in module.modules() if isinstance(a, Attention) and not a.has_kv]
+        read_again = {id(self._kv.layers[a.index]) for a in readers if a.spec.kind == "causal"}
+        self.plan = LensPlan(self.taps, tokens, kept, read_again)
 
     def compute(self) -> torch.Tensor:
         """Return the hidden states [T, hidden] after the last layer and the last norm."""

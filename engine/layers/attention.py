@@ -21,12 +21,16 @@ from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_stor
 
 
 class Attention(nn.Module):
-    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights."""
+    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights.
 
-    def __init__(self, spec: AttentionSpec, index: int = -1) -> None:
+    A layer that `reads` the KV of an earlier layer, the one with this index, has none of its own.
+    """
+
+    def __init__(self, spec: AttentionSpec, index: int = -1, *, reads: int | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.index = index
+        self.index = index if reads is None else reads
+        self.has_kv = spec.kind != "full" and reads is None
         self.kernels: Kernels = "torch"
 
     def divide(self, ranks: Ranks) -> None:
@@ -51,10 +55,10 @@ class Attention(nn.Module):
         bias: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, H, D], k and v [T, Hkv, D] (None in a cross layer) -> [T, H * D].
+        """q [T, H, D], k and v [T, Hkv, D] (None if another layer's KV is read) -> [T, H * D].
 
-        `bias` and `sinks` are as in AttentionPlan.attend. An encoder's layer has no KV and ignores
-        `index`.
+        A cross layer's k and v are None, too: `store` has written them. `bias` and `sinks` are as
+        in AttentionPlan.attend. An encoder's layer has no KV and ignores `index`.
         """
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
         if padding := len(q) - batch.num_tokens:
@@ -99,9 +103,9 @@ class Attention(nn.Module):
 
 
 def kv_specs(model: nn.Module) -> list[AttentionSpec]:
-    """Return the specs of a model's layers with a KV cache, ordered by their `index`."""
+    """Return the specs of a model's layers with KV of their own, ordered by their `index`."""
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
-    layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
+    layers = sorted((a for a in layers if a.has_kv), key=lambda a: a.index)
     indices = [layer.index for layer in layers]
     assert indices == list(range(len(layers))), (
         f"layers with KV must have the indices 0, 1, …; got {indices}"

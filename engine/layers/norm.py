@@ -143,9 +143,30 @@ class PlainRMSNorm(nn.Module):
 class Join(nn.Module):
     """A sum in the residual stream that no norm follows at once."""
 
-    def add(self, x: torch.Tensor, delta: torch.Tensor | None) -> Tensors:
-        """Return x + delta twice, in the places of a norm's sum and result; without delta, x."""
-        total = x if delta is None else x + delta
+    def add(
+        self, x: torch.Tensor, delta: torch.Tensor | None, post: RMSNorm | None = None
+    ) -> Tensors:
+        """Return x + delta, or x + post(delta), twice, in the places of a norm's sum and result.
+
+        Without delta, return x.
+        """
+        if delta is None:
+            return x, x
+        total = x + (delta if post is None else post(delta))
+        return total, total
+
+
+class ScaledJoin(Join):
+    """A Join whose sum is multiplied by a learned number, as at the end of Gemma 4's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_scalar = nn.Parameter(torch.empty(1))
+
+    def add(
+        self, x: torch.Tensor, delta: torch.Tensor | None, post: RMSNorm | None = None
+    ) -> Tensors:
+        total = super().add(x, delta, post)[0] * self.layer_scalar
         return total, total
 
 

@@ -19,6 +19,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 LAYER_KINDS = ("full_attention", "sliding_attention")  # that may have their own parameters
 # Settings that the reference ignores, but other implementations read.
@@ -30,7 +31,9 @@ class RopeScaling:
     """Settings that scale rotary frequencies to contexts longer than the original one.
 
     `longrope` (arXiv 2402.13753) divides each frequency by its own factor, from one of two lists.
-    The long one applies if more positions are served than the original ones.
+    The long one applies if more positions are served than the original ones. `proportional`
+    (Gemma 4) computes the frequencies of the whole head and keeps the first `share` of them. The
+    others are 0.
     """
 
     kind: str = "default"
@@ -67,7 +70,7 @@ class RopeScaling:
                 "supported."
             )
         share = _share(given, config)
-        if share != 1.0 and not partial:
+        if share != 1.0 and not partial and kind != "proportional":
             raise ConfigError(
                 f"config.json has partial_rotary_factor = {share!r}; only 1.0 is supported."
             )
@@ -100,6 +103,8 @@ class RopeScaling:
 
     def width(self, head_dim: int) -> int:
         """Return the number of rotated dimensions. Raises ConfigError unless they form pairs."""
+        if self.kind == "proportional":
+            return head_dim
         width = int(head_dim * self.share)
         if width < 2 or width % 2:
             raise ConfigError(
@@ -211,6 +216,9 @@ def rope_frequencies(
         theta = theta * grown ** (dim / (dim - 2))
     frequencies = 1.0 / theta**exponent
     if scaling.kind == "linear":
+        return frequencies / scaling.factor, 1.0
+    if scaling.kind == "proportional":
+        frequencies[int(scaling.share * dim // 2) :] = 0
         return frequencies / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(frequencies, scaling), 1.0

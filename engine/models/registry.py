@@ -33,6 +33,8 @@ DECODERS = {
     "GraniteMoeForCausalLM": ("engine.models.granite_moe", "GraniteMoe"),
     "StableLmForCausalLM": ("engine.models.stablelm", "StableLM"),
     "Starcoder2ForCausalLM": ("engine.models.starcoder2", "Starcoder2"),
+    "Gemma4ForCausalLM": ("engine.models.gemma4", "Gemma4"),
+    "Gemma4ForConditionalGeneration": ("engine.models.gemma4", "Gemma4"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "Olmo3ForCausalLM": ("engine.models.olmo3", "Olmo3"),

@@ -53,7 +53,8 @@ def structure_of(module: nn.Module) -> ModelStructure:
             attention[name] = _attention_facts(layer.spec)
         frequencies = getattr(layer, "frequencies", None)
         if isinstance(frequencies, torch.Tensor):
-            wavelengths[name] = tuple(2 * math.pi / value for value in frequencies.tolist())
+            turning = [value for value in frequencies.tolist() if value]
+            wavelengths[name] = tuple(2 * math.pi / value for value in turning)
     return ModelStructure(tuple(boxes), dict(_settings(model.config)), attention, wavelengths)
 
 

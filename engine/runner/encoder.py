@@ -72,7 +72,7 @@ def _source_blocks(
 ) -> GroupLayout:
     """Return the blocks of the source tokens in one group; empty if it is not a cross group."""
     blocks = [
-        table[position // kv.block_size]
+        table[position // kv.block_size] * kv.strides[group]
         for encode in encoder_inputs
         for number, table in encode.blocks
         if number == group

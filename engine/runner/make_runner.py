@@ -45,7 +45,7 @@ def make_runner(
         config.max_num_seqs,
         max_model_len,
         config.block_size,
-        len(plan.kv_groups),
+        kv.strides,
         plan.device,
         plan.kernels,
     )

@@ -115,7 +115,7 @@ class BlockTables:
         if match.part:
             for (number, _), source in zip(self._own, match.sources, strict=True):
                 target = tables[number][match.blocks]
-                sequence.copies.append(BlockCopy(source, target, match.part))
+                sequence.copies.append(BlockCopy(source, target, match.part, number))
             self.release_unseen(sequence)  # a query behind the part sees fewer blocks
         self._register_source(sequence)
         return 0

@@ -90,11 +90,15 @@ class NewDraft:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """The KV of the first `tokens` of block `source` is copied to the new block `target`."""
+    """The KV of the first `tokens` of block `source` is copied to the new block `target`.
+
+    Both are blocks of the KV group number `group`.
+    """
 
     source: int
     target: int
     tokens: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,8 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    learned += [(name, b) for name, b in model.named_buffers() if name == "final_logits_bias"]
+    buffers = ("final_logits_bias", "layer_scalar")  # weights all the same
+    learned += [(name, b) for name, b in model.named_buffers() if name.endswith(buffers)]
     for _, parameter in sorted(learned):
         noise = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() > 1:

@@ -44,6 +44,13 @@ def gemma_3(hidden: int, heads: int, kv_heads: int, window: int) -> dict[str, An
     return decoder("Gemma3", hidden, heads, kv_heads, 256, **facts)
 
 
+def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    facts = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    facts |= {"num_hidden_layers": 4, "global_head_dim": 512, "hidden_size_per_layer_input": 0}
+    facts |= {"final_logit_softcapping": 30.0}
+    return decoder("Gemma4", hidden, heads, kv_heads, 256, **(facts | more))
+
+
 def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
     return SMALL | {
         "architectures": [architecture],
@@ -133,6 +140,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         layer_norm_eps=1e-5,
         use_parallel_residual=True,
         qk_layernorm=True,
+    ),
+    "gemma-4-E2B": gemma_4(
+        *(1536, 8, 1),
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=640,
+    ),
+    "gemma-4-31B": gemma_4(
+        *(5376, 32, 16),
+        sliding_window=1024,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=4,
     ),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),

@@ -23,6 +23,7 @@ from tests.engine.models import (
     test_gemma,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
     test_glm,
     test_glm4,
     test_gpt2,
@@ -72,6 +73,8 @@ CASES = {
     "exaone4": test_exaone4.CASE,
     "glm": test_glm.CASE,
     "glm4": test_glm4.CASE,
+    "gemma4": replace(test_gemma4.CASE, lengths=(33,)),
+    "gemma4-shared": replace(test_gemma4.E2B, lengths=(33,)),
     "granite": test_granite.CASE,
     "cohere": test_cohere.CASE,
     "cohere2": test_cohere2.CASE,
@@ -193,9 +196,11 @@ def test_lens_update_scales_are_the_references(looked: Looked) -> None:
             assert update.scale_after_first == pytest.approx(later, abs=1e-4)
             by_token = [share(o, s) for o, s in zip(output, before, strict=True)]
             assert floats(update.scales).tolist() == pytest.approx(by_token, abs=1e-4)
-        kinds = ["attention", "cross", "mlp"]
+        kinds = ["attention", "cross", "mlp", "per-layer input"]
         if stack == "encoder" or not looked.source:
             kinds.remove("cross")
+        if not getattr(looked.runner.model, "per_layer", None):
+            kinds.remove("per-layer input")
         layers = len(stream.joins) // len(kinds)
         expected = [(layer, kind) for layer in range(layers) for kind in kinds]
         assert [(update.layer, update.kind) for update in updates] == expected

@@ -18,6 +18,7 @@ from tests.engine.models import (
     test_exaone4,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
     test_glm4,
     test_gpt2,
     test_gpt_neox,
@@ -47,7 +48,8 @@ from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
-WHOLE = ("router", "shared_gate", "smear_gate")  # these linear layers are not shared
+# These linear layers are not shared.
+WHOLE = ("router", "shared_gate", "smear_gate", "gate.enter", "gate.leave", "per_layer.project")
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -70,6 +72,9 @@ SLOW = [
     Case("stablelm", test_stablelm.config),
     Case("exaone4", test_exaone4.config),
     Case("glm4", test_glm4.config),
+    test_gemma4.CASE,
+    test_gemma4.E2B,
+    test_gemma4.MIXTURE,
     Case("gpt-neox", test_gpt_neox.config),
     Case("phi3", test_phi3.config),
     Case("qwen3-moe", test_qwen3_moe.config),

@@ -24,6 +24,27 @@ LLAMA = {
     "max_position_embeddings": 64,
 }
 GEMMA = {**LLAMA, "sliding_window": 16, "query_pre_attn_scalar": 16}
+GEMMA4 = {
+    **LLAMA,
+    "num_hidden_layers": 6,
+    "sliding_window": 16,
+    "global_head_dim": 32,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}
+SHARED = {
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 96,
+}
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 3,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 16,
+}
 BERT = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -68,6 +89,9 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", LLAMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
+    "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4 shared": ("Gemma4ForCausalLM", GEMMA4 | SHARED),
+    "gemma4 experts": ("Gemma4ForCausalLM", GEMMA4 | EXPERTS),
     "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
@@ -96,6 +120,8 @@ def of_transformers(name: str) -> tuple[ModelStructure, int]:
     with torch.device("meta"):
         model = kind(config, **more)
     count = model.num_parameters(only_trainable=True)  # sinusoids are no parameters of ours
+    if name.startswith("gemma4"):
+        count += config.num_hidden_layers  # layer_scalar, which is a buffer there
     if name == "marian":
         count += config.vocab_size  # final_logits_bias, which is a buffer there
     return structure(config.to_dict()), count
