@@ -9,10 +9,10 @@ from torch import nn
 
 from engine.device.ranks import Ranks
 from engine.layers.linear import Linear
-from engine.layers.mlp import GATED
+from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.weights.experts import ExpertsWeight
 from engine.ops.experts import ExpertRows, combine, route, rows_by_expert
-from engine.ops.gated import clamped_swiglu
+from engine.ops.gated import clamped_swiglu, sigmoid
 from engine.ops.kernels import Kernels
 
 
@@ -28,6 +28,18 @@ class ClampedSwiGLU:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A network that every token uses; its output is added to that of the token's experts.
+
+    If it is gated, a learned score of the token weighs the output by its sigmoid. Several shared
+    experts without gates are one network: their `intermediate` is the sum.
+    """
+
+    intermediate: int
+    is_gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """Sizes of a mixture of experts, and how its router weighs them."""
 
@@ -40,6 +52,7 @@ class ExpertsShape:
     parts: tuple[str, str, str] | None = ("gate", "up", "down")
     bias: bool = False  # of router and experts
     activation: ClampedSwiGLU | None = None  # None: the model's
+    shared: SharedExpert | None = None
 
 
 class ExpertLinear(Linear):
@@ -90,7 +103,8 @@ class Experts(nn.Module):
     """Feed-forward networks [hidden] -> [hidden]. Each token uses a few of them.
 
     Computes the sum of weight(e) * down(activation(gate(x)) * up(x)) over the experts e of a token.
-    `activation` is a key of GATED, unless the shape has its own.
+    `activation` is a key of GATED, unless the shape has its own. A shared expert is added to the
+    sum.
     """
 
     def __init__(self, hidden: int, shape: ExpertsShape, activation: str) -> None:
@@ -108,9 +122,26 @@ class Experts(nn.Module):
         # A unit is a gate and its up where they take turns in one tensor, else one of them.
         self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias, output_units=size)
         self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias, input_units=size)
+        self.shared: GatedMLP | None = None
+        self.shared_gate: Linear | None = None
+        if shape.shared is not None:
+            self.shared = GatedMLP(hidden, shape.shared.intermediate, activation)
+            if shape.shared.is_gated:
+                self.shared_gate = Linear(hidden, 1, is_rounded=False)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        chosen = self._chosen(x)
+        if self.shared is None:
+            return chosen
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = sigmoid(self.shared_gate(x)) * shared
+        return chosen + shared
+
+    def _chosen(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, [T, hidden]."""
         shape = self.shape
         experts, weights = route(self.router(x), shape.per_token, renormalises=shape.renormalises)
         rows = rows_by_expert(experts, shape.count)
