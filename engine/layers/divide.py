@@ -9,14 +9,17 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
-from engine.layers.norm import SharedRMSNorm
+from engine.layers.mamba2 import Mamba2
+from engine.layers.norm import GatedRMSNorm, SharedRMSNorm
 from engine.layers.recurrent import CausalConv
 from engine.layers.state import LayerState
 
 DIVISIBLE = (
     Attention
     | CausalConv
+    | GatedRMSNorm
     | LayerState
+    | Mamba2
     | RotaryAttention
     | Linear
     | TokenEmbedding

@@ -32,6 +32,17 @@ class GraniteConfig(LlamaConfig):
     logits_divisor: float
 
 
+def granite_fields(config: dict[str, Any]) -> dict[str, float]:
+    """Return the multipliers; a missing one is 1. Raises ConfigError for invalid values."""
+    given = dict.fromkeys(MULTIPLIERS, 1.0) | config
+    return {
+        "embed_scale": positive_float(given, "embedding_multiplier"),
+        "scale": positive_float(given, "attention_multiplier"),
+        "residual_scale": positive_float(given, "residual_multiplier"),
+        "logits_divisor": positive_float(given, "logits_scaling"),
+    }
+
+
 class GraniteBlock(LlamaBlock):
     def __init__(self, config: GraniteConfig, index: int) -> None:
         super().__init__(config, index)
@@ -59,15 +70,8 @@ class Granite(Llama):
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> GraniteConfig:
-        """Read config.json; a missing multiplier is 1. Raises ConfigError for invalid values."""
-        given = dict.fromkeys(MULTIPLIERS, 1.0) | config
-        return GraniteConfig.from_hf(
-            config,
-            embed_scale=positive_float(given, "embedding_multiplier"),
-            scale=positive_float(given, "attention_multiplier"),
-            residual_scale=positive_float(given, "residual_multiplier"),
-            logits_divisor=positive_float(given, "logits_scaling"),
-        )
+        """Read config.json. Raises ConfigError as `granite_fields` does."""
+        return GraniteConfig.from_hf(config, **granite_fields(config))
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)

@@ -22,6 +22,7 @@ DECODERS = {
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
+    "GraniteMoeHybridForCausalLM": ("engine.models.granite_hybrid", "GraniteHybrid"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
