@@ -23,6 +23,8 @@ from tests.engine.models import (
     test_gpt_neox,
     test_gpt_oss,
     test_granite,
+    test_granite_hybrid,
+    test_lfm2,
     test_llama,
     test_marian,
     test_mistral,
@@ -55,6 +57,8 @@ CASES = {
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
     "granite": test_granite.CASE,
+    "granite_hybrid": test_granite_hybrid.CASE,
+    "lfm2": test_lfm2.CASE,
     "olmo2": test_olmo2.CASE,
     "mixtral": test_mixtral.CASE,
     "qwen3_moe": test_qwen3_moe.CASE,
@@ -168,7 +172,12 @@ def test_lens_update_scales_are_the_references(looked: Looked) -> None:
         if stack == "encoder" or not looked.source:
             kinds.remove("cross")
         layers = len(stream.joins) // len(kinds)
-        expected = [(layer, kind) for layer in range(layers) for kind in kinds]
+        recurrent = ["recurrent", *kinds[1:]]
+        expected = [
+            (layer, kind)
+            for layer in range(layers)
+            for kind in (recurrent if layer in looked.inside.recurrent else kinds)
+        ]
         assert [(update.layer, update.kind) for update in updates] == expected
 
 
@@ -224,7 +233,7 @@ def test_lens_scores_before_the_softcap_give_the_weights(looked: Looked) -> None
     assert {layer.window for layer in looked.result.attention} == {20, None}
 
 
-@pytest.mark.parametrize("looked", ["gpt2", "t5", "gemma"], indirect=True)
+@pytest.mark.parametrize("looked", ["gpt2", "t5", "gemma", "lfm2"], indirect=True)
 def test_lens_changes_no_bit_of_the_cache_and_restores_the_model(looked: Looked) -> None:
     runner = looked.runner
     module: Any = runner.model
@@ -236,7 +245,8 @@ def test_lens_changes_no_bit_of_the_cache_and_restores_the_model(looked: Looked)
         assert torch.equal(kv.keys, keys)
         assert torch.equal(kv.values, values)
     assert [getattr(layer, "kernels", None) for layer in module.modules()] == kernels
-    assert not any("add" in vars(layer) for layer in module.modules())
+    for layer in module.modules():
+        assert not {"add", "forward"} & vars(layer).keys()
 
 
 @pytest.mark.parametrize("looked", ["llama", "marian", "bert"], indirect=True)
