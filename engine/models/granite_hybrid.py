@@ -16,12 +16,14 @@ from engine.errors import ConfigError
 from engine.layers.experts import ExpertsShape, SharedExpert
 from engine.layers.mamba2 import Mamba2, Mamba2Shape
 from engine.models.base import (
+    conv_width,
     expect,
     experts_per_token,
     layer_count,
     layer_kinds,
     positive,
     positive_float,
+    with_attention,
 )
 from engine.models.granite import Granite, GraniteConfig, granite_fields
 from engine.models.llama import NAMES, llama_attention, llama_mlp
@@ -129,15 +131,9 @@ class GraniteHybrid(Granite):
 def _kinds(config: dict[str, Any], layers: int) -> tuple[str, ...]:
     """Return the kind of each layer. Raises ConfigError if none attends."""
     given = config.get("layer_types", config.get("layers_block_type"))
-    kinds = layer_kinds(
-        config | {"layer_types": given}, (RECURS,) * layers, (ATTENDS, RECURS), KINDS
-    )
-    if ATTENDS not in kinds:
-        raise ConfigError(
-            "config.json has no attention layer in layer_types; Penstock serves recurrent layers "
-            "together with at least one attention layer."
-        )
-    return kinds
+    own = config | {"layer_types": given}
+    kinds = layer_kinds(own, (RECURS,) * layers, (ATTENDS, RECURS), KINDS)
+    return with_attention(kinds, ATTENDS)
 
 
 def _mamba(config: dict[str, Any]) -> Mamba2Shape:
@@ -158,7 +154,7 @@ def _mamba(config: dict[str, Any]) -> Mamba2Shape:
         head_dim,
         groups,
         positive(config, "mamba_d_state", 256),
-        positive(config, "mamba_d_conv", 4),
+        conv_width(config, "mamba_d_conv", 4),
         positive_float(config, "rms_norm_eps"),
         bias=bool(config.get("mamba_proj_bias", False)),
         conv_bias=bool(config.get("mamba_conv_bias", True)),

@@ -84,7 +84,7 @@ CASE = Case(
     },
 )
 EXPERTS = Case(
-    "experts",
+    "granite-hybrid-experts",
     lambda: config(
         num_local_experts=5,
         num_experts_per_tok=2,
@@ -151,6 +151,7 @@ def test_granite_hybrid_spellings_match_transformers(golden: Golden, equality: E
         {"mamba_n_heads": 5},
         {"mamba_d_head": 8},
         {"mamba_n_groups": 4},
+        {"mamba_d_conv": 1},
         {"num_experts_per_tok": 9, "num_local_experts": 5},
     ],
     ids=str,
