@@ -14,16 +14,18 @@ from engine.models.granite import MULTIPLIERS
 from engine.models.granite_hybrid import GraniteHybrid
 from engine.ops.gated import silu
 from tests.support.golden import (
-    FEW,
     Case,
     Equality,
     Golden,
     Tensors,
+    accounts_for_tensors,
+    chunked_prefill,
     full_prefill,
     golden_tests,
     of_transformers,
 )
 
+LENGTHS = (1, 15, 16, 33, 49)  # the reference of the scan computes token by token
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -73,6 +75,7 @@ CASE = Case(
     "mamba",
     config,
     reference=remembering,
+    lengths=LENGTHS,
     without=dict.fromkeys(MULTIPLIERS, 1.0),
     zeroed=[
         *("mamba.A_log", "mamba.D", "mamba.dt_bias", "mamba.norm", "conv1d.bias"),
@@ -93,6 +96,7 @@ EXPERTS = Case(
         layer_types=["mamba", "attention", "mamba", "attention"],
     ),
     reference=remembering,
+    lengths=LENGTHS,
     without={"position_embedding_type": "nope"},
     zeroed=["router", "block_sparse_moe.output_linear", "shared_mlp.output_linear"],
 )
@@ -122,12 +126,45 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE])
+@golden_tests([CASE], quick=(full_prefill, chunked_prefill))
 def test_granite_hybrid_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
-@golden_tests([EXPERTS], quick=FEW)
+@pytest.mark.parametrize("golden", [CASE], ids=["mamba"], indirect=True)
+def test_granite_hybrid_reuses_states_at_block_edges_only(golden: Golden) -> None:
+    """States are kept behind 16 and 32 tokens, whatever number of tokens two prompts share."""
+    driver, plain = golden.driver(), golden.driver(enable_prefix_caching=False)
+    prompt, ending = golden.prompts[-1], [7, 150, 8, 33, 2]
+    driver.submit(prompt, 1)
+    driver.run()
+    for shared, hit in ((15, 0), (16, 16), (31, 16), (33, 32)):
+        found, due = (
+            one.submit([*prompt[:shared], *ending], 6, logprobs=0) for one in (driver, plain)
+        )
+        driver.run()
+        plain.run()
+        assert driver.cached_tokens(found) == hit
+        assert driver.tokens(found) == plain.tokens(due)
+        assert driver.logprobs(found) == plain.logprobs(due)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("golden", [CASE], ids=["mamba"], indirect=True)
+def test_granite_hybrid_rejected_drafts_change_nothing(golden: Golden) -> None:
+    driver, plain = golden.driver(speculation="ngram"), golden.driver()
+    prompt = golden.prompts[1] * 2
+    # The answer to the first prompt is drafted for the second one, which has another answer.
+    for first in (prompt[0], prompt[0] + 1, prompt[0]):
+        found, due = (one.submit([first, *prompt[1:]], 24, logprobs=0) for one in (driver, plain))
+        driver.run()
+        plain.run()
+        assert driver.tokens(found) == plain.tokens(due)
+        assert driver.logprobs(found) == plain.logprobs(due)
+    assert 0 < driver.stats.drafted_right < driver.stats.drafted
+
+
+@golden_tests([EXPERTS], quick=(full_prefill, accounts_for_tensors))
 def test_granite_hybrid_with_experts_matches_transformers(
     golden: Golden, equality: Equality
 ) -> None:
