@@ -24,7 +24,7 @@ from engine.attention.backend import AttentionPlan
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
-from engine.inspect.residual import joins, noting
+from engine.inspect.residual import joins, mixes, noting
 from engine.layers.attention import Attention
 from engine.layers.state import LayerState
 from engine.models.base import Model
@@ -94,9 +94,7 @@ class StepMasks:
             for layer, mixer in enumerate(mixers)
             if isinstance(mixer, Attention)
         }
-        self._recurrent = {
-            layer: mixer for layer, mixer in enumerate(mixers) if isinstance(mixer, LayerState)
-        }
+        self._recurrent = {layer: mixer for layer, mixer in enumerate(mixers) if mixes(mixer)}
         self.layer = -1  # -1: none yet
         self.heads: dict[int, torch.Tensor] = {}  # by layer: [T, H, 1], True for those that are off
         self._off: dict[int, torch.Tensor] = {}  # by layer: [T, 1], True for tokens without it
@@ -173,8 +171,7 @@ def decoder_mixers(model: Model) -> list[Attention | LayerState]:
     return [
         layer
         for layer in cast(nn.Module, model).modules()
-        if isinstance(layer, LayerState)
-        or (isinstance(layer, Attention) and layer.spec.kind == "causal")
+        if mixes(layer) or (isinstance(layer, Attention) and layer.spec.kind == "causal")
     ]
 
 

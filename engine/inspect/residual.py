@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -66,10 +67,10 @@ class ResidualTaps:
         self.streams.clear()
         self._last_normed = None
         tapped = [(name, layer) for name, layer in self._model.named_modules() if joins(layer)]
-        states = [layer for layer in self._model.modules() if isinstance(layer, LayerState)]
+        states = [layer for layer in self._model.modules() if mixes(layer)]
         with contextlib.ExitStack() as restored:
             for state in states:
-                restored.enter_context(noting(state, lambda: self.attended("recurrent")))
+                restored.enter_context(noting(state, partial(self.attended, "recurrent")))
             for name, layer in tapped:
                 vars(layer)["add"] = self._tap(name, layer, getattr(layer, "add"))  # noqa: B009
                 restored.callback(vars(layer).pop, "add", None)
@@ -130,6 +131,11 @@ class ResidualTaps:
 
 def joins(layer: nn.Module) -> bool:
     return callable(getattr(layer, "add", None))
+
+
+def mixes(layer: nn.Module) -> TypeGuard[LayerState]:
+    """Return whether the layer is a state in place of attention."""
+    return isinstance(layer, LayerState) and layer.replaces_attention
 
 
 @contextlib.contextmanager

@@ -10,14 +10,14 @@ from engine.layers.attention import Attention, RotaryAttention
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mamba2 import Mamba2
-from engine.layers.norm import GatedRMSNorm, SharedRMSNorm
+from engine.layers.norm import GroupedRMSNorm, SharedRMSNorm
 from engine.layers.recurrent import CausalConv
 from engine.layers.state import LayerState
 
 DIVISIBLE = (
     Attention
     | CausalConv
-    | GatedRMSNorm
+    | GroupedRMSNorm
     | LayerState
     | Mamba2
     | RotaryAttention

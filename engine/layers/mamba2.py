@@ -11,7 +11,7 @@ from engine.attention.batch import ForwardBatch
 from engine.checkpoint.parameters import LoadedLayer
 from engine.device.ranks import Ranks, Shard
 from engine.layers.linear import Linear
-from engine.layers.norm import GatedRMSNorm
+from engine.layers.norm import GroupedRMSNorm
 from engine.layers.recurrent import CausalConv
 from engine.layers.state import LayerState, StatePart
 from engine.ops.kernels import Kernels
@@ -77,7 +77,7 @@ class Mamba2(LoadedLayer):
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
         self.dt_bias = nn.Parameter(torch.empty(heads))
-        self.norm = GatedRMSNorm(shape.inner, shape.norm_eps, groups=shape.groups, units=heads)
+        self.norm = GroupedRMSNorm(shape.inner, shape.norm_eps, groups=shape.groups, units=heads)
         self.out = Linear(shape.inner, hidden, bias=shape.bias, input_units=heads)
         self.kernels: Kernels = "torch"
 

@@ -93,7 +93,7 @@ def norm_together(
     ]
 
 
-class GatedRMSNorm(LoadedLayer):
+class GroupedRMSNorm(LoadedLayer):
     """RMSNorm of y * silu(z) in `groups` of equal width, as in Mamba-2, computed in fp32.
 
     Ranks divide the width in `units`. Ranks that share a group add up its squares.

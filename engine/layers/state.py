@@ -33,14 +33,22 @@ StateSpec = tuple[StatePart, ...]  # what a recurrent layer keeps of a sequence
 class LayerState(nn.Module):
     """The state of a recurrent layer, number `index` of those layers. It has no weights.
 
-    Unless it `divides`, each rank keeps the whole state.
+    Unless it `divides`, each rank keeps the whole state. A layer may have one besides attention; if
+    it `replaces_attention`, it is what mixes tokens in a layer.
     """
 
-    def __init__(self, index: int, *parts: StatePart, divides: bool = True) -> None:
+    def __init__(
+        self,
+        index: int,
+        *parts: StatePart,
+        divides: bool = True,
+        replaces_attention: bool = True,
+    ) -> None:
         super().__init__()
         self.spec: StateSpec = parts
         self.index = index
         self.divides = divides
+        self.replaces_attention = replaces_attention
 
     def divide(self, ranks: Ranks) -> None:
         """Keep this rank's share of each part. Raises ConfigError if that is not possible."""

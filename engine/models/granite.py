@@ -6,9 +6,10 @@ They scale token embeddings, attention scores, the output of each sublayer, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.models.base import positive_float
@@ -66,7 +67,7 @@ class GraniteBlock(LlamaBlock):
 
 class Granite(Llama):
     config: GraniteConfig
-    block = GraniteBlock
+    block: ClassVar[type[nn.Module]] = GraniteBlock
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> GraniteConfig:

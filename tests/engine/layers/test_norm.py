@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.device.ranks import Ranks
-from engine.layers.norm import GatedRMSNorm, SharedRMSNorm, norm_together
+from engine.layers.norm import GroupedRMSNorm, SharedRMSNorm, norm_together
 from tests.support.ranks import in_threads
 
 HEADS, KV_HEADS, DIM = 8, 2, 16
@@ -57,8 +57,8 @@ def test_ranks_norm_their_heads_by_the_root_mean_square_of_all(
         torch.testing.assert_close(found, due)
 
 
-def gated_norm(ranks: Ranks, groups: int, weight: torch.Tensor) -> GatedRMSNorm:
-    norm = GatedRMSNorm(HEADS * DIM, 1e-5, groups=groups, units=HEADS)
+def gated_norm(ranks: Ranks, groups: int, weight: torch.Tensor) -> GroupedRMSNorm:
+    norm = GroupedRMSNorm(HEADS * DIM, 1e-5, groups=groups, units=HEADS)
     norm.divide(ranks)
     norm.weight = nn.Parameter(weight[ranks.units(HEADS * DIM, HEADS)], requires_grad=False)
     return norm
