@@ -11,7 +11,7 @@ from engine.device.ranks import Ranks
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.weights.experts import ExpertsWeight
-from engine.ops.experts import ExpertRows, combine, route, rows_by_expert
+from engine.ops.experts import ExpertGroups, ExpertRows, combine, route, rows_by_expert
 from engine.ops.gated import clamped_swiglu, sigmoid
 from engine.ops.kernels import Kernels
 
@@ -25,6 +25,17 @@ class ClampedSwiGLU:
 
     def __call__(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
         return clamped_swiglu(x, self.limit, self.sharpness)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterShape:
+    """How a router scores experts, beside the settings in ExpertsShape; see `route`."""
+
+    is_sigmoid: bool = False
+    has_choice_bias: bool = False
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+    is_wide: bool = False  # computed and kept in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,23 @@ class ExpertsShape:
     bias: bool = False  # of router and experts
     activation: ClampedSwiGLU | None = None  # None: the model's
     shared: SharedExpert | None = None
+    router: RouterShape = RouterShape()
+
+
+class WideRouter(Linear):
+    """A router in fp32 in a model of any dtype. The bias corrects scores for the choice alone."""
+
+    takes_adapters = False
+
+    def __init__(self, hidden: int, count: int, *, has_choice_bias: bool) -> None:
+        super().__init__(hidden, count, is_rounded=False)
+        self.tensors.dtype = torch.float32
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if has_choice_bias:
+            self.e_score_correction_bias = nn.Parameter(torch.empty(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
 
 
 class ExpertLinear(Linear):
@@ -64,6 +92,8 @@ class ExpertLinear(Linear):
 
     Ranks may divide the outputs of each part in `output_units` equal units, or the inputs.
     """
+
+    takes_adapters = False
 
     def __init__(
         self,
@@ -118,7 +148,7 @@ class Experts(nn.Module):
             downs = {down: hidden}
         self.shape = shape
         self.activation = shape.activation or GATED[activation]
-        self.router = Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)
+        self.router = _router(hidden, shape)
         # A unit is a gate and its up where they take turns in one tensor, else one of them.
         self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias, output_units=size)
         self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias, input_units=size)
@@ -143,7 +173,16 @@ class Experts(nn.Module):
     def _chosen(self, x: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of each token's experts, [T, hidden]."""
         shape = self.shape
-        experts, weights = route(self.router(x), shape.per_token, renormalises=shape.renormalises)
+        router = shape.router
+        experts, weights = route(
+            self.router(x),
+            shape.per_token,
+            renormalises=shape.renormalises,
+            is_sigmoid=router.is_sigmoid,
+            bias=getattr(self.router, "e_score_correction_bias", None),
+            groups=router.groups,
+            scale=router.scale,
+        )
         return self.mix(x, experts, weights)
 
     def mix(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -152,3 +191,10 @@ class Experts(nn.Module):
         up = self.expert_up(x.index_select(0, rows.tokens), rows)
         down = self.expert_down(self.activation(up, self.kernels), rows)
         return self.expert_down.summed(combine(down, rows, weights))
+
+
+def _router(hidden: int, shape: ExpertsShape) -> Linear:
+    if shape.router.is_wide:
+        assert not shape.bias
+        return WideRouter(hidden, shape.count, has_choice_bias=shape.router.has_choice_bias)
+    return Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)

@@ -13,6 +13,7 @@ from torch import nn
 
 from engine.checkpoint.parameters import LayerParameters, LoadedLayer, stacked_slices
 from engine.device.ranks import Ranks, Shard
+from engine.ops.gated import silu
 from engine.ops.kernels import Kernels
 from engine.ops.norm import (
     Tensors,
@@ -120,6 +121,44 @@ class HeadLayerNorm(LoadedLayer):
         }
         shape = (len(slices) * dim, 1)
         self.tensors.take_shard(Shard(shape, slices, rows, slice(0, 1)))
+
+
+class GroupedRMSNorm(LoadedLayer):
+    """RMSNorm of y * silu(z) in `groups` of equal width, as in Mamba-2, computed in fp32.
+
+    Ranks divide the width in `units`. Ranks that share a group add up its squares.
+    """
+
+    def __init__(self, dim: int, eps: float, *, groups: int, units: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps, self.groups, self.units = eps, groups, units
+        self.ranks = Ranks()
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the weights of this rank's units. Raises ConfigError if that is not possible."""
+        dim = len(self.weight)
+        rows = {"": ranks.units(dim, self.units)}
+        self.tensors.take_shard(Shard((dim, 1), {"": slice(0, dim)}, rows, slice(0, 1)))
+        self.ranks = ranks
+
+    def forward(self, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """y and z [T, dim] -> [T, dim], in y's dtype."""
+        own = max(self.groups // self.ranks.count, 1)  # groups of this rank
+        gated = (y.float() * silu(z.float())).unflatten(1, (own, -1))
+        squares = mean_square(gated)
+        if self.groups < self.ranks.count:
+            squares = self._mean_of_ranks(squares)
+        weight = self.weight.unflatten(0, (own, -1))
+        return divide_by_rms(gated, squares, weight, self.eps).flatten(1).to(y.dtype)
+
+    def _mean_of_ranks(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the mean [T, 1, 1] of the `squares` of all ranks that share a group."""
+        groups, ranks = self.groups, self.ranks
+        group = ranks.own * groups // ranks.count
+        of_groups = squares.new_zeros(len(squares), groups, 1)
+        of_groups[:, group : group + 1] = squares
+        return ranks.sum(of_groups)[:, group : group + 1] * (groups / ranks.count)
 
 
 class PlainRMSNorm(nn.Module):

@@ -36,6 +36,7 @@ DECODERS = {
     "Gemma4ForCausalLM": ("engine.models.gemma4", "Gemma4"),
     "Gemma4ForConditionalGeneration": ("engine.models.gemma4", "Gemma4"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
+    "GraniteMoeHybridForCausalLM": ("engine.models.granite_hybrid", "GraniteHybrid"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
     "Olmo3ForCausalLM": ("engine.models.olmo3", "Olmo3"),
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),

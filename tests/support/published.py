@@ -51,6 +51,28 @@ def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, An
     return decoder("Gemma4", hidden, heads, kv_heads, 256, **(facts | more))
 
 
+def lfm_2(hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    facts = {"norm_eps": 1e-5, "conv_L_cache": 3, "full_attn_idxs": [1]}
+    return decoder("Lfm2", hidden, heads, 8, **facts | more)
+
+
+def granite_4(
+    hidden: int, heads: int, kv_heads: int, mamba_heads: int, **more: Any
+) -> dict[str, Any]:
+    facts = {
+        "layer_types": ["mamba", "attention"],
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": 64,
+        "num_local_experts": 0,
+        "mamba_n_heads": mamba_heads,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "residual_multiplier": 0.22,
+    }
+    return decoder("GraniteMoeHybrid", hidden, heads, kv_heads, **facts | more)
+
+
 def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
     return SMALL | {
         "architectures": [architecture],
@@ -155,6 +177,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         num_global_key_value_heads=4,
     ),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
+    "granite-4.0-h-micro": granite_4(2048, 32, 8, 64),
+    "granite-4.0-h-tiny": granite_4(1536, 12, 4, 48, num_local_experts=64, num_experts_per_tok=6),
+    "granite-4.0-h-small": granite_4(
+        4096, 32, 8, 128, num_local_experts=72, num_experts_per_tok=10
+    ),
+    "LFM2-350M": lfm_2(1024, 16),
+    "LFM2-700M": lfm_2(1536, 24),
+    "LFM2-1.2B": lfm_2(2048, 32),
+    "LFM2-2.6B": lfm_2(2048, 32),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
     "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),

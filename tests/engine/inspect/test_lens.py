@@ -30,7 +30,9 @@ from tests.engine.models import (
     test_gpt_neox,
     test_gpt_oss,
     test_granite,
+    test_granite_hybrid,
     test_granite_moe,
+    test_lfm2,
     test_llama,
     test_marian,
     test_ministral3,
@@ -78,6 +80,8 @@ CASES = {
     "granite": test_granite.CASE,
     "cohere": test_cohere.CASE,
     "cohere2": test_cohere2.CASE,
+    "granite_hybrid": test_granite_hybrid.CASE,
+    "lfm2": test_lfm2.CASE,
     "olmo2": test_olmo2.CASE,
     "olmo3": test_olmo3.CASE,
     "mixtral": test_mixtral.CASE,
@@ -202,7 +206,12 @@ def test_lens_update_scales_are_the_references(looked: Looked) -> None:
         if not getattr(looked.runner.model, "per_layer", None):
             kinds.remove("per-layer input")
         layers = len(stream.joins) // len(kinds)
-        expected = [(layer, kind) for layer in range(layers) for kind in kinds]
+        recurrent = ["recurrent", *kinds[1:]]
+        expected = [
+            (layer, kind)
+            for layer in range(layers)
+            for kind in (recurrent if layer in looked.inside.recurrent else kinds)
+        ]
         assert [(update.layer, update.kind) for update in updates] == expected
 
 
@@ -258,7 +267,7 @@ def test_lens_scores_before_the_softcap_give_the_weights(looked: Looked) -> None
     assert {layer.window for layer in looked.result.attention} == {20, None}
 
 
-@pytest.mark.parametrize("looked", ["gpt2", "t5", "gemma"], indirect=True)
+@pytest.mark.parametrize("looked", ["gpt2", "t5", "gemma", "lfm2"], indirect=True)
 def test_lens_changes_no_bit_of_the_cache_and_restores_the_model(looked: Looked) -> None:
     runner = looked.runner
     module: Any = runner.model
@@ -270,7 +279,8 @@ def test_lens_changes_no_bit_of_the_cache_and_restores_the_model(looked: Looked)
         assert torch.equal(kv.keys, keys)
         assert torch.equal(kv.values, values)
     assert [getattr(layer, "kernels", None) for layer in module.modules()] == kernels
-    assert not any("add" in vars(layer) for layer in module.modules())
+    for layer in module.modules():
+        assert not {"add", "forward"} & vars(layer).keys()
 
 
 @pytest.mark.parametrize("looked", ["llama", "marian", "bert"], indirect=True)

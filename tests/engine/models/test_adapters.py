@@ -16,7 +16,13 @@ from safetensors.torch import load_file
 from engine.offline.merge.merge import merge
 from engine.offline.merge.recipe import parse
 from engine.protocol.adapters import AdapterLoaded, LoadAdapter
-from tests.engine.models import test_gpt_neox, test_mixtral, test_phi3
+from tests.engine.models import (
+    test_gpt_neox,
+    test_granite_hybrid,
+    test_lfm2,
+    test_mixtral,
+    test_phi3,
+)
 from tests.support.adapters import PREFIX, write_adapter
 from tests.support.driver import MODES, Driver
 from tests.support.golden import of_transformers
@@ -40,7 +46,7 @@ def base_and_adapter(folder: Path, config: Any, *, is_turned: bool) -> tuple[Pat
     for name, weight in load_file(folder / "base" / "model.safetensors").items():
         if weight.dim() != 2 or not any(character.isdigit() for character in name):
             continue
-        if ".experts." in name or ".gate." in name:
+        if any(part in name for part in (".experts.", ".gate.", ".router.")):
             continue
         rows, columns = weight.shape
         outputs, inputs = (columns, rows) if is_turned else (rows, columns)
@@ -64,8 +70,10 @@ def answer(driver: Driver, adapter: int = 0) -> tuple[list[int], list[float]]:
         (test_gpt_neox.config, False, "captured"),
         (gpt2, True, "captured"),
         (test_mixtral.config, False, "synchronous"),
+        (test_granite_hybrid.EXPERTS.config, False, "synchronous"),
+        (test_lfm2.config, False, "captured"),
     ],
-    ids=["phi3", "gpt-neox", "gpt2", "mixtral"],
+    ids=["phi3", "gpt-neox", "gpt2", "mixtral", "granite-hybrid", "lfm2"],
 )
 def test_adapter_of_stacked_layers_answers_as_the_folded_model(
     tmp_path: Path, config: Callable[[], Any], is_turned: bool, mode: str

@@ -55,8 +55,16 @@ CASE = Case(
         "engine.layers.attention.RotaryAttention.forward": unnormalised,
     },
 )
+
+
+def without_theta(config: dict[str, Any], tensors: Tensors) -> None:
+    del config["rope_parameters"]
+
+
 BIASES = Case(
-    "biases-tied", lambda: config(conv_bias=True, conv_L_cache=4, tie_word_embeddings=True)
+    "biases-tied",
+    lambda: config(conv_bias=True, conv_L_cache=4, tie_word_embeddings=True),
+    without_theta,
 )
 
 
@@ -80,7 +88,17 @@ def test_lfm2_spellings_match_transformers(golden: Golden, equality: Equality) -
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"layer_types": ["mamba"] * 5}, {"conv_L_cache": 0}, {"hidden_act": "relu"}], ids=str
+    "wrong",
+    [
+        {"layer_types": ["mamba"] * 5},
+        {"layer_types": ["conv"] * 5},
+        {"full_attn_idxs": 2},
+        {"full_attn_idxs": ["2"]},
+        {"conv_L_cache": 0},
+        {"conv_L_cache": 1},
+        {"hidden_act": "relu"},
+    ],
+    ids=str,
 )
 def test_lfm2_unsupported_config_raises_config_error(wrong: dict[str, Any]) -> None:
     pytest.importorskip("transformers")

@@ -23,7 +23,9 @@ from tests.engine.models import (
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
+    test_granite_hybrid,
     test_granite_moe,
+    test_lfm2,
     test_llama,
     test_marian,
     test_ministral3,
@@ -80,6 +82,10 @@ SLOW = [
     Case("qwen3-moe", test_qwen3_moe.config),
     Case("mixtral", test_mixtral.config),
     test_gpt_oss.CASE,
+    # Ranks share a group of heads, or have groups of their own.
+    test_granite_hybrid.EXPERTS,
+    replace(test_granite_hybrid.CASE, name="granite-hybrid-dense"),
+    replace(test_lfm2.CASE, name="lfm2"),
     test_nanochat.CASES[-1],
     replace(test_t5.CASES[-1], name="t5-v1.1"),
 ]
