@@ -69,7 +69,7 @@ class ReadsAgain:
     ids=["torch", "numba", "triton"],
 )
 def test_attend_without_keys_reads_what_an_earlier_layer_stored(make: Any) -> None:
-    """In decodes, of which one fills a block, in chunks, and in whole prompts."""
+    """In decodes, one that fills its block among them, in chunks, and in whole prompts."""
     backend: Any = ReadsAgain(make())
     run = PagedRun(random_sequences(SPEC, [17, 40, 32, 9]), 16, backend=backend)
     for block in run.cache.layers:
