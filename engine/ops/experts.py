@@ -42,7 +42,7 @@ class ExpertRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in `count` equal groups, of which a token uses `chosen` ones (arXiv 2405.04434).
+    """Experts in `count` equal groups. A token uses `chosen` ones (arXiv 2405.04434).
 
     They are those with the largest sums of their `best` highest scores.
     """

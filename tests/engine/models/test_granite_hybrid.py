@@ -133,7 +133,7 @@ def test_granite_hybrid_matches_transformers(golden: Golden, equality: Equality)
 
 @pytest.mark.parametrize("golden", [CASE], ids=["mamba"], indirect=True)
 def test_granite_hybrid_reuses_states_at_block_edges_only(golden: Golden) -> None:
-    """States are kept behind 16 and 32 tokens, whatever number of tokens two prompts share."""
+    """States are kept behind 16 and 32 tokens, for any number of tokens that two prompts share."""
     driver, plain = golden.driver(), golden.driver(enable_prefix_caching=False)
     prompt, ending = golden.prompts[-1], [7, 150, 8, 33, 2]
     driver.submit(prompt, 1)
