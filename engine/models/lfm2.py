@@ -11,6 +11,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.errors import ConfigError
+from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, MLP
 from engine.layers.recurrent import CausalConv
@@ -63,6 +64,14 @@ class ShortConv(nn.Module):
         return self.out(c * self.conv(b * x, tails, runs))
 
 
+def lfm2_mlp(config: Lfm2Config, index: int) -> nn.Module:
+    """Return the feed-forward network of layer `index`, or its mixture of experts."""
+    c = config
+    if c.experts is None or index in c.dense_layers:
+        return MLP(c.hidden, c.intermediate, GATED["silu"], parts=("w1", "w3"))
+    return Experts(c.hidden, c.experts, "silu")
+
+
 class Lfm2Block(nn.Module):
     def __init__(self, config: Lfm2Config, index: int) -> None:
         super().__init__()
@@ -73,7 +82,7 @@ class Lfm2Block(nn.Module):
         else:
             self.conv = ShortConv(c, index)
         self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c.hidden, c.intermediate, GATED["silu"], parts=("w1", "w3"))
+        self.mlp = lfm2_mlp(c, index)
 
     def forward(
         self,

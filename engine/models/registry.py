@@ -44,6 +44,7 @@ DECODERS = {
     "Cohere2ForCausalLM": ("engine.models.cohere2", "Cohere2"),
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
     "Lfm2ForCausalLM": ("engine.models.lfm2", "Lfm2"),
+    "Lfm2MoeForCausalLM": ("engine.models.lfm2_moe", "Lfm2Moe"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }

@@ -10,6 +10,7 @@ import torch
 from engine.errors import ConfigError
 from engine.layers.recurrent import CausalConv
 from engine.models.lfm2 import Lfm2
+from engine.scheduling.state_slots import least_slots
 from tests.support.golden import (
     Case,
     Equality,
@@ -80,6 +81,14 @@ def as_published(config: dict[str, Any], tensors: Tensors) -> None:
 @golden_tests([CASE])
 def test_lfm2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
+
+
+@pytest.mark.parametrize("golden", [CASE], ids=["convolutions"], indirect=True)
+def test_lfm2_keeps_no_more_states_than_blocks_on_a_cpu(golden: Golden) -> None:
+    runner = golden.runner
+    assert runner.kv.states is not None
+    slots = len(runner.kv.states[0][0]) - 1
+    assert slots == least_slots(8) + runner.kv.num_blocks
 
 
 @golden_tests([BIASES, Case("published", config, as_published)], [full_prefill])

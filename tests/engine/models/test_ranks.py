@@ -26,6 +26,7 @@ from tests.engine.models import (
     test_granite_hybrid,
     test_granite_moe,
     test_lfm2,
+    test_lfm2_moe,
     test_llama,
     test_marian,
     test_ministral3,
@@ -86,6 +87,7 @@ SLOW = [
     test_granite_hybrid.EXPERTS,
     replace(test_granite_hybrid.CASE, name="granite-hybrid-dense"),
     replace(test_lfm2.CASE, name="lfm2"),
+    test_lfm2_moe.CASE,
     test_nanochat.CASES[-1],
     replace(test_t5.CASES[-1], name="t5-v1.1"),
 ]
