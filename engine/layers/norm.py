@@ -20,6 +20,7 @@ from engine.ops.norm import (
     add_layer_norm,
     add_rms_norm,
     divide_by_rms,
+    gated_rms_norm,
     layer_norm,
     mean_square,
     rms_norm,
@@ -57,6 +58,22 @@ class OffsetRMSNorm(RMSNorm):
     """RMSNorm as in Gemma: the stored weight is weight - 1."""
 
     offset = True
+
+
+class GatedRMSNorm(nn.Module):
+    """RMSNorm of the last dimension, times silu of a gate."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+        self.kernels: Kernels = "torch"
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x and gate [T, H, dim] -> [T, H, dim]."""
+        return gated_rms_norm(
+            x, gate, self.weight, self.eps, gate_first=False, kernels=self.kernels
+        )
 
 
 class SharedRMSNorm(RMSNorm):

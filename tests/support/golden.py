@@ -125,7 +125,9 @@ class Golden:
         )
 
     def driver(self, **config: Any) -> Driver:
-        return Driver(self.folder, **({"block_size": BLOCK, "max_num_seqs": 8} | config))
+        # Thousands of states, which are checked after each turn, would take seconds.
+        small = {"block_size": BLOCK, "max_num_seqs": 8, "state_memory_bytes": 2**21}
+        return Driver(self.folder, **(small | config))
 
 
 Equality = Callable[[Golden], None]
@@ -217,8 +219,10 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     buffers = ("final_logits_bias", "layer_scalar")  # weights all the same
     learned += [(name, b) for name, b in model.named_buffers() if name.endswith(buffers)]
-    for _, parameter in sorted(learned):
+    for name, parameter in sorted(learned):
         noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("A_log"):  # decays start at large random numbers
+            parameter.zero_()
         if parameter.dim() > 1:
             parameter.copy_(noise * 2 * hidden**-0.5)
         else:

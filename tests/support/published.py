@@ -73,6 +73,15 @@ def granite_4(
     return decoder("GraniteMoeHybrid", hidden, heads, kv_heads, **facts | more)
 
 
+def hybrid(name: str, hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    """Return a config of Qwen's models with gated delta nets."""
+    facts = {"num_hidden_layers": 4, "full_attention_interval": 4, "partial_rotary_factor": 0.25}
+    facts |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    facts |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    experts = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    return decoder(name, hidden, heads, kv_heads, 256, **(facts | experts | more))
+
+
 def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
     return SMALL | {
         "architectures": [architecture],
@@ -127,6 +136,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         num_experts_per_tok=8,
         moe_intermediate_size=64,
     ),
+    "Qwen3-Next-80B-A3B": hybrid("Qwen3Next", 2048, 16, 2, num_experts=512, num_experts_per_tok=10),
+    "Qwen3.5-9B": hybrid("Qwen3_5", 4096, 16, 4),
+    "Qwen3.5-35B-A3B": hybrid("Qwen3_5Moe", 2048, 16, 2, num_experts=256, num_experts_per_tok=8),
     "gemma-2b": decoder("Gemma", 2048, 8, 1, 256),
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),

@@ -22,6 +22,8 @@ from tests.engine.models import (
     test_lfm2,
     test_mixtral,
     test_phi3,
+    test_qwen3_5,
+    test_qwen3_next,
 )
 from tests.support.adapters import PREFIX, write_adapter
 from tests.support.driver import MODES, Driver
@@ -72,8 +74,13 @@ def answer(driver: Driver, adapter: int = 0) -> tuple[list[int], list[float]]:
         (test_mixtral.config, False, "synchronous"),
         (test_granite_hybrid.EXPERTS.config, False, "synchronous"),
         (test_lfm2.config, False, "captured"),
+        (test_qwen3_next.config, False, "synchronous"),
+        (test_qwen3_5.config, False, "synchronous"),
     ],
-    ids=["phi3", "gpt-neox", "gpt2", "mixtral", "granite-hybrid", "lfm2"],
+    ids=[
+        *("phi3", "gpt-neox", "gpt2", "mixtral"),
+        *("granite-hybrid", "lfm2", "qwen3-next", "qwen3-5"),
+    ],
 )
 def test_adapter_of_stacked_layers_answers_as_the_folded_model(
     tmp_path: Path, config: Callable[[], Any], is_turned: bool, mode: str
@@ -96,6 +103,8 @@ def test_adapter_of_stacked_layers_answers_as_the_folded_model(
         pytest.param(gpt2, True, id="gpt2"),
         pytest.param(test_gpt_neox.config, False, id="gpt-neox", marks=pytest.mark.slow),
         pytest.param(test_phi3.config, False, id="phi3", marks=pytest.mark.slow),
+        pytest.param(test_qwen3_next.config, False, id="qwen3-next", marks=pytest.mark.slow),
+        pytest.param(test_qwen3_5.config, False, id="qwen3-5", marks=pytest.mark.slow),
     ],
 )
 def test_adapter_of_stacked_layers_that_ranks_share_answers_as_with_one(

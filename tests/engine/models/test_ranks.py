@@ -38,7 +38,9 @@ from tests.engine.models import (
     test_phi3,
     test_qwen2_moe,
     test_qwen3,
+    test_qwen3_5,
     test_qwen3_moe,
+    test_qwen3_next,
     test_roformer,
     test_stablelm,
     test_starcoder2,
@@ -82,6 +84,8 @@ SLOW = [
     Case("phi3", test_phi3.config),
     Case("qwen3-moe", test_qwen3_moe.config),
     Case("mixtral", test_mixtral.config),
+    Case("qwen3-next", test_qwen3_next.config),
+    Case("qwen3-5", test_qwen3_5.config),
     test_gpt_oss.CASE,
     # Ranks share a group of heads, or have groups of their own.
     test_granite_hybrid.EXPERTS,

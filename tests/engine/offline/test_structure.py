@@ -87,6 +87,18 @@ GRANITE_HYBRID = LFM2 | {
     "mamba_n_heads": 4,
     "mamba_d_state": 8,
 }
+HYBRID = LLAMA | {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+}
+EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+}
 HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt-neox": ("GPTNeoXForCausalLM", BERT),
@@ -95,6 +107,9 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 16}),
     "qwen2": ("Qwen2ForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
     "qwen3": ("Qwen3ForCausalLM", LLAMA),
+    "qwen3_next": ("Qwen3NextForCausalLM", HYBRID | EXPERTS),
+    "qwen3_5": ("Qwen3_5ForCausalLM", HYBRID),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", HYBRID | EXPERTS),
     "gemma": ("GemmaForCausalLM", LLAMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
