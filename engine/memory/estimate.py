@@ -62,6 +62,7 @@ def packed_bytes(plan: ModelPlan) -> int:
             plan.kernels,
             _rounds_to(plan, layer),
             layer.tensors.stored_form,
+            has_bias=isinstance(layer, Linear) and layer.bias is not None,
         )
         for layer, weight in _packed(plan)
     )

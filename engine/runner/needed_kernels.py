@@ -21,7 +21,13 @@ from engine.kernels.numba.call import (
     SIGMOID_MUL,
     SILU,
 )
-from engine.kernels.numba.linear import HEAD_PANEL, can_multiply_head, has_kernel
+from engine.kernels.numba.linear import (
+    HEAD_PANEL,
+    PANEL,
+    can_multiply_head,
+    has_kernel,
+    takes_few_outputs,
+)
 from engine.kernels.numba.machine_code import Kernel
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead
@@ -109,7 +115,8 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
         return
     else:
         if has_kernel(plan.dtype) and not is_head:
-            yield "linear.rows_kernel", USUAL_WIDTH, has_bias, 0
+            few = not has_bias and takes_few_outputs(len(weight), inputs, plan.dtype)
+            yield "linear.rows_kernel", PANEL if few else USUAL_WIDTH, has_bias, 0
         return
     yield ("codes.round_kernel",)
     yield "codes.multiply_kernel", bits, int(has_offsets), has_bias, int(is_head)
