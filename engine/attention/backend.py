@@ -74,13 +74,14 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor:
         """Store key and value [T, Hkv, D] in their slots and attend; query and result [T, H, D].
 
-        Key and value are None if they are already in their slots. `store` writes those of a cross
+        With a spec's `value_dim`, value is None and the result [T, H, value_dim]. Key and value are
+        None if they are already in their slots. `store` writes those of a cross
         layer, and a fused rotation writes its own. `kv` is None for a layer without a KV cache,
         which attends only to the tokens of each sequence in this step. `bias` is the table
         [buckets, H] of a spec with `relative`, and `sinks` [H] belongs to one with `has_sinks`.
         """
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         """Write key and value [T, Hkv, D] of the step's tokens into their slots."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,11 +29,11 @@ class LayerKV:
 
     # A backend may store each key block transposed: see AttentionBackend.transposes_keys.
     keys: torch.Tensor  # [num_blocks + 1, num_kv_heads, block_size, head_dim]; block 0 is null
-    values: torch.Tensor  # same shape
+    values: torch.Tensor | None  # same shape; None: they are parts of the keys
     group: int  # index of the KV group whose block tables refer to these blocks
     # Keys and values are codes if there are scales. See engine/ops/kv_codes.py.
     key_scales: torch.Tensor | None = None  # [num_blocks + 1, num_kv_heads, block_size] fp32
-    value_scales: torch.Tensor | None = None  # same shape
+    value_scales: torch.Tensor | None = None  # same shape; None without values
 
 
 class LayerClass(NamedTuple):
@@ -44,10 +44,16 @@ class LayerClass(NamedTuple):
 
 
 class KVShape(NamedTuple):
-    """The size of one layer's keys, and of its values, of one token."""
+    """The size of one layer's keys, and of its values if there are any, of one token."""
 
     num_kv_heads: int
     head_dim: int
+    has_values: bool
+
+    @property
+    def copies(self) -> int:
+        """How many tensors of this size a slot has: keys, and values if there are any."""
+        return 2 if self.has_values else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ def _layer_classes(specs: Sequence[AttentionSpec]) -> dict[LayerClass, list[int]
 
 
 def _shape(spec: AttentionSpec) -> KVShape:
-    return KVShape(spec.num_kv_heads, spec.head_dim)
+    return KVShape(spec.num_kv_heads, spec.head_dim, spec.value_dim is None)
 
 
 class KVCache:
@@ -121,39 +127,53 @@ class KVCache:
         self.groups = layout.groups
 
         # One tensor per slot, which one layer of each group uses.
-        self._keys = [self._numbers(shape, dtype, device) for shape in layout.shapes]
-        self._values = [self._numbers(shape, dtype, device) for shape in layout.shapes]
-        self._key_scales: list[torch.Tensor] = []
-        self._value_scales: list[torch.Tensor] = []
+        shapes = dict(enumerate(layout.shapes))
+        with_values = {slot: shape for slot, shape in shapes.items() if shape.has_values}
+        self._keys = self._numbers(shapes, dtype, device)
+        self._values = self._numbers(with_values, dtype, device)
+        self._key_scales: dict[int, torch.Tensor] = {}
+        self._value_scales: dict[int, torch.Tensor] = {}
         if is_coded(dtype):
-            self._key_scales = [self._scales(shape, device) for shape in layout.shapes]
-            self._value_scales = [self._scales(shape, device) for shape in layout.shapes]
+            self._key_scales = self._scales(shapes, device)
+            self._value_scales = self._scales(with_values, device)
         self.layers = [
             self._layer(owner, slot, dtype)
             for owner, slot in zip(layout.owners, layout.slots, strict=True)
         ]
 
-    def _numbers(self, kv: KVShape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
-        shape = (self.num_blocks + 1, kv.num_kv_heads, self.block_size, kv.head_dim)
+    def _numbers(
+        self, shapes: Mapping[int, KVShape], dtype: torch.dtype, device: torch.device
+    ) -> dict[int, torch.Tensor]:
         # Torch has few operations on fp8. All that move bits exist for int8.
         kept = torch.int8 if is_coded(dtype) else dtype
-        return untouched_zeros(shape, kept, device)
+        numbers = {}
+        for slot, kv in shapes.items():
+            # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
+            shape = (self.num_blocks + 1, kv.num_kv_heads, self.block_size, kv.head_dim)
+            numbers[slot] = untouched_zeros(shape, kept, device)
+        return numbers
 
-    def _scales(self, kv: KVShape, device: torch.device) -> torch.Tensor:
-        shape = (self.num_blocks + 1, kv.num_kv_heads, self.block_size)
-        return untouched_zeros(shape, torch.float32, device)
+    def _scales(
+        self, shapes: Mapping[int, KVShape], device: torch.device
+    ) -> dict[int, torch.Tensor]:
+        scales = {}
+        for slot, kv in shapes.items():
+            shape = (self.num_blocks + 1, kv.num_kv_heads, self.block_size)
+            scales[slot] = untouched_zeros(shape, torch.float32, device)
+        return scales
 
     def _layer(self, group: int, slot: int, dtype: torch.dtype) -> LayerKV:
         keys = self._keys[slot].view(dtype)
-        values = self._values[slot].view(dtype)
-        if not is_coded(dtype):
-            return LayerKV(keys, values, group)
-        return LayerKV(keys, values, group, self._key_scales[slot], self._value_scales[slot])
+        values = self._values.get(slot)
+        if values is not None:
+            values = values.view(dtype)
+        scales = self._key_scales.get(slot), self._value_scales.get(slot)
+        return LayerKV(keys, values, group, *scales)
 
     @property
     def _tensors(self) -> list[torch.Tensor]:
-        return self._keys + self._values + self._key_scales + self._value_scales
+        slots = self._keys, self._values, self._key_scales, self._value_scales
+        return [tensor for by_slot in slots for tensor in by_slot.values()]
 
     @property
     def num_bytes(self) -> int:
@@ -176,14 +196,14 @@ class KVCache:
         places = torch.arange(self.block_size, device=count.device)
         is_rest = (places >= count[:, None])[:, None, :]  # [copies, 1, block_size]
         for slots, is_transposed in ((self._keys, transposed_keys), (self._values, False)):
-            for blocks in slots:
+            for blocks in slots.values():
                 copies = blocks.index_select(0, source)
                 of_tokens = copies
                 if is_transposed:
                     of_tokens = copies.view(*copies.shape[:2], -1, self.block_size).transpose(2, 3)
                 of_tokens.masked_fill_(is_rest[..., None], 0)
                 blocks.index_copy_(0, target, copies)
-        for scales in self._key_scales + self._value_scales:
+        for scales in (*self._key_scales.values(), *self._value_scales.values()):
             scales.index_copy_(0, target, scales.index_select(0, source).masked_fill_(is_rest, 0))
 
     def scrub(self, blocks: Sequence[int]) -> None:
@@ -212,7 +232,7 @@ def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dt
     """Return the size of one block in bytes: keys and values of all layers of a group."""
     scale = SCALE_BYTES if is_coded(dtype) else 0
     bytes_per_token = sum(
-        shape.num_kv_heads * (shape.head_dim * dtype.itemsize + scale)
+        shape.copies * shape.num_kv_heads * (shape.head_dim * dtype.itemsize + scale)
         for shape in group_layers(specs).shapes
     )
-    return 2 * bytes_per_token * block_size
+    return bytes_per_token * block_size

@@ -29,6 +29,7 @@ class LayerParameters:
         self._parameters = parameters
         self.slices = slices
         self.shard: Shard | None = None
+        self.dtype: torch.dtype | None = None  # None: the dtype of the model
 
     @property
     def whole_slices(self) -> Mapping[str, slice]:
@@ -60,7 +61,8 @@ class LayerParameters:
         parameter = self._parameters[name]
         assert parameter is not None
         if parameter.is_meta:
-            empty = torch.empty(parameter.shape, dtype=source.dtype, device=source.device)
+            dtype = self.dtype or source.dtype
+            empty = torch.empty(parameter.shape, dtype=dtype, device=source.device)
             parameter = nn.Parameter(empty, requires_grad=False)
             self._parameters[name] = parameter
         for part, rows in target.rows(self.whole_slices).items():

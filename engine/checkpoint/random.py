@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from engine.checkpoint.parameters import parameters_of
+
 
 def random_weights(
     model: nn.Module,
@@ -27,10 +29,11 @@ def random_weights(
     for number, (name, parameter) in enumerate(list(model.named_parameters())):
         generator.manual_seed(number)
         owner, _, attribute = name.rpartition(".")
-        filled = torch.empty(parameter.shape, dtype=dtype, device=device)
+        layer = model.get_submodule(owner)
+        kept = parameters_of(layer).dtype or dtype
+        filled = torch.empty(parameter.shape, dtype=kept, device=device)
         filled.normal_(0.0 if parameter.ndim > 1 else 1.0, 0.02, generator=generator)
         new = nn.Parameter(filled, requires_grad=False)
-        layer = model.get_submodule(owner)
         setattr(layer, attribute, new)
         if not any(own.is_meta for own in layer.parameters(recurse=False)):
             on_filled(layer)

@@ -42,7 +42,8 @@ class LensPlan:
         # By id of the layer's KV: keys and values [T, Hkv, D] of the source.
         self._sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
+        assert value is not None
         self._sources[id(kv)] = key, value
 
     def attend(
@@ -58,7 +59,8 @@ class LensPlan:
         if spec.kind == "cross":
             key, value = self._sources[id(kv)]
         assert key is not None
-        assert value is not None
+        if value is None:
+            value = key[..., : spec.result_dim]
         shared = spec.num_heads // spec.num_kv_heads
         keys = key.float().repeat_interleave(shared, dim=1)  # [K, H, D]
         values = value.float().repeat_interleave(shared, dim=1)

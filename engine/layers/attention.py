@@ -53,6 +53,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """q [T, H, D], k and v [T, Hkv, D] (None in a cross layer) -> [T, H * D].
 
+        With the spec's `value_dim`, v is None and the result [T, H * value_dim].
         `bias` and `sinks` are as in AttentionPlan.attend. An encoder's layer has no KV and ignores
         `index`.
         """
@@ -85,6 +86,7 @@ class Attention(nn.Module):
             return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
+        assert kv.values is not None
         cache = (kv.keys, kv.values, blocks, layout.token_offsets)
         q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
         return batch.plan.attend(self.spec, kv, q, None, None, sinks=sinks).flatten(1)

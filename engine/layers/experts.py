@@ -9,9 +9,9 @@ from torch import nn
 
 from engine.device.ranks import Ranks
 from engine.layers.linear import Linear
-from engine.layers.mlp import GATED
+from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.weights.experts import ExpertsWeight
-from engine.ops.experts import ExpertRows, combine, route, rows_by_expert
+from engine.ops.experts import ExpertGroups, ExpertRows, combine, route, rows_by_expert
 from engine.ops.gated import clamped_swiglu
 from engine.ops.kernels import Kernels
 
@@ -28,6 +28,17 @@ class ClampedSwiGLU:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterShape:
+    """How a router scores experts, beside the settings in ExpertsShape; see `route`."""
+
+    is_sigmoid: bool = False
+    has_choice_bias: bool = False
+    groups: ExpertGroups | None = None
+    scale: float = 1.0
+    is_wide: bool = False  # computed and kept in fp32
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """Sizes of a mixture of experts, and how its router weighs them."""
 
@@ -40,6 +51,24 @@ class ExpertsShape:
     parts: tuple[str, str, str] | None = ("gate", "up", "down")
     bias: bool = False  # of router and experts
     activation: ClampedSwiGLU | None = None  # None: the model's
+    router: RouterShape = RouterShape()
+    shared: int = 0  # intermediate size of the experts of every token, which are one network
+
+
+class WideRouter(Linear):
+    """A router in fp32 in a model of any dtype. The bias corrects scores for the choice alone."""
+
+    takes_adapters = False
+
+    def __init__(self, hidden: int, count: int, *, has_choice_bias: bool) -> None:
+        super().__init__(hidden, count, is_rounded=False)
+        self.tensors.dtype = torch.float32
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if has_choice_bias:
+            self.e_score_correction_bias = nn.Parameter(torch.empty(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.float())
 
 
 class ExpertLinear(Linear):
@@ -51,6 +80,8 @@ class ExpertLinear(Linear):
 
     Ranks may divide the outputs of each part in `output_units` equal units, or the inputs.
     """
+
+    takes_adapters = False
 
     def __init__(
         self,
@@ -90,7 +121,8 @@ class Experts(nn.Module):
     """Feed-forward networks [hidden] -> [hidden]. Each token uses a few of them.
 
     Computes the sum of weight(e) * down(activation(gate(x)) * up(x)) over the experts e of a token.
-    `activation` is a key of GATED, unless the shape has its own.
+    `activation` is a key of GATED, unless the shape has its own. The shared experts, if there are
+    any, are added with the weight 1.
     """
 
     def __init__(self, hidden: int, shape: ExpertsShape, activation: str) -> None:
@@ -104,7 +136,8 @@ class Experts(nn.Module):
             downs = {down: hidden}
         self.shape = shape
         self.activation = shape.activation or GATED[activation]
-        self.router = Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)
+        self.router = _router(hidden, shape)
+        self.shared = GatedMLP(hidden, shape.shared, activation) if shape.shared else None
         # A unit is a gate and its up where they take turns in one tensor, else one of them.
         self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias, output_units=size)
         self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias, input_units=size)
@@ -112,8 +145,25 @@ class Experts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         shape = self.shape
-        experts, weights = route(self.router(x), shape.per_token, renormalises=shape.renormalises)
+        router = shape.router
+        experts, weights = route(
+            self.router(x),
+            shape.per_token,
+            renormalises=shape.renormalises,
+            is_sigmoid=router.is_sigmoid,
+            bias=getattr(self.router, "e_score_correction_bias", None),
+            groups=router.groups,
+            scale=router.scale,
+        )
         rows = rows_by_expert(experts, shape.count)
         up = self.expert_up(x.index_select(0, rows.tokens), rows)
         down = self.expert_down(self.activation(up, self.kernels), rows)
-        return self.expert_down.summed(combine(down, rows, weights))
+        chosen = self.expert_down.summed(combine(down, rows, weights))
+        return chosen if self.shared is None else chosen + self.shared(x)
+
+
+def _router(hidden: int, shape: ExpertsShape) -> Linear:
+    if shape.router.is_wide:
+        assert not shape.bias
+        return WideRouter(hidden, shape.count, has_choice_bias=shape.router.has_choice_bias)
+    return Linear(hidden, shape.count, bias=shape.bias, is_rounded=False)

@@ -30,6 +30,8 @@ class Linear(LoadedLayer):
     Without both, each rank has the whole layer.
     """
 
+    takes_adapters = True
+
     def __init__(
         self,
         in_features: int,

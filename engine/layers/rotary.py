@@ -262,7 +262,7 @@ class RotaryEmbedding(PositionTables):
     """
 
     cos: torch.Tensor  # [max_positions, 1, R]
-    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated
+    sin: torch.Tensor  # [max_positions, 1, R]; the first half, or of each pair the first, negated
 
     def __init__(
         self,
@@ -271,13 +271,17 @@ class RotaryEmbedding(PositionTables):
         scaling: RopeScaling,
         max_positions: int,
         dtype: torch.dtype,
+        *,
+        pairs: bool = False,
     ) -> None:
+        """With `pairs`, tables are for ops.rotary.apply_rotary_pairs."""
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
         shape = (max_positions, 1, 2 * len(frequencies))
         super().__init__({"cos": shape, "sin": shape}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
         self._factor = factor
+        self._pairs = pairs
         if not self.is_planned:
             self.fill()
 
@@ -286,8 +290,14 @@ class RotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        self.cos = torch.cat([cos, cos], -1).to(dtype).unsqueeze(1)
-        self.sin = torch.cat([-sin, sin], -1).to(dtype).unsqueeze(1)
+        self.cos = self._laid_out(cos, cos).to(dtype).unsqueeze(1)
+        self.sin = self._laid_out(-sin, sin).to(dtype).unsqueeze(1)
+
+    def _laid_out(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return the numbers [positions, R / 2] of the two dimensions of each pair, as [.., R]."""
+        if self._pairs:
+            return torch.stack([first, second], -1).flatten(1)
+        return torch.cat([first, second], -1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, R]."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from engine.checkpoint.adapter.weights import StoredAdapter
 from engine.config import AdapterSource, EngineConfig, adapter_sources
 from engine.errors import ConfigError
-from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
 from engine.layers.lora import shape_of
 from engine.models.adapters import AdapterPlan
@@ -36,7 +35,7 @@ def plan_adapters(plan: ModelPlan) -> AdapterPlan | None:
     shapes = {
         name: shape_of(layer.tensors, plan.dtype, plan.device)
         for name, layer in plan.module.named_modules()
-        if isinstance(layer, Linear) and not isinstance(layer, ExpertLinear)
+        if isinstance(layer, Linear) and layer.takes_adapters
     }
     rank = config.max_lora_rank or _largest_rank(config, sources)
     is_packed = plan.device.type == "cpu" and plan.can_pack

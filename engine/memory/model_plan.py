@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from engine.attention.kv_cache import block_bytes, group_layers
-from engine.attention.select import select_backend
+from engine.attention.select import kernels_backend, select_backend
 from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
@@ -92,7 +92,10 @@ class ModelPlan:
         self.backend, self.attention_description = select_backend(
             self.attention_specs, self.dtype, self.device, config.attention_backend
         )
-        self.kernels = select_kernels(self.device, self.backend.name)
+        around = kernels_backend(
+            self.attention_specs, self.backend, self.dtype, self.device, config.attention_backend
+        )
+        self.kernels = select_kernels(self.device, around)
         self.threads = config.threads or cpu_count()
         is_cpu = self.device.type == "cpu"
         if is_cpu:

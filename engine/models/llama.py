@@ -147,7 +147,7 @@ class LlamaBlock(nn.Module):
         super().__init__()
         c = config
         self.attention_norm = c.norm(c.hidden, c.norm_eps)
-        self.attention = llama_attention(c, index)
+        self.attention: nn.Module = llama_attention(c, index)
         self.mlp_norm = c.norm(c.hidden, c.norm_eps)
         self.mlp = llama_mlp(c, index)
 

@@ -26,6 +26,8 @@ DECODERS = {
     "SmolLM3ForCausalLM": ("engine.models.smollm3", "SmolLM3"),
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
+    "DeepseekV2ForCausalLM": ("engine.models.deepseek_v2", "DeepseekV2"),
+    "DeepseekV3ForCausalLM": ("engine.models.deepseek_v3", "DeepseekV3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS = {
@@ -40,7 +42,11 @@ ENCODER_DECODERS = {
     "T5ForConditionalGeneration": ("engine.models.t5", "T5"),
 }
 # Classes in published checkpoints that became part of transformers, our reference.
-KNOWN_CODE = {"Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+KNOWN_CODE = {
+    "Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    "DeepseekV2ForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+}
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
     **{name: ("decoder", *where) for name, where in DECODERS.items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},

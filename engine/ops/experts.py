@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -9,9 +10,11 @@ from itertools import pairwise
 
 import torch
 
+from engine.ops.gated import sigmoid
 from engine.ops.kernels import Kernels
 from engine.ops.linear import linear
 
+TINY = 1e-20  # far below a rounding of any sum but 0
 Multiply = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] -> [rows, out]
 
 
@@ -37,17 +40,51 @@ class ExpertRows:
         return [int(start) for start in self.starts]
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Experts in `count` equal groups, of which a token uses `chosen` ones (arXiv 2405.04434).
+
+    They are those with the largest sums of their `best` highest scores.
+    """
+
+    count: int
+    chosen: int
+    best: int
+
+
 def route(
-    logits: torch.Tensor, per_token: int, *, renormalises: bool
+    logits: torch.Tensor,
+    per_token: int,
+    *,
+    renormalises: bool,
+    is_sigmoid: bool = False,
+    bias: torch.Tensor | None = None,
+    groups: ExpertGroups | None = None,
+    scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts with the largest logits [T, experts], and their weights [T, k] in fp32.
 
-    Weights are softmax probabilities. With `renormalises` those of a token add up to 1.
+    Weights are softmax probabilities, or sigmoids. With `renormalises` those of a token add up to
+    1; then `scale` multiplies them. `bias` [experts] is added to the scores for the choice alone.
     """
-    weights, experts = logits.float().softmax(-1).topk(per_token)
-    if renormalises:
-        weights = weights / weights.sum(-1, keepdim=True)
-    return experts, weights
+    scores = sigmoid(logits.float()) if is_sigmoid else logits.float().softmax(-1)
+    choice = scores if bias is None else scores + bias
+    if groups is not None:
+        choice = choice.masked_fill(~_in_chosen_groups(choice, groups), -math.inf)
+    experts = choice.topk(per_token).indices
+    weights = scores.gather(1, experts)
+    if renormalises:  # sigmoids may all be 0
+        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+    return experts, weights if scale == 1.0 else weights * scale
+
+
+def _in_chosen_groups(scores: torch.Tensor, groups: ExpertGroups) -> torch.Tensor:
+    """Return which experts are in the groups that a token uses, [T, experts]."""
+    by_group = scores.unflatten(1, (groups.count, -1))
+    ranks = by_group.topk(groups.best).values.sum(-1)
+    chosen = ranks.topk(groups.chosen).indices
+    is_chosen = torch.zeros_like(ranks, dtype=torch.bool).scatter(1, chosen, True)
+    return is_chosen.unsqueeze(-1).expand_as(by_group).flatten(1)
 
 
 def rows_by_expert(experts: torch.Tensor, count: int) -> ExpertRows:

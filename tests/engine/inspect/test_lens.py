@@ -16,6 +16,8 @@ from engine.models.registry import ARCHITECTURES
 from engine.protocol.lens import LensResult, Prediction
 from tests.engine.models import (
     test_bert,
+    test_deepseek_v2,
+    test_deepseek_v3,
     test_gemma,
     test_gemma2,
     test_gemma3,
@@ -59,6 +61,8 @@ CASES = {
     "mixtral": test_mixtral.CASE,
     "qwen3_moe": test_qwen3_moe.CASE,
     "gpt_oss": test_gpt_oss.CASE,
+    "deepseek_v2": test_deepseek_v2.LITE,
+    "deepseek_v3": test_deepseek_v3.CASE,
     "smollm3": test_smollm3.CASE,
     "phi3": test_phi3.CASE,
     "gpt-neox": test_gpt_neox.CASE,

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from engine.kernels.numba.codes import has_instructions
-from engine.layers.experts import ExpertLinear, Experts, ExpertsShape
+from engine.layers.experts import ExpertLinear, Experts, ExpertsShape, WideRouter
 from engine.layers.mlp import GatedMLP
 from engine.layers.weights.pack import pack
 from engine.ops.codes import Quantization
-from engine.ops.experts import combine, expert_by_expert, route, rows_by_expert
+from engine.ops.experts import ExpertGroups, combine, expert_by_expert, route, rows_by_expert
 from engine.ops.kernels import Kernels, use_kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,6 +113,45 @@ def test_route_renormalises_and_sorts_by_weight() -> None:
     assert torch.allclose(weights[0], logits[0].softmax(0)[[1, 2]])
     _, whole = route(logits, 2, renormalises=True)
     assert torch.allclose(whole.sum(-1), torch.ones(2))
+
+
+@pytest.mark.parametrize("best", [1, 2])
+def test_route_with_groups_chooses_by_the_best_of_each_group(best: int) -> None:
+    """By the definition, token by token: sigmoids, a bias for the choice, and a factor."""
+    logits, bias = random(9, 12), random(12, seed=3)
+    groups = ExpertGroups(4, 2, best)
+    experts, weights = route(
+        logits, 3, renormalises=True, is_sigmoid=True, bias=bias, groups=groups, scale=2.5
+    )
+    for token, row in enumerate(logits.double().sigmoid()):
+        choice = row + bias.double()
+        sums = [sum(sorted(choice[3 * g : 3 * g + 3].tolist())[-best:]) for g in range(4)]
+        allowed = [e for e in range(12) if sums[e // 3] in sorted(sums)[-2:]]
+        due = sorted(allowed, key=lambda e: -choice[e])[:3]
+        assert experts[token].tolist() == due
+        shares = row[due] / row[due].sum() * 2.5
+        torch.testing.assert_close(weights[token].double(), shares, rtol=1e-5, atol=1e-6)
+
+
+def test_route_by_sigmoids_has_the_same_bits_for_any_number_of_tokens() -> None:
+    logits = random(33, 12) * 4
+    together = route(logits, 3, renormalises=True, is_sigmoid=True)
+    for token in range(33):
+        alone = route(logits[token : token + 1], 3, renormalises=True, is_sigmoid=True)
+        for one, all_of_them in zip(alone, together, strict=True):
+            assert torch.equal(one[0], all_of_them[token])
+
+
+def test_wide_router_multiplies_in_fp32_in_a_model_of_bfloat16() -> None:
+    router = WideRouter(64, 8, has_choice_bias=True)
+    assert router.tensors.dtype == torch.float32
+    assert router.weight is not None
+    router.weight.data = random(8, 64)
+    x = random(5, 64, seed=1).bfloat16()
+    due = x.double() @ router.weight.double().T
+    router.prepack("int8")
+    assert router(x).dtype == torch.float32
+    torch.testing.assert_close(router(x).double(), due, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_are_sorted_by_expert_and_back() -> None:

@@ -13,6 +13,8 @@ from engine.layers.linear import Linear
 from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_bert,
+    test_deepseek_v2,
+    test_deepseek_v3,
     test_gemma2,
     test_gemma3,
     test_gpt2,
@@ -36,7 +38,8 @@ from tests.support.ranks import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
-WHOLE = ("router", "smear_gate")  # these linear layers are not shared
+# These linear layers are not shared.
+WHOLE = ("router", "smear_gate", "attention.kv_down", "attention.q.down")
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -53,6 +56,8 @@ SLOW = [
     Case("qwen3-moe", test_qwen3_moe.config),
     Case("mixtral", test_mixtral.config),
     test_gpt_oss.CASE,
+    test_deepseek_v2.LITE,
+    test_deepseek_v3.CASE,
     test_nanochat.CASES[-1],
     replace(test_t5.CASES[-1], name="t5-v1.1"),
 ]
