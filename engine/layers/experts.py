@@ -12,7 +12,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.weights.experts import ExpertsWeight
 from engine.ops.experts import ExpertGroups, ExpertRows, combine, route, rows_by_expert
-from engine.ops.gated import clamped_swiglu
+from engine.ops.gated import clamped_swiglu, sigmoid
 from engine.ops.kernels import Kernels
 
 
@@ -39,6 +39,18 @@ class RouterShape:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """A network that every token uses; its output is added to that of the token's experts.
+
+    If it is gated, a learned score of the token weighs the output by its sigmoid. Several shared
+    experts without gates are one network: their `intermediate` is the sum.
+    """
+
+    intermediate: int
+    is_gated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """Sizes of a mixture of experts, and how its router weighs them."""
 
@@ -51,8 +63,8 @@ class ExpertsShape:
     parts: tuple[str, str, str] | None = ("gate", "up", "down")
     bias: bool = False  # of router and experts
     activation: ClampedSwiGLU | None = None  # None: the model's
+    shared: SharedExpert | None = None
     router: RouterShape = RouterShape()
-    shared: int = 0  # intermediate size of the experts of every token, which are one network
 
 
 class WideRouter(Linear):
@@ -121,8 +133,8 @@ class Experts(nn.Module):
     """Feed-forward networks [hidden] -> [hidden]. Each token uses a few of them.
 
     Computes the sum of weight(e) * down(activation(gate(x)) * up(x)) over the experts e of a token.
-    `activation` is a key of GATED, unless the shape has its own. The shared experts, if there are
-    any, are added with the weight 1.
+    `activation` is a key of GATED, unless the shape has its own. A shared expert is added to the
+    sum.
     """
 
     def __init__(self, hidden: int, shape: ExpertsShape, activation: str) -> None:
@@ -137,13 +149,29 @@ class Experts(nn.Module):
         self.shape = shape
         self.activation = shape.activation or GATED[activation]
         self.router = _router(hidden, shape)
-        self.shared = GatedMLP(hidden, shape.shared, activation) if shape.shared else None
         # A unit is a gate and its up where they take turns in one tensor, else one of them.
         self.expert_up = ExpertLinear(shape.count, hidden, ups, bias=shape.bias, output_units=size)
         self.expert_down = ExpertLinear(shape.count, size, downs, bias=shape.bias, input_units=size)
+        self.shared: GatedMLP | None = None
+        self.shared_gate: Linear | None = None
+        if shape.shared is not None:
+            self.shared = GatedMLP(hidden, shape.shared.intermediate, activation)
+            if shape.shared.is_gated:
+                self.shared_gate = Linear(hidden, 1, is_rounded=False)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        chosen = self._chosen(x)
+        if self.shared is None:
+            return chosen
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = sigmoid(self.shared_gate(x)) * shared
+        return chosen + shared
+
+    def _chosen(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, [T, hidden]."""
         shape = self.shape
         router = shape.router
         experts, weights = route(
@@ -158,8 +186,7 @@ class Experts(nn.Module):
         rows = rows_by_expert(experts, shape.count)
         up = self.expert_up(x.index_select(0, rows.tokens), rows)
         down = self.expert_down(self.activation(up, self.kernels), rows)
-        chosen = self.expert_down.summed(combine(down, rows, weights))
-        return chosen if self.shared is None else chosen + self.shared(x)
+        return self.expert_down.summed(combine(down, rows, weights))
 
 
 def _router(hidden: int, shape: ExpertsShape) -> Linear:

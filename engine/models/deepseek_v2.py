@@ -11,7 +11,7 @@ import torch
 
 from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError
-from engine.layers.experts import ExpertsShape, RouterShape
+from engine.layers.experts import ExpertsShape, RouterShape, SharedExpert
 from engine.layers.latent import LatentAttention, LatentShape
 from engine.layers.rotary import RopeScaling, RotaryEmbedding
 from engine.models.base import (
@@ -147,7 +147,7 @@ def experts_shape(
         size,
         renormalises=renormalises,
         router=router,
-        shared=size * positive(config, "n_shared_experts"),
+        shared=SharedExpert(size * positive(config, "n_shared_experts")),
     )
 
 

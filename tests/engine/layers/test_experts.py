@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from engine.kernels.numba.codes import has_instructions
-from engine.layers.experts import ExpertLinear, Experts, ExpertsShape, WideRouter
+from engine.layers.experts import (
+    ExpertLinear,
+    Experts,
+    ExpertsShape,
+    SharedExpert,
+    WideRouter,
+)
 from engine.layers.mlp import GatedMLP
 from engine.layers.weights.pack import pack
 from engine.ops.codes import Quantization
@@ -104,6 +110,25 @@ def test_mixture_is_the_weighted_sum_of_its_experts() -> None:
         share = best.values / best.values.sum()
         due = sum(w * networks[e](row[None])[0] for w, e in zip(share, best.indices, strict=True))
         torch.testing.assert_close(found[token], due, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_shared_expert_is_added_to_the_sum_of_the_chosen_ones(is_gated: bool) -> None:
+    shape = ExpertsShape(COUNT, 2, 48, renormalises=True, shared=SharedExpert(80, is_gated))
+    experts = Experts(INPUTS, shape, "silu")
+    for index, parameter in enumerate(experts.parameters()):
+        parameter.data = random(*parameter.shape, seed=index) / 8
+    x, shared = random(9, INPUTS, seed=9), experts.shared
+    assert shared is not None
+    share = torch.ones(9, 1)
+    if experts.shared_gate is not None:
+        share = experts.shared_gate(x).sigmoid()
+        assert share.min() < 0.45
+        assert share.max() > 0.55
+    both, added = experts(x), share * shared(x)
+    experts.shared = None
+    assert (experts.shared_gate is not None) == is_gated
+    torch.testing.assert_close(both, experts(x) + added)
 
 
 def test_route_renormalises_and_sorts_by_weight() -> None:
