@@ -10,7 +10,6 @@ import torch
 from engine.errors import ConfigError
 from engine.models.deepseek_v2 import DeepseekV2
 from tests.support.golden import (
-    FEW,
     TOLERANCE,
     Case,
     Equality,
@@ -19,6 +18,7 @@ from tests.support.golden import (
     golden_tests,
     last_logits,
     load,
+    prefix_hit,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,7 +90,7 @@ LITE = Case(
 )
 
 
-@golden_tests([GROUPS], quick=FEW)
+@golden_tests([GROUPS], quick=[full_prefill, prefix_hit])
 def test_deepseek_v2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
