@@ -29,7 +29,7 @@ class ClampedSwiGLU:
 
 @dataclass(frozen=True, slots=True)
 class RouterShape:
-    """How a router scores experts, beside the settings in ExpertsShape; see `route`."""
+    """How a router scores and chooses experts; see `route`."""
 
     is_sigmoid: bool = False
     has_choice_bias: bool = False

@@ -46,7 +46,7 @@ def weight_bytes(plan: ModelPlan) -> int:
 
 
 def _wider_bytes(plan: ModelPlan) -> int:
-    """What parameters take more because they keep another dtype than the model's."""
+    """The bytes that parameters take more because they do not have the dtype of the model."""
     total = 0
     for layer in _layers(plan, Linear):
         wider = _dtype_of(plan, layer).itemsize - plan.dtype.itemsize

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (arXiv 2405.04434): latent attention, and experts in groups beside shared ones."""
+"""DeepSeek-V2 (arXiv 2405.04434): latent attention, experts in groups, and shared experts."""
 
 from __future__ import annotations
 

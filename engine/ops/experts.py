@@ -42,9 +42,9 @@ class ExpertRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in `count` equal groups, of which a token uses `chosen` ones (arXiv 2405.04434).
+    """Experts in `count` equal groups. A token uses the experts of `chosen` groups.
 
-    They are those with the largest sums of their `best` highest scores.
+    They are those with the largest sums of their `best` highest scores (arXiv 2405.04434).
     """
 
     count: int
