@@ -7,11 +7,13 @@ from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
+from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
 from engine.runner.load import LoadedEngine
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Drafter
+from engine.scheduling.state_slots import StateSlots
 from engine.speculative.ngram import ngram_drafter
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
@@ -28,6 +30,10 @@ def make_core(
     """Return the loop of a loaded model. See EngineCore for `depth`."""
     runner, facts = loaded.runner, loaded.facts
     assert isinstance(runner.matchers, Matchers)
+    states = _states(config, facts)
+    if states is not None:
+        of_process = runner.gauges
+        runner.gauges = lambda: of_process() | states.gauges()
     scheduler = Scheduler(
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,
@@ -43,6 +49,7 @@ def make_core(
         drafter=_drafter(config, loaded),
         grammars=runner.matchers,
         num_adapter_slots=facts.max_loras,
+        states=states,
     )
     between = [
         ConstrainedRequests(runner.matchers),
@@ -52,6 +59,14 @@ def make_core(
     ]
     facts = with_limits(facts, runner.model)
     return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)
+
+
+def _states(config: EngineConfig, facts: Ready) -> StateSlots | None:
+    """Return the slots of the states of recurrent layers, if the model has some."""
+    if not facts.num_state_slots:
+        return None
+    limits = facts.num_state_slots, facts.max_num_seqs, facts.block_size
+    return StateSlots(*limits, keeps_edges=config.enable_prefix_caching)
 
 
 def _drafter(config: EngineConfig, loaded: LoadedEngine) -> Drafter | None:

@@ -163,8 +163,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Tokens | None,
         setting(
             SCHEDULING,
-            "Encoder token budget of one step. Texts are not split; a text above the budget is "
-            "encoded alone. Default: 1024 on a CPU, 16384 on a GPU.",
+            "Encoder token budget of one step; a text above it is encoded alone. Default: 1024 on "
+            "a CPU, 16384 on a GPU.",
         ),
     ] = None
     block_size: Annotated[
@@ -183,18 +183,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         KVCacheDtype,
         setting(
             SCHEDULING,
-            "Dtype of keys and values in the KV cache. int8 and fp8 (e4m3) have a scale for every "
-            "token and KV head. auto: that of --dtype.",
+            "Dtype of keys and values in the cache; int8 and fp8 (e4m3) have scales per token and "
+            "head. auto: that of --dtype.",
         ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
         Size | None,
         setting(
             SCHEDULING,
-            "Bytes for the KV cache, in each of --tensor-parallel-size processes. Default on a "
+            "Bytes for the KV cache, in each process of --tensor-parallel-size. Default on a "
             "GPU: the rest of --gpu-memory-utilization. Default on a CPU: enough for "
-            "--max-num-seqs sequences of full length, but at most an eighth of the machine's free "
-            "memory, or half of the free memory of a container.",
+            "--max-num-seqs full sequences, at most an eighth of a machine's free memory or half "
+            "of a container's.",
+        ),
+    ] = None
+    state_memory_bytes: Annotated[
+        Size | None,
+        setting(
+            SCHEDULING,
+            "Bytes for the states of recurrent layers, in each process. Default: a quarter of a "
+            "GPU or container, an eighth of a machine.",
         ),
     ] = None
     num_gpu_blocks_override: Annotated[
@@ -214,16 +222,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Seconds | None,
         setting(
             SCHEDULING,
-            "Longest expected wait in the queue, in seconds; requests that would wait longer get "
-            "a 503 at once. Default: 0.5 s, but 8 requests may always wait.",
+            "Longest expected wait in the queue, in seconds; longer ones get a 503 at once. "
+            "Default: 0.5 s, but 8 requests may always wait.",
         ),
     ] = None
     stall_timeout: Annotated[
         Seconds,
         setting(
             SCHEDULING,
-            "Seconds without a message from an engine that has work before it counts as hung. It "
-            "is then killed, its requests fail, and the server exits with status 3.",
+            "Seconds without a message before an engine with work counts as hung. It is then "
+            "killed, and the server exits with status 3.",
         ),
     ] = 120.0
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from engine.attention.backend import AttentionPlan
 from engine.attention.kv_cache import KVCache
 from engine.ops.lora import TokenAdapters
+from engine.ops.state_runs import StateRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,13 @@ class ForwardBatch:
     """
 
     input_ids: torch.Tensor  # [T] int64
-    prev_ids: torch.Tensor  # [T] int64: the token before each; arbitrary at position 0
     positions: torch.Tensor  # [T] int64
     logit_index: torch.Tensor  # [L] int64 into the tokens
     kv: KVCache
     plan: AttentionPlan
     num_tokens: int
     adapters: TokenAdapters | None = None  # None: no token has one
+    runs: StateRuns | None = None  # None: no layer keeps a state
 
     def padded(self, rows: int) -> Self:
         """Return the batch padded to `rows` tokens with token 0 at position 0."""
@@ -37,7 +38,7 @@ class ForwardBatch:
         return replace(
             self,
             input_ids=F.pad(self.input_ids, (0, missing)),
-            prev_ids=F.pad(self.prev_ids, (0, missing)),
             positions=F.pad(self.positions, (0, missing)),
+            runs=None if self.runs is None else self.runs.padded(missing),
             adapters=None if self.adapters is None else self.adapters.padded(missing),
         )

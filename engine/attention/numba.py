@@ -121,13 +121,17 @@ class NumbaPlan:
         tasks = _tasks(layout, stores_chunks=self._fuses_chunks)
         self._tasks = np.array(tasks, dtype=TASK)
         self._stores_ahead = stores_ahead or bool(self._tasks["is_stored_ahead"].any())
-        # By KV group and spec.
-        self._kernels: dict[tuple[int, AttentionSpec], SpecKernels] = {}
+        # Where the KV of all tasks is stored by an earlier layer.
+        self._reading_tasks = self._tasks.copy()
+        self._reading_tasks["is_stored_ahead"] = True
+        # By KV group, spec, and whether the layer only reads KV.
+        self._kernels: dict[tuple[int, AttentionSpec, bool], SpecKernels] = {}
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
 
     def follow(self, other: NumbaPlan) -> None:
         """Take over the inputs of a step with the same number of sequences, in the same memory."""
         self._tasks[:] = other._tasks
+        self._reading_tasks[:] = other._reading_tasks
         own, given = self.layout, other.layout
         own.token_offsets.copy_(given.token_offsets)
         for group, new in zip(own.groups, given.groups, strict=True):
@@ -145,24 +149,26 @@ class NumbaPlan:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert kv is not None
-        assert key is not None
-        assert value is not None
         assert kv.values is not None
-        kernels = self._kernels.get((kv.group, spec))
+        only_reads = key is None
+        kernels = self._kernels.get((kv.group, spec, only_reads))
         if kernels is None:
             kernels = self._make_kernels(kv, spec, query.dtype)
-            self._kernels[kv.group, spec] = kernels
+            if only_reads:
+                kernels.call.tasks = self._reading_tasks.ctypes.data
+            self._kernels[kv.group, spec, only_reads] = kernels
         query = _contiguous_heads(query)
-        key = _contiguous_heads(key)
-        value = _contiguous_heads(value)
         out = torch.empty(query.shape, dtype=query.dtype)
         call = kernels.call
         call.query = query.data_ptr()
         call.query_stride = query.stride(0)
-        call.key = key.data_ptr()
-        call.key_stride = key.stride(0)
-        call.value = value.data_ptr()
-        call.value_stride = value.stride(0)
+        if key is not None and value is not None:
+            key = _contiguous_heads(key)
+            value = _contiguous_heads(value)
+            call.key = key.data_ptr()
+            call.key_stride = key.stride(0)
+            call.value = value.data_ptr()
+            call.value_stride = value.stride(0)
         call.keys = kv.keys.data_ptr()
         call.values = kv.values.data_ptr()
         if kv.key_scales is not None and kv.value_scales is not None:
@@ -172,7 +178,7 @@ class NumbaPlan:
             assert sinks.dtype == query.dtype
             call.sinks = sinks.data_ptr()
         call.out = out.data_ptr()
-        if self._stores_ahead:
+        if self._stores_ahead and not only_reads:
             in_threads(kernels.store, call)
         if call.num_attended:
             in_threads(kernels.attention, call)

@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonBackend:
-    """Supports every AttentionSpec with head_dim up to 256 and its own values, on a GPU."""
+    """Supports every AttentionSpec with head_dim up to 512 and values of its own, on a GPU."""
 
     name = "triton"
     supports_capture = True

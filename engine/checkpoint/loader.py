@@ -119,7 +119,7 @@ def assign(
 
     def spelled(name: str) -> str:
         spellings = [
-            prefix + spelling for prefix in prefixes for spelling in weight_map.spellings(name)
+            prefix + spelling for spelling in weight_map.spellings(name) for prefix in prefixes
         ]
         return next((known for known in spellings if known in tensors), spellings[0])
 

@@ -44,7 +44,7 @@ class LayerParameters:
         )
         for name, parameter in self._parameters.items():
             if parameter is not None:
-                shape = shard.kept_shape[: parameter.ndim]
+                shape = (*shard.kept_shape, *parameter.shape[2:])[: parameter.ndim]
                 self._parameters[name] = nn.Parameter(parameter.new_empty(shape))
 
     def load(self, name: str, target: Target, source: Source) -> None:
@@ -66,8 +66,11 @@ class LayerParameters:
             parameter = nn.Parameter(empty, requires_grad=False)
             self._parameters[name] = parameter
         for part, rows in target.rows(self.whole_slices).items():
+            kept = self.slices[part]
+            if kept.start == kept.stop and kept.stop is not None:  # another rank keeps the part
+                continue
             values = source.values(target, part, rows, self.shard)
-            parameter.data[self.slices[part]].copy_(values)
+            parameter.data[kept].copy_(values)
 
     def expected_shape(self, name: str, target: Target) -> tuple[int, ...]:
         """Return the shape of a target's tensor, in all ranks together."""
@@ -75,7 +78,7 @@ class LayerParameters:
         assert parameter is not None
         shape = tuple(parameter.shape)
         if self.shard is not None:
-            shape = self.shard.shape[: parameter.ndim]
+            shape = (*self.shard.shape, *parameter.shape[2:])[: parameter.ndim]
         rows = target.slice_of(self.whole_slices).indices(shape[0])
         return (len(range(*rows)), *shape[1:])
 

@@ -87,9 +87,8 @@ class StepMasks:
 
     def __init__(self, runner: ModelRunner, tokens: Sequence[AblatedTokens], count: int) -> None:
         self._module = cast(nn.Module, runner.model)
-        self._layers = {
-            id(runner.kv.layers[attention.index]): layer
-            for layer, attention in enumerate(decoder_attention(runner.model))
+        self._kv = {
+            id(runner.kv.layers[attention.index]) for attention in decoder_attention(runner.model)
         }
         self.layer = -1  # -1: none yet
         self.heads: dict[int, torch.Tensor] = {}  # by layer: [T, H, 1], True for those that are off
@@ -109,7 +108,7 @@ class StepMasks:
 
     def enter(self, kv: LayerKV | None) -> None:
         """Note that attention over `kv` is computed. Self-attention begins a layer."""
-        self.layer = self._layers.get(id(kv), self.layer)
+        self.layer += id(kv) in self._kv
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -165,7 +164,7 @@ class AblatedPlan:
 def decoder_attention(model: Model) -> list[Attention]:
     """Return the self-attention of the decoder's layers, in their order."""
     layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
-    return sorted((one for one in layers if one.spec.kind == "causal"), key=lambda one: one.index)
+    return [layer for layer in layers if layer.spec.kind == "causal"]
 
 
 def ablatable_heads(model: Model) -> tuple[int, ...]:

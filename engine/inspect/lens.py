@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -24,6 +25,7 @@ from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
 from engine.models.base import Model
 from engine.ops.kernels import use_kernels
+from engine.ops.state_runs import StateRuns
 from engine.protocol.lens import (
     LensRequest,
     LensResult,
@@ -117,11 +119,15 @@ class LensPass:
         self._model = runner.model
         ids = [list(request.positions), list(request.tokens)]
         positions, tokens = to_device(ids, runner.device)
-        self.taps = ResidualTaps(cast(nn.Module, runner.model), positions)
-        self.plan = LensPlan(self.taps, tokens, kept)
-        self._kv = KVCache(
-            kv_specs(cast(nn.Module, runner.model)), 0, 1, torch.float32, runner.device
-        )
+        module, device = cast(nn.Module, runner.model), runner.device
+        self.taps = ResidualTaps(module, positions)
+        states = None
+        if runner.kv.states is not None:  # the text has only slot 0, the state before it
+            states = [tuple(part[:1].clone() for part in layer) for layer in runner.kv.states]
+        self._kv = KVCache(kv_specs(module), 0, 1, torch.float32, device, states)
+        readers = [a for a in module.modules() if isinstance(a, Attention) and not a.has_kv]
+        read_again = {id(self._kv.layers[a.index]) for a in readers if a.spec.kind == "causal"}
+        self.plan = LensPlan(self.taps, tokens, kept, read_again)
 
     def compute(self) -> torch.Tensor:
         """Return the hidden states [T, hidden] after the last layer and the last norm."""
@@ -138,10 +144,11 @@ class LensPass:
 
     def _batch(self, tokens: Sequence[int]) -> ForwardBatch:
         count = len(tokens)
-        ids, previous, positions = to_device(
-            [list(tokens), [tokens[0], *tokens[:-1]], list(range(count))], self._runner.device
-        )
-        batch = ForwardBatch(ids, previous, positions, positions, self._kv, self.plan, count)
+        columns = [list(tokens), list(range(count))]
+        ids, positions = to_device(columns, self._runner.device)
+        batch = ForwardBatch(ids, positions, positions, self._kv, self.plan, count)
+        if self._kv.states is not None:
+            batch = replace(batch, runs=StateRuns.of_text(count, ids.device))
         return batch.padded(self._runner.forward.round_up(count, TEXT_TOKENS_MULTIPLE))
 
     @property

@@ -31,15 +31,21 @@ class LensPlan:
     layout: StepLayout  # never read: kernels that need it are switched off for a lens
 
     def __init__(
-        self, taps: ResidualTaps, tokens: torch.Tensor, kept: Collection[int] | None
+        self,
+        taps: ResidualTaps,
+        tokens: torch.Tensor,
+        kept: Collection[int] | None,
+        read_again: Collection[int] = (),
     ) -> None:
         """`tokens` [T] int64 are the decoder's. `kept` are the layers of each stack whose weights
-        are kept; with None nothing is appended.
+        are kept; with None nothing is appended. `read_again` has the id of each LayerKV that later
+        layers read, too.
         """
         self._tokens, self._kept = tokens, kept
+        self._read_again = read_again
         self.attention: list[AttentionWeights] = []
         self._taps = taps
-        # By id of the layer's KV: keys and values [T, Hkv, D] of the source.
+        # By id of the LayerKV: keys and values [T, Hkv, D] of the source, or of an earlier layer.
         self._sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
@@ -56,11 +62,12 @@ class LensPlan:
         bias: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if spec.kind == "cross":
+        if key is not None and spec.value_dim is not None:
+            value = key[..., : spec.value_dim]
+        if key is None or value is None:
             key, value = self._sources[id(kv)]
-        assert key is not None
-        if value is None:
-            value = key[..., : spec.result_dim]
+        elif id(kv) in self._read_again:
+            self._sources[id(kv)] = key, value
         shared = spec.num_heads // spec.num_kv_heads
         keys = key.float().repeat_interleave(shared, dim=1)  # [K, H, D]
         values = value.float().repeat_interleave(shared, dim=1)

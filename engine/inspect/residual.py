@@ -31,7 +31,7 @@ class ResidualTaps:
     """Collects updates, norms and streams in the order of the computation.
 
     `attended` says which kind of attention the next output comes from; an output without one before
-    it comes from an MLP.
+    it comes from an MLP. A further output of a layer comes from its inputs (Gemma 4).
     """
 
     def __init__(self, model: nn.Module, positions: torch.Tensor) -> None:
@@ -107,7 +107,7 @@ class ResidualTaps:
         self.is_post_norm = x is self._last_normed
         self._last_normed = None if normed is total else normed
         layer = self._layers - 1
-        kind = self._kind or "mlp"
+        kind = self._kind or self._kind_without_attention(layer)
         self._kind = None
         before = x[: self._num_tokens]
         scale = _share(output, before)
@@ -117,6 +117,10 @@ class ResidualTaps:
         stream = self._at_positions(total, normed)
         del self.streams[layer + 1 :]
         self.streams.append(stream)
+
+    def _kind_without_attention(self, layer: int) -> SublayerKind:
+        own = [one for one in self.updates if (one.stack, one.layer) == (self._stack, layer)]
+        return "per-layer input" if any(one.kind == "mlp" for one in own) else "mlp"
 
     def _at_positions(self, total: torch.Tensor, normed: torch.Tensor) -> JoinedStream:
         index = self._index

@@ -21,12 +21,16 @@ from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_stor
 
 
 class Attention(nn.Module):
-    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights."""
+    """Attention of layer `index`, computed by the step's AttentionPlan. It has no weights.
 
-    def __init__(self, spec: AttentionSpec, index: int = -1) -> None:
+    A layer that `reads` the KV of an earlier layer, the one with this index, has none of its own.
+    """
+
+    def __init__(self, spec: AttentionSpec, index: int = -1, *, reads: int | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.index = index
+        self.index = index if reads is None else reads
+        self.has_kv = spec.kind != "full" and reads is None
         self.kernels: Kernels = "torch"
 
     def divide(self, ranks: Ranks) -> None:
@@ -51,11 +55,11 @@ class Attention(nn.Module):
         bias: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, H, D], k and v [T, Hkv, D] (None in a cross layer) -> [T, H * D].
+        """q [T, H, D], k and v [T, Hkv, D] (None if another layer's KV is read) -> [T, H * D].
 
         With the spec's `value_dim`, v is None and the result [T, H * value_dim].
-        `bias` and `sinks` are as in AttentionPlan.attend. An encoder's layer has no KV and ignores
-        `index`.
+        A cross layer's k and v are None, too: `store` has written them. `bias` and `sinks` are as
+        in AttentionPlan.attend. An encoder's layer has no KV and ignores `index`.
         """
         kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
         if padding := len(q) - batch.num_tokens:
@@ -72,23 +76,26 @@ class Attention(nn.Module):
         norm: HeadNorm | None,
         batch: ForwardBatch,
         sinks: torch.Tensor | None = None,
+        *,
+        pairs: bool = False,
     ) -> torch.Tensor:
         """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`.
 
-        `angles` and `norm` are as in `norm_and_rotate`.
+        `angles`, `norm` and `pairs` are as in `norm_and_rotate`.
         """
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
         kv = batch.kv.layers[self.index]
         # The fused kernel stores no codes.
         if self.kernels != "triton" or padded or kv.key_scales is not None:
-            qk = norm_and_rotate(qk, heads, angles, norm, kernels=self.kernels)
+            qk = norm_and_rotate(qk, heads, angles, norm, pairs=pairs, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
         assert kv.values is not None
         cache = (kv.keys, kv.values, blocks, layout.token_offsets)
-        q = rotate_and_store((qk[:, :heads], qk[:, heads:], v), angles, cache, norm)
+        qkv = (qk[:, :heads], qk[:, heads:], v)
+        q = rotate_and_store(qkv, angles, cache, norm, pairs=pairs)
         return batch.plan.attend(self.spec, kv, q, None, None, sinks=sinks).flatten(1)
 
     def store(self, k: torch.Tensor, v: torch.Tensor, batch: ForwardBatch) -> None:
@@ -98,9 +105,9 @@ class Attention(nn.Module):
 
 
 def kv_specs(model: nn.Module) -> list[AttentionSpec]:
-    """Return the specs of a model's layers with a KV cache, ordered by their `index`."""
+    """Return the specs of a model's layers with KV of their own, ordered by their `index`."""
     layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
-    layers = sorted((a for a in layers if a.spec.kind != "full"), key=lambda a: a.index)
+    layers = sorted((a for a in layers if a.has_kv), key=lambda a: a.index)
     indices = [layer.index for layer in layers]
     assert indices == list(range(len(layers))), (
         f"layers with KV must have the indices 0, 1, …; got {indices}"
@@ -113,7 +120,8 @@ class RotaryAttention(LoadedLayer):
 
     `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
     before the rotation (arXiv 2302.05442). Without `rotates`, positions have no embedding
-    (arXiv 2305.19466).
+    (arXiv 2305.19466). With `pairs`, neighbouring dimensions are rotated, by such a
+    RotaryEmbedding.
     """
 
     def __init__(
@@ -126,9 +134,10 @@ class RotaryAttention(LoadedLayer):
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
         rotates: bool = True,
+        pairs: bool = False,
     ) -> None:
         super().__init__()
-        self.rotates = rotates
+        self.rotates, self.pairs = rotates, pairs
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         queries, keys = heads * spec.head_dim, kv_heads * spec.head_dim
         self.qkv = Linear(
@@ -144,16 +153,29 @@ class RotaryAttention(LoadedLayer):
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, batch: ForwardBatch
+        self,
+        x: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+        query_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden]."""
+        """x [T, hidden], cos and sin [T, 1, rotated dimensions] -> [T, hidden].
+
+        `query_scale` [T, 1, 1] is a factor on each token's queries, which have no norm then.
+        """
         spec = self.attend.spec
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, spec.head_dim)
+        if query_scale is not None:
+            assert self.q_norm is None, "a norm would undo the scale"
+            qkv[:, :heads].mul_(query_scale)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         angles = (cos, sin) if self.rotates else None
-        attend = self.attend.rotate_and_attend
-        return self.out(attend(qk, v, angles, self._norm(), batch, self.sinks))
+        attended = self.attend.rotate_and_attend(
+            qk, v, angles, self._norm(), batch, self.sinks, pairs=self.pairs
+        )
+        return self.out(attended)
 
     def divide(self, ranks: Ranks) -> None:
         """Keep the sinks of this rank's heads. Raises ConfigError if that is not possible."""

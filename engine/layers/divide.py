@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from torch import nn
 
 from engine.device.ranks import FLAG, Ranks
 from engine.errors import ConfigError
-from engine.layers.attention import Attention, RotaryAttention
-from engine.layers.embedding import LMHead, TokenEmbedding
-from engine.layers.linear import Linear
-from engine.layers.norm import SharedRMSNorm
 
-DIVISIBLE = Attention | RotaryAttention | Linear | TokenEmbedding | LMHead | SharedRMSNorm
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A layer that ranks share. Every rank has the others whole."""
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the share of this rank. Raises ConfigError if that is not possible."""
 
 
 def divide(module: nn.Module, ranks: Ranks) -> None:
@@ -22,7 +26,7 @@ def divide(module: nn.Module, ranks: Ranks) -> None:
     if ranks.count == 1:
         return
     for name, layer in module.named_modules():
-        if not isinstance(layer, DIVISIBLE):
+        if not isinstance(layer, Divisible):
             continue
         try:
             layer.divide(ranks)

@@ -183,7 +183,11 @@ class Experts(nn.Module):
             groups=router.groups,
             scale=router.scale,
         )
-        rows = rows_by_expert(experts, shape.count)
+        return self.mix(x, experts, weights)
+
+    def mix(self, x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return the weighted sums [T, hidden] of the chosen `experts` [T, k] of each token."""
+        rows = rows_by_expert(experts, self.shape.count)
         up = self.expert_up(x.index_select(0, rows.tokens), rows)
         down = self.expert_down(self.activation(up, self.kernels), rows)
         return self.expert_down.summed(combine(down, rows, weights))

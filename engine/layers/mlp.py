@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import Linear
-from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, silu, silu_mul
+from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, relu_squared, silu, silu_mul
 from engine.ops.kernels import Kernels
 
 # A function from [..., N] to [..., N], or to [..., N / 2] if it is gated.
@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": in_torch(gelu_tanh),
     "gelu_pytorch_tanh": in_torch(gelu_tanh),
     "relu": in_torch(F.relu),
+    "relu2": relu_squared,
     "silu": in_torch(silu),
     "swish": in_torch(silu),
 }

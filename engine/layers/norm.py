@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from engine.checkpoint.parameters import LoadedLayer
+from engine.checkpoint.parameters import LayerParameters, LoadedLayer, stacked_slices
 from engine.device.ranks import Ranks, Shard
 from engine.ops.kernels import Kernels
 from engine.ops.norm import (
@@ -92,6 +93,35 @@ def norm_together(
     ]
 
 
+class HeadLayerNorm(LoadedLayer):
+    """LayerNorm without a bias of each of `heads` heads, each with its own weight.
+
+    A checkpoint has a tensor for each head, which is the part with its number.
+    """
+
+    def __init__(self, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads * head_dim))
+        self.head_dim, self.eps = head_dim, eps
+        slices = stacked_slices({str(head): head_dim for head in range(heads)})
+        self.tensors = LayerParameters(self._parameters, slices)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, heads, D] -> [T, heads, D], computed in fp32."""
+        normed = F.layer_norm(x.float(), (self.head_dim,), eps=self.eps)
+        return (normed * self.weight.view(-1, self.head_dim)).to(x.dtype)
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the weights of this rank's heads. Raises ConfigError if that is not possible."""
+        slices, dim = self.tensors.slices, self.head_dim
+        kept = ranks.units(len(slices), len(slices))
+        rows = {
+            part: slice(0, dim if kept.start <= int(part) < kept.stop else 0) for part in slices
+        }
+        shape = (len(slices) * dim, 1)
+        self.tensors.take_shard(Shard(shape, slices, rows, slice(0, 1)))
+
+
 class PlainRMSNorm(nn.Module):
     """RMSNorm without a weight."""
 
@@ -113,17 +143,38 @@ class PlainRMSNorm(nn.Module):
 class Join(nn.Module):
     """A sum in the residual stream that no norm follows at once."""
 
-    def add(self, x: torch.Tensor, delta: torch.Tensor | None) -> Tensors:
-        """Return x + delta twice, in the places of a norm's sum and result; without delta, x."""
-        total = x if delta is None else x + delta
+    def add(
+        self, x: torch.Tensor, delta: torch.Tensor | None, post: RMSNorm | None = None
+    ) -> Tensors:
+        """Return x + delta, or x + post(delta), twice, in the places of a norm's sum and result.
+
+        Without delta, return x.
+        """
+        if delta is None:
+            return x, x
+        total = x + (delta if post is None else post(delta))
+        return total, total
+
+
+class ScaledJoin(Join):
+    """A Join whose sum is multiplied by a learned number, as at the end of Gemma 4's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_scalar = nn.Parameter(torch.empty(1))
+
+    def add(
+        self, x: torch.Tensor, delta: torch.Tensor | None, post: RMSNorm | None = None
+    ) -> Tensors:
+        total = super().add(x, delta, post)[0] * self.layer_scalar
         return total, total
 
 
 class LayerNorm(nn.Module):
-    def __init__(self, dim: int, eps: float) -> None:
+    def __init__(self, dim: int, eps: float, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
-        self.bias = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim)) if bias else None
         self.eps = eps
         self.kernels: Kernels = "torch"
 

@@ -19,7 +19,9 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
+LAYER_KINDS = ("full_attention", "sliding_attention")  # that may have their own parameters
 # Settings that the reference ignores, but other implementations read.
 REFUSED: dict[str, set[str]] = {"longrope": {"short_mscale", "long_mscale"}}
 
@@ -29,7 +31,9 @@ class RopeScaling:
     """Settings that scale rotary frequencies to contexts longer than the original one.
 
     `longrope` (arXiv 2402.13753) divides each frequency by its own factor, from one of two lists.
-    The long one applies if more positions are served than the original ones.
+    The long one applies if more positions are served than the original ones. `proportional`
+    (Gemma 4) computes the frequencies of the whole head and keeps the first `share` of them. The
+    others are 0.
     """
 
     kind: str = "default"
@@ -54,7 +58,7 @@ class RopeScaling:
         `partial` is whether the architecture may rotate a part of each head's dimensions. Raises
         ConfigError if the settings are incomplete, contradictory or not supported.
         """
-        given = _rope_parameters(config)
+        given = rope_parameters(config)
         kind = given.get("rope_type") or given.get("type") or "default"
         if not isinstance(kind, str) or kind not in NEEDED:
             raise ConfigError(
@@ -66,7 +70,7 @@ class RopeScaling:
                 "supported."
             )
         share = _share(given, config)
-        if share != 1.0 and not partial:
+        if share != 1.0 and not partial and kind != "proportional":
             raise ConfigError(
                 f"config.json has partial_rotary_factor = {share!r}; only 1.0 is supported."
             )
@@ -99,6 +103,8 @@ class RopeScaling:
 
     def width(self, head_dim: int) -> int:
         """Return the number of rotated dimensions. Raises ConfigError unless they form pairs."""
+        if self.kind == "proportional":
+            return head_dim
         width = int(head_dim * self.share)
         if width < 2 or width % 2:
             raise ConfigError(
@@ -111,10 +117,44 @@ class RopeScaling:
 def rope_theta(config: dict[str, Any]) -> float:
     """Return the base of the frequencies. Newer configs have it inside `rope_parameters`."""
     outside = _number(config, "rope_theta", 10000.0)
-    return _number(_rope_parameters(config), "rope_theta", outside)
+    return _number(rope_parameters(config), "rope_theta", outside)
 
 
-def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+def parameters_by_kind(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return `rope_parameters` that are separate for each kind of layer; None if it is not given.
+
+    Raises ConfigError if it has another form, or if there is a `rope_scaling` besides it.
+    """
+    given = config.get("rope_parameters")
+    if given is None:
+        return None
+    if not isinstance(given, dict) or not given.keys() <= set(LAYER_KINDS):
+        raise ConfigError(
+            f"config.json has rope_parameters = {given!r}; supported: an object with parameters "
+            f"for {' and '.join(LAYER_KINDS)} each."
+        )
+    if config.get("rope_scaling") is not None:
+        raise ConfigError("config.json has rope_parameters and rope_scaling; remove one of them.")
+    return given
+
+
+def expect_truncated(given: Any) -> None:
+    """Raise ConfigError for yarn's `truncate: false` in the parameters of one kind of layer.
+
+    transformers 5.24 applies the setting only if all layers share their parameters.
+    """
+    if isinstance(given, dict) and not given.get("truncate", True):
+        raise ConfigError(
+            "config.json has truncate = False in the rope_parameters of one kind of layer; it is "
+            "supported only for architectures with one set for all layers. Remove it."
+        )
+
+
+def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` or the older `rope_scaling`, {} without both.
+
+    Raises ConfigError if they differ, or are no parameters for all layers.
+    """
     new, old = config.get("rope_parameters"), config.get("rope_scaling")
     if new and old and new != old:
         raise ConfigError(
@@ -176,6 +216,9 @@ def rope_frequencies(
         theta = theta * grown ** (dim / (dim - 2))
     frequencies = 1.0 / theta**exponent
     if scaling.kind == "linear":
+        return frequencies / scaling.factor, 1.0
+    if scaling.kind == "proportional":
+        frequencies[int(scaling.share * dim // 2) :] = 0
         return frequencies / scaling.factor, 1.0
     if scaling.kind == "llama3":
         return _llama3(frequencies, scaling), 1.0
@@ -255,14 +298,20 @@ def _longrope(
     return 1.0 / (divisors * theta**exponent), attention_factor
 
 
+def _interleaved(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """Return the elements of tensors [T, N] in turns, [T, N * tensors]."""
+    return torch.stack(tensors, dim).flatten(1)
+
+
 class RotaryEmbedding(PositionTables):
     """Cosines and signed sines per position, in the model's dtype (see ops/rotary.py).
 
-    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1.
+    R, the number of rotated dimensions, is head_dim unless the scaling has a share below 1. With
+    `pairs`, the tables are for apply_rotary_pairs.
     """
 
     cos: torch.Tensor  # [max_positions, 1, R]
-    sin: torch.Tensor  # [max_positions, 1, R]; the first half, or of each pair the first, negated
+    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated, of pairs the first ones
 
     def __init__(
         self,
@@ -280,8 +329,8 @@ class RotaryEmbedding(PositionTables):
         shape = (max_positions, 1, 2 * len(frequencies))
         super().__init__({"cos": shape, "sin": shape}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
+        self.pairs = pairs
         self._factor = factor
-        self._pairs = pairs
         if not self.is_planned:
             self.fill()
 
@@ -290,14 +339,9 @@ class RotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        self.cos = self._laid_out(cos, cos).to(dtype).unsqueeze(1)
-        self.sin = self._laid_out(-sin, sin).to(dtype).unsqueeze(1)
-
-    def _laid_out(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Return the numbers [positions, R / 2] of the two dimensions of each pair, as [.., R]."""
-        if self._pairs:
-            return torch.stack([first, second], -1).flatten(1)
-        return torch.cat([first, second], -1)
+        join = _interleaved if self.pairs else torch.cat
+        self.cos = join([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = join([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, R]."""
@@ -323,8 +367,8 @@ class PairRotaryEmbedding(PositionTables):
         positions = torch.arange(count, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos(), angles.sin()
-        self.cos = torch.stack([cos, cos], -1).flatten(1).to(dtype).unsqueeze(1)
-        self.sin = torch.stack([-sin, sin], -1).flatten(1).to(dtype).unsqueeze(1)
+        self.cos = _interleaved([cos, cos], -1).to(dtype).unsqueeze(1)
+        self.sin = _interleaved([-sin, sin], -1).to(dtype).unsqueeze(1)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, dim]."""

@@ -40,6 +40,11 @@ def plan_draft(plan: ModelPlan) -> ModelPlan | None:
         draft = _plan(plan, name)
     except ConfigError as error:
         raise ConfigError(f"{FLAG} {name}: {error}") from error
+    if draft.state_specs:
+        raise ConfigError(
+            f"{FLAG} {name}: {draft.architecture} has recurrent layers, and a draft model must "
+            "attend in all of its layers."
+        )
     _check_vocabularies(plan, draft)
     return draft
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from msgspec.structs import replace
 
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import kernels_backend, select_backend
@@ -34,13 +35,21 @@ from engine.layers.divide import divide
 from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
+from engine.layers.state import state_specs
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.adapter_plan import plan_adapters
 from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
-from engine.memory.kv_budget import check_weights, plan_blocks, spare_for_kv
+from engine.memory.kv_budget import (
+    SHARE_OF_CONTAINER,
+    SHARE_OF_MACHINE,
+    check_weights,
+    plan_blocks,
+    spare_for_kv,
+)
+from engine.memory.state_plan import default_budget, plan_states
 from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
@@ -109,7 +118,7 @@ class ModelPlan:
         step_tokens, encoder_tokens = _default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
-        self._plan_kv_cache()
+        self._plan_caches()
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
         self.plain_bytes = estimate.plain_bytes(self)
@@ -121,7 +130,28 @@ class ModelPlan:
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
 
-    def _plan_kv_cache(self) -> None:
+    def _plan_states(self) -> None:
+        """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
+        self.state_specs = state_specs(self.module)
+        config, budget = self.config, self.config.state_memory_bytes
+        total, machine = total_memory(self.device), self.of_rank(machine_memory())
+        share = machine // (SHARE_OF_CONTAINER if is_memory_limited() else SHARE_OF_MACHINE)
+        most = config.num_gpu_blocks_override
+        if most is None:
+            size = config.kv_cache_memory_bytes or total or share
+            most = size // max(self.block_bytes, 1)
+        if budget is None:
+            budget = default_budget(total, share, config)
+        self.states = plan_states(
+            self.state_specs,
+            self.dtype,
+            config,
+            most_snapshots=most,  # a snapshot without its KV block is of no use
+            budget=budget,
+        )
+        self.config = replace(self.config, max_num_seqs=self.states.max_num_seqs)
+
+    def _plan_caches(self) -> None:
         config = self.config
         self.kv_specs = kv_specs(self.module)
         self.kv_groups = group_layers(self.kv_specs).groups
@@ -132,6 +162,7 @@ class ModelPlan:
             )
         self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
         self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
+        self._plan_states()
 
     @property
     def prepacks(self) -> bool:

@@ -27,6 +27,7 @@ ROWS = "state of running requests"
 GRAPHS = "CUDA graphs"
 LARGEST_STEP = "working memory of the largest step"
 KV_CACHE = "KV cache"
+STATES = "states of recurrent layers"
 DRAFT_WEIGHTS = "weights of the draft model"
 DRAFT_GRAPHS = "CUDA graphs of the draft model"
 DRAFT_KV_CACHE = "KV cache of the draft model"
@@ -77,6 +78,8 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     planned[LARGEST_STEP] = plan.step_bytes
     if plan.lens_bytes:
         planned[LENS] = plan.lens_bytes
+    if plan.states.num_bytes:
+        planned[STATES] = plan.states.num_bytes
     planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
     if total is not None:
         planned[MARGIN] = margin(plan.config, total)
@@ -125,6 +128,8 @@ def measured_bytes(
         ROWS: rows_bytes,
         KV_CACHE: kv.num_bytes,
     }
+    if kv.states is not None:
+        measured[STATES] = sum(part.nbytes for layer in kv.states for part in layer)
     if plan.draft is not None and draft_kv is not None:
         measured[DRAFT_WEIGHTS] = weights_bytes(plan.draft.module)
         measured[DRAFT_KV_CACHE] = draft_kv.num_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -158,6 +158,29 @@ def nullable(
     return None if config[key] is None else read(config, key)
 
 
+def layer_kinds(
+    config: dict[str, Any],
+    default: Sequence[str],
+    kinds: Sequence[str],
+    spellings: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
+    """Return which of `kinds` each layer is: `layer_types`, or `default` if there are none.
+
+    `spellings` maps other names of kinds to those. Raises ConfigError if the list is malformed.
+    """
+    given, layers = config.get("layer_types"), layer_count(config)
+    if given is None:
+        return tuple(default)
+    known = dict(zip(kinds, kinds, strict=True)) | dict(spellings or {})
+    is_list = isinstance(given, list) and len(given) == layers
+    if not is_list or any(type(kind) is not str or kind not in known for kind in given):
+        raise ConfigError(
+            f"config.json has layer_types = {given!r}; it must be a list of {' or '.join(kinds)} "
+            f"for each of {layers} layers."
+        )
+    return tuple(known[kind] for kind in given)
+
+
 def layer_windows(
     config: dict[str, Any], window: int | None, slides: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
@@ -166,15 +189,8 @@ def layer_windows(
     `layer_types` says which layers have a window. Older configs lack it; for them `slides(index)`
     decides. Raises ConfigError if `layer_types` is malformed or the window is missing.
     """
-    layers = layer_count(config)
     kinds = ("full_attention", "sliding_attention")
-    given = config.get("layer_types")
-    types = [kinds[slides(i)] for i in range(layers)] if given is None else given
-    if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
-        raise ConfigError(
-            f"config.json has layer_types = {given!r}; it must be a list of {' or '.join(kinds)} "
-            f"for each of {layers} layers."
-        )
+    types = layer_kinds(config, [kinds[slides(i)] for i in range(layer_count(config))], kinds)
     if window is None and "sliding_attention" in types:
         raise ConfigError("config.json has sliding_attention layers without a sliding_window.")
     return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-
 from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError
 from engine.layers.experts import ExpertsShape, RouterShape, SharedExpert
 from engine.layers.latent import LatentAttention, LatentShape
-from engine.layers.rotary import RopeScaling, RotaryEmbedding
+from engine.layers.rotary import RopeScaling
 from engine.models.base import (
     expect,
     experts_per_token,
@@ -77,18 +75,6 @@ class DeepseekV2(Llama):
         experts = experts_shape(config, router, renormalises=False)
         return deepseek_config(config, experts, latent_shape(config, rotates_pairs=True))
 
-    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
-        super().__init__(config, max_positions=max_positions, dtype=dtype)
-        c = self.config
-        self.rotary = RotaryEmbedding(
-            c.head_dim,
-            c.rope_theta,
-            c.rope_scaling,
-            max_positions,
-            dtype,
-            pairs=c.latent.rotates_pairs,
-        )
-
     def weight_map(self) -> WeightMap:
         c = self.config
         layers = range(c.layers, c.layers + c.draft_layers)
@@ -110,6 +96,7 @@ def deepseek_config(
         rope_scaling=scaling,
         experts=experts,
         dense_layers=frozenset(range(_dense_layers(config))),
+        pairs=latent.rotates_pairs,
         latent=latent,
         scale=latent.query_dim**-0.5 * _yarn_scale(scaling),
         **own,

@@ -5,9 +5,10 @@ Every other layer has a sliding window. The attention scale is a config value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -35,13 +36,14 @@ NAMES_GEMMA2 = NAMES | {
 class Gemma2Config(LlamaConfig):
     """The config of a Gemma 2 checkpoint."""
 
+    norm: type[RMSNorm] = RMSNorm
     scale: float  # attention scale, instead of head_dim^-0.5
     attention_softcap: float | None
     final_softcap: float | None
 
 
 class Gemma2Block(nn.Module):
-    """A block of Gemma 2, or of Gemma 3 if the config has `qk_norm`."""
+    """A block of Gemma 2 or GLM-4, or of Gemma 3 if the config has `qk_norm`."""
 
     def __init__(self, config: Gemma2Config, index: int) -> None:
         super().__init__()
@@ -74,6 +76,8 @@ class Gemma2Block(nn.Module):
 
 
 class Gemma2(nn.Module):
+    names: ClassVar[Mapping[str, str]] = NAMES_GEMMA2
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma2Config:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
@@ -95,7 +99,7 @@ class Gemma2(nn.Module):
             c.vocab_size, c.hidden, c.embed_scale, dtype, divisible=True
         )
         self.rotary = RotaryEmbedding(
-            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
+            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype, pairs=c.pairs
         )
         self.blocks = nn.ModuleList(Gemma2Block(c, i) for i in range(c.layers))
         self.norm = c.norm(c.hidden, c.norm_eps)
@@ -115,4 +119,4 @@ class Gemma2(nn.Module):
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
-        return WeightMap(targets_by_module(self, NAMES_GEMMA2), aliases=aliases)
+        return WeightMap(targets_by_module(self, self.names), aliases=aliases)

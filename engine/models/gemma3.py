@@ -13,11 +13,17 @@ import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
-from engine.errors import ConfigError
-from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
+from engine.layers.rotary import (
+    RopeScaling,
+    RotaryEmbedding,
+    expect_truncated,
+    parameters_by_kind,
+    rope_theta,
+)
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
+from engine.models.multimodal import nested_config, nested_weight_map
 
 # The defaults of transformers: a nested text_config omits values that equal them.
 TEXT_DEFAULTS = {
@@ -37,7 +43,6 @@ THETA = {
     "full_attention": ("rope_theta", 1e6),
     "sliding_attention": ("rope_local_base_freq", 1e4),
 }
-VISION = ("vision_tower.", "multi_modal_projector.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +58,7 @@ class Gemma3Config(Gemma2Config):
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    text = config["text_config"]
-    if not isinstance(text, dict):
-        raise ConfigError(f"config.json has text_config = {text!r}; it must be an object.")
+    text = nested_config(config)
     tied = config.get("tie_word_embeddings", True)
     expect(text, "tie_word_embeddings", tied)
     return TEXT_DEFAULTS | text | {"tie_word_embeddings": tied}
@@ -65,17 +68,12 @@ def _rope(config: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return the config with the rotary parameters of one layer kind, from either spelling."""
     key, default = THETA[kind]
     own: dict[str, Any] = {"rope_theta": config.get(key) or default}
-    given = config.get("rope_parameters")
+    given = parameters_by_kind(config)
+    expect_truncated(config.get("rope_scaling") if given is None else given.get(kind))
     if given is None:
         if kind == "sliding_attention":
             own["rope_scaling"] = None  # it applies to global layers only
         return config | own
-    if not isinstance(given, dict) or not given.keys() <= THETA.keys():
-        raise ConfigError(
-            f"config.json has rope_parameters = {given!r}; supported: an object with parameters "
-            f"for {' and '.join(THETA)} each."
-        )
-    expect(config, "rope_scaling", None)
     return config | own | {"rope_parameters": given.get(kind)}
 
 
@@ -122,14 +120,11 @@ class Gemma3(Gemma2):
         return self.norm.add(x, delta, post)[1]
 
     def weight_map(self) -> WeightMap:
-        """Return the WeightMap. Old and new multimodal checkpoints have different prefixes."""
-        targets = targets_by_module(self, NAMES_GEMMA2)
-        nested = self.config.nested
-        vision = [prefix + part for prefix in ("", "model.") for part in VISION]
-        prefixes = ("language_model.model.", "model.language_model.", "language_model.", "")
-        return WeightMap(
-            {name.removeprefix("model."): target for name, target in targets.items()},
-            prefixes=prefixes if nested else ("model.", ""),
-            aliases={"embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {},
-            ignored_prefixes=vision if nested else (),
-        )
+        targets = {
+            name.removeprefix("model."): target
+            for name, target in targets_by_module(self, NAMES_GEMMA2).items()
+        }
+        aliases = {"embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
+        if self.config.nested:
+            return nested_weight_map(targets, aliases)
+        return WeightMap(targets, prefixes=("model.", ""), aliases=aliases)

@@ -5,7 +5,7 @@ RMSNorm, rotary position embedding, grouped-query attention and SwiGLU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -19,8 +19,8 @@ from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.experts import Experts, ExpertsShape
-from engine.layers.mlp import GATED, GatedMLP
-from engine.layers.norm import RMSNorm
+from engine.layers.mlp import ACTIVATIONS, GATED, MLP, GatedMLP
+from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
 from engine.models.base import attention_heads, expect, layer_count, positive, positive_float
 from engine.ops.norm import Tensors
@@ -63,8 +63,10 @@ class LlamaConfig:
     tied: bool
     windows: tuple[int | None, ...]  # one per layer; None: full attention
     rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
+    pairs: bool = False  # whether neighbouring dimensions are rotated
     qk_norm: bool = False
-    norm: type[RMSNorm] = RMSNorm
+    norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
+    gated: bool = True  # whether the feed-forward networks have a gate
     embed_scale: float = 1.0  # factor on token embeddings
     has_sinks: bool = False
     experts: ExpertsShape | None = None
@@ -76,7 +78,8 @@ class LlamaConfig:
 
         Raises ConfigError for a missing key or an unsupported variant.
         """
-        expect(config, "hidden_act", *GATED)
+        gated = own.get("gated", True)
+        expect(config, "hidden_act", *(GATED if gated else ACTIVATIONS))
         heads, kv_heads, head_dim = attention_heads(config)
         layers = layer_count(config)
         facts = {
@@ -88,7 +91,7 @@ class LlamaConfig:
             "kv_heads": kv_heads,
             "head_dim": head_dim,
             "max_positions": positive(config, "max_position_embeddings"),
-            "norm_eps": positive_float(config, "rms_norm_eps"),
+            "norm_eps": own.get("norm_eps") or positive_float(config, "rms_norm_eps"),
             "rope_theta": rope_theta(config),
             "rope_scaling": own.get("rope_scaling") or RopeScaling.from_hf(config),
             "activation": config.get("hidden_act", "silu"),
@@ -129,14 +132,23 @@ def llama_attention(
         index,
         qkv_bias=c.qkv_bias,
         out_bias=c.out_bias,
-        qk_norm=partial(c.norm, c.head_dim, c.norm_eps) if c.qk_norm else None,
+        qk_norm=_head_norm(c) if c.qk_norm else None,
         rotates=c.rotates[index],
+        pairs=c.pairs,
     )
+
+
+def _head_norm(config: LlamaConfig) -> Callable[[], RMSNorm]:
+    norm = config.norm
+    assert issubclass(norm, RMSNorm)
+    return partial(norm, config.head_dim, config.norm_eps)
 
 
 def llama_mlp(config: LlamaConfig, index: int) -> nn.Module:
     """Return the feed-forward network of layer `index`, or its mixture of experts."""
     c = config
+    if not c.gated:
+        return MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=c.mlp_bias)
     if c.experts is None or index in c.dense_layers:
         return GatedMLP(c.hidden, c.intermediate, c.activation, bias=c.mlp_bias)
     return Experts(c.hidden, c.experts, c.activation)
@@ -184,10 +196,10 @@ class Llama(nn.Module):
             c.vocab_size, c.hidden, c.embed_scale, dtype, divisible=True
         )
         self.rotary = RotaryEmbedding(
-            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
+            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype, pairs=c.pairs
         )
         self.blocks = nn.ModuleList(self.block(c, i) for i in range(c.layers))
-        self.norm = c.norm(c.hidden, c.norm_eps)
+        self.norm: RMSNorm | LayerNorm = c.norm(c.hidden, c.norm_eps)
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:

@@ -27,6 +27,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import Join, PlainRMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
+from engine.layers.state import LayerState, StatePart
 from engine.models.base import (
     attention_heads,
     expect,
@@ -36,6 +37,7 @@ from engine.models.base import (
     positive_float,
     required,
 )
+from engine.ops.causal_conv import causal_conv
 from engine.ops.gated import relu_squared, sigmoid
 from engine.ops.kernels import Kernels
 from engine.ops.norm import rms_norm
@@ -220,6 +222,10 @@ class NanoChat(nn.Module):
         if c.smear_channels is not None:
             self.smear_gate = Linear(c.smear_channels, 1)
             self.smear_lambda = nn.Parameter(torch.empty(1))
+            # The state is the last token's embedding. A convolution with these taps returns it.
+            self.smear_state = LayerState(0, StatePart((c.hidden, 1)), divides=False)
+            taps = torch.tensor([1.0, 0.0], dtype=dtype, device="cpu").repeat(c.hidden, 1)
+            self.smear_taps = nn.Buffer(taps, persistent=False)
         self.rotary = RotaryEmbedding(
             c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype
         )
@@ -253,10 +259,11 @@ class NanoChat(nn.Module):
 
     def smear(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """Add the previous token's embedding to each token, through a gate. Position 0 has none."""
-        c = self.config
-        previous = rms_norm(self.embed(batch.prev_ids), None, c.norm_eps, kernels=self.kernels)
-        gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : c.smear_channels]))
-        return x + gates * previous * (batch.positions > 0).unsqueeze(-1)
+        (tails,), runs = self.smear_state(batch)
+        taps, kernels = self.smear_taps, self.kernels
+        previous = causal_conv(x, taps, None, tails, runs, silu=False, kernels=kernels)
+        gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : self.config.smear_channels]))
+        return x + gates * previous
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits, cap = self.head(hidden), self.config.softcap

@@ -25,6 +25,12 @@ NAMES_OLMO2 = NAMES | {
 }
 
 
+def check_olmo(config: dict[str, Any]) -> None:
+    """Raise ConfigError for a variant of OLMo 1 or of Llama that OLMo 2 and 3 do not have."""
+    expect(config, "clip_qkv", None)
+    expect(config, "mlp_bias", None, False)
+
+
 class Olmo2Attention(nn.Module):
     """Rotary attention whose norms of queries and keys are as wide as their projections."""
 
@@ -62,7 +68,7 @@ class Olmo2Block(nn.Module):
         super().__init__()
         c = config
         self.entry = Join()
-        self.attention = Olmo2Attention(c, index)
+        self.attention: nn.Module = Olmo2Attention(c, index)
         self.attention_norm = RMSNorm(c.hidden, c.norm_eps)
         self.middle = Join()
         self.mlp = GatedMLP(c.hidden, c.intermediate, c.activation)
@@ -93,7 +99,6 @@ class Olmo2(Llama):
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
-        expect(config, "clip_qkv", None)
+        check_olmo(config)
         expect(config, "layer_types", None)
-        expect(config, "mlp_bias", None, False)
         return LlamaConfig.from_hf(config)

@@ -11,13 +11,15 @@ from engine.models.base import expect, experts_per_token, layer_count, nullable,
 from engine.models.llama import NAMES, Llama, LlamaConfig
 from engine.models.qwen3 import HEAD_DIM
 
+NAMES_MOE = NAMES | {
+    "blocks.{i}.mlp.router": "model.layers.{i}.mlp.gate",
+    "blocks.{i}.mlp.expert_up": "model.layers.{i}.mlp.experts.{part}_proj",
+    "blocks.{i}.mlp.expert_down": "model.layers.{i}.mlp.experts.{part}_proj",
+}
+
 
 class Qwen3Moe(Llama):
-    names: ClassVar[Mapping[str, str]] = NAMES | {
-        "blocks.{i}.mlp.router": "model.layers.{i}.mlp.gate",
-        "blocks.{i}.mlp.expert_up": "model.layers.{i}.mlp.experts.{part}_proj",
-        "blocks.{i}.mlp.expert_down": "model.layers.{i}.mlp.experts.{part}_proj",
-    }
+    names: ClassVar[Mapping[str, str]] = NAMES_MOE
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
@@ -43,11 +45,11 @@ class Qwen3Moe(Llama):
             windows=(window,) * layers,
             qk_norm=True,
             experts=experts,
-            dense_layers=_dense_layers(config, layers),
+            dense_layers=dense_layers(config, layers),
         )
 
 
-def _dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
+def dense_layers(config: dict[str, Any], layers: int) -> frozenset[int]:
     """Return the layers without experts. Raises ConfigError if `mlp_only_layers` is malformed."""
     given = config.get("mlp_only_layers") or []
     if not isinstance(given, list) or any(type(index) is not int for index in given):

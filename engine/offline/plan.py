@@ -17,7 +17,7 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.memory.report import DRAFT_KV_CACHE, KV_CACHE, MemoryPlan, plan_memory
+from engine.memory.report import DRAFT_KV_CACHE, KV_CACHE, STATES, MemoryPlan, plan_memory
 
 
 def main() -> int:
@@ -39,7 +39,8 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     left = memory.available - total
     sums = {"in all": total, "free now": memory.available, "left": left}
     if plan.kv_groups and plan.device.type == "cpu":
-        filled = memory.planned[KV_CACHE] + memory.planned.get(DRAFT_KV_CACHE, 0) + plan.lens_bytes
+        caches = (KV_CACHE, DRAFT_KV_CACHE, STATES)
+        filled = sum(memory.planned.get(name, 0) for name in caches) + plan.lens_bytes
         sums = {"at start": total - filled, **sums}
     table = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("right", "right", "left"):
@@ -64,3 +65,7 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
         write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
         write("sequences of up ")
         write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
+    if plan.states.num_slots:
+        states = plan.states
+        write(f"{states.num_slots} slots of {states.slot_bytes:,} bytes for states: two for each ")
+        write("sequence, and snapshots at block edges\n")

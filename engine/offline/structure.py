@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from dataclasses import replace as with_fields
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,8 +24,10 @@ from engine.attention.spec import AttentionSpec
 from engine.layers.attention import Attention
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm, RMSNorm
+from engine.layers.state import new_states, state_specs
 from engine.models.base import Model
 from engine.offline.equal_blocks import without_equal_blocks
+from engine.ops.state_runs import StateRuns
 from engine.protocol.structure import AttentionFacts, ModelBox, ModelStructure
 
 TOKENS = 5  # of the run; shapes leave them out
@@ -37,7 +40,7 @@ Sources = frozenset[int]
 def structure_of(module: nn.Module) -> ModelStructure:
     """Return the structure of a model whose parameters are on the meta device."""
     trace = _Trace(module)
-    model, batch = cast(Model, module), _batch()
+    model, batch = cast(Model, module), _batch(module)
     with torch.no_grad(), trace.hooks(), trace:
         if hasattr(module, "encode"):
             model.encode(batch)
@@ -50,15 +53,21 @@ def structure_of(module: nn.Module) -> ModelStructure:
             attention[name] = _attention_facts(layer.spec)
         frequencies = getattr(layer, "frequencies", None)
         if isinstance(frequencies, torch.Tensor):
-            wavelengths[name] = tuple(2 * math.pi / value for value in frequencies.tolist())
+            turning = [value for value in frequencies.tolist() if value]
+            wavelengths[name] = tuple(2 * math.pi / value for value in turning)
     return ModelStructure(tuple(boxes), dict(_settings(model.config)), attention, wavelengths)
 
 
-def _batch() -> ForwardBatch:
+def _batch(module: nn.Module) -> ForwardBatch:
     """Return a batch of TOKENS tokens without a KV cache."""
     ids = torch.zeros(TOKENS, dtype=torch.int64, device="meta")
-    kv = SimpleNamespace(layers=_AnyLayer())
-    return ForwardBatch(ids, ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
+    specs = state_specs(module)
+    states = new_states(specs, 0, torch.float32, ids.device)
+    kv = SimpleNamespace(layers=_AnyLayer(), states=states)
+    batch = ForwardBatch(ids, ids, ids, cast(Any, kv), cast(Any, _NoAttention()), TOKENS)
+    if not specs:
+        return batch
+    return with_fields(batch, runs=StateRuns.of_text(TOKENS, ids.device))
 
 
 class _AnyLayer:

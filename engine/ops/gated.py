@@ -53,6 +53,18 @@ def clamped_swiglu(gate_up: torch.Tensor, limit: float, sharpness: float) -> tor
     return ((up + 1) * gate * share).to(gate_up.dtype)
 
 
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """Return x * sigmoid(gate), for attention outputs (arXiv 2505.06708), computed in fp32.
+
+    x and gate are [T, N] or [T, H, N], with any strides of tokens and heads.
+    """
+    if kernels == "numba":
+        from engine.kernels.numba.gated import sigmoid_mul as multiply
+
+        return multiply(x, gate)
+    return (x.float() * sigmoid(gate.float())).to(x.dtype)
+
+
 def silu(x: torch.Tensor) -> torch.Tensor:
     """Return x / (1 + exp(-x)) (arXiv 1702.03118)."""
     if not _splits_change_bits(x):

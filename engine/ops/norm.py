@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.ops.gated import silu
 from engine.ops.kernels import Kernels
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -41,6 +42,31 @@ def rms_norm(
     return (wide if weight is None else wide.mul_(weight)).to(x.dtype)
 
 
+def gated_rms_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    gate_first: bool,
+    kernels: Kernels,
+) -> torch.Tensor:
+    """Return rms_norm(x) * silu(gate), or with `gate_first` rms_norm(x * silu(gate)).
+
+    x and gate are [T, N] or [T, H, N], with any strides of tokens and heads. The weight is [N], or
+    [H, N] with a row for each head. It is computed in fp32 and rounded once. Qwen3-Next norms
+    first (arXiv 2412.06464), Mamba-2 gates first (arXiv 2405.21060).
+    """
+    if kernels == "numba":
+        from engine.kernels.numba.gated import gated_norm
+
+        return gated_norm(x, gate, weight, eps, gate_first=gate_first)
+    factor = silu(gate.float())
+    wide = x.float() * factor if gate_first else x.float()
+    normed = wide * (mean_square(wide) + eps).rsqrt() * weight.float()
+    return (normed if gate_first else normed * factor).to(x.dtype)
+
+
 def mean_square(x: torch.Tensor) -> torch.Tensor:
     """Return the mean of the squares of each row [N], in fp32: [..., 1]."""
     length = torch.linalg.vector_norm(x.float(), dim=-1, keepdim=True)
@@ -58,9 +84,17 @@ def divide_by_rms(
 
 
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, kernels: Kernels
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    *,
+    kernels: Kernels,
 ) -> torch.Tensor:
-    """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450)."""
+    """Return (x - mean) / std * weight + bias over the last dimension (arXiv 1607.06450).
+
+    Without a bias, nothing is added.
+    """
     if kernels == "triton":
         from engine.kernels.triton.norm import norm
 
@@ -97,7 +131,7 @@ def add_layer_norm(
     x: torch.Tensor,
     delta: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor,
+    bias: torch.Tensor | None,
     eps: float,
     *,
     kernels: Kernels,

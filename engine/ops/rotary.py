@@ -37,18 +37,25 @@ def apply_rotary(
 
 
 def apply_rotary_pairs(
-    x_THD: torch.Tensor, cos_T1D: torch.Tensor, sin_T1D: torch.Tensor, *, kernels: Kernels
+    x_THD: torch.Tensor, cos_T1R: torch.Tensor, sin_T1R: torch.Tensor, *, kernels: Kernels
 ) -> torch.Tensor:
     """Rotate dimensions 2i and 2i + 1 of each head, the layout of the paper.
 
-    The even dimensions of `sin_T1D` are negated.
+    Only the first R dimensions are rotated. The even dimensions of `sin_T1R` are negated.
     """
     if kernels == "triton":
         from engine.kernels.triton.rotary import rotate
 
-        return rotate(x_THD, cos_T1D, sin_T1D, pairs=True)
-    swapped = x_THD.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-    return (x_THD * cos_T1D).addcmul_(swapped, sin_T1D)
+        return rotate(x_THD, cos_T1R, sin_T1R, pairs=True)
+    if kernels == "numba":
+        from engine.kernels.numba.rowwise import rotate as rotate_rows
+
+        return rotate_rows(x_THD, cos_T1R, sin_T1R, pairs=True)
+    width = cos_T1R.shape[-1]
+    x_THR = x_THD[..., :width]
+    swapped = x_THR.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    turned = (x_THR * cos_T1R).addcmul_(swapped, sin_T1R)
+    return turned if width == x_THD.shape[-1] else torch.cat((turned, x_THD[..., width:]), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,12 @@ def norm_and_rotate(
     angles: Angles | None,
     norm: HeadNorm | None,
     *,
+    pairs: bool = False,
     kernels: Kernels,
 ) -> torch.Tensor:
     """Return queries and keys [T, H + Hkv, D] normed and rotated; the first `heads` are queries.
 
-    Without `angles` they are not rotated.
+    Without `angles` they are not rotated. With `pairs`, neighbouring dimensions are.
     """
     if norm and not norm.after:
         q, k = qk[:, :heads], qk[:, heads:]
@@ -80,7 +88,8 @@ def norm_and_rotate(
         k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset, kernels=kernels)
         qk = torch.cat((q, k), dim=1)
     if angles is not None:
-        qk = apply_rotary(qk, *angles, kernels=kernels)
+        rotate = apply_rotary_pairs if pairs else apply_rotary
+        qk = rotate(qk, *angles, kernels=kernels)
     if norm and norm.after:  # no supported model has weights here
         qk = rms_norm(qk, None, norm.eps, kernels=kernels)
     return qk
@@ -91,6 +100,8 @@ def rotate_and_store(
     angles: Angles | None,
     cache: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     norm: HeadNorm | None,
+    *,
+    pairs: bool = False,
 ) -> torch.Tensor:
     """Norm, rotate and store keys and values in one launch; return the queries [T, H, D].
 
@@ -103,7 +114,7 @@ def rotate_and_store(
     q, k, v = qkv
     cos, sin = angles or (None, None)
     if norm is None:
-        return rotate(q, cos, sin, k=k, v=v, cache=cache)
+        return rotate(q, cos, sin, k=k, v=v, cache=cache, pairs=pairs)
     return rotate(
         q,
         cos,
@@ -115,4 +126,5 @@ def rotate_and_store(
         weights=(norm.q_weight, norm.k_weight),
         eps=norm.eps,
         offset=norm.offset,
+        pairs=pairs,
     )

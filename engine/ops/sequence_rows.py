@@ -15,7 +15,6 @@ class DecodeInputs(NamedTuple):
     lengths: torch.Tensor  # [R] int32: known tokens
     positions: torch.Tensor  # [R] int64: lengths - 1
     input_ids: torch.Tensor  # [R] int64
-    prev_ids: torch.Tensor  # [R] int64: the token before each; at position 0, the token itself
     offsets: torch.Tensor  # [R] int64: each token's offset in its block
     blocks: torch.Tensor  # [G, R] int64
     block_tables: torch.Tensor  # [G, R, W] int64
@@ -50,7 +49,6 @@ def gather_decode_inputs(
         known,
         positions,
         tokens[row_ids, positions].long(),
-        tokens[row_ids, (positions - 1).clamp_(min=0)].long(),
         positions % block_size,
         tables.gather(2, entries).squeeze(2),
         tables,

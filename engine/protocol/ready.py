@@ -101,6 +101,8 @@ class Ready(Message, frozen=True):
     attention_backend: str
     threads: int  # CPU threads of the engine
     kv_groups: tuple[KVGroup, ...]
+    num_state_slots: int = 0  # of recurrent layers: for running sequences and snapshots
+    state_bytes: int = 0  # of one slot, of rank 0
     start_token: int | None = None  # first decoder token of an encoder-decoder
     embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
     batch_variance: BatchVariance = None

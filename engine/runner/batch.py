@@ -21,6 +21,7 @@ from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
 from engine.ops.lora import AdapterGroup, TokenAdapters
 from engine.ops.sequence_rows import gather_decode_inputs
+from engine.ops.state_runs import StateRuns
 from engine.runner.sequence_rows import SequenceRows
 from engine.scheduling.step import ScheduledSlice, Step
 
@@ -39,6 +40,14 @@ class StepInputs(NamedTuple):
     positions: torch.Tensor  # [T]
     token_rows: torch.Tensor  # [T]
     logit_index: torch.Tensor  # [L] into the tokens
+    runs: StateRuns | None = None  # None: no layer has a state
+
+    @classmethod
+    def of(cls, columns: Sequence[torch.Tensor]) -> StepInputs:
+        """Return those of `input_columns`, with or without `state_columns` behind them."""
+        rows, lengths, starts, positions, token_rows, index, *states = columns
+        runs = StateRuns(*states) if states else None
+        return cls(rows, lengths, starts, positions, token_rows, index, runs)
 
 
 def input_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64]]:
@@ -56,6 +65,28 @@ def input_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64
     samples = np.array([s.samples for s in slices])
     query_starts = np.concatenate([[0], ends])
     return [slice_rows, starts + counts, query_starts, positions, token_rows, ends[samples] - 1]
+
+
+def state_columns(slices: Sequence[ScheduledSlice]) -> list[npt.NDArray[np.int64]]:
+    """Return the fields of StateRuns, on the host, with as many runs as slices.
+
+    Drafted tokens are behind the slice that they follow, and belong to its run.
+    """
+    starts: list[int] = []
+    reads: list[int] = []
+    writes = np.zeros(sum([s.count for s in slices]), dtype=np.int64)
+    first = 0
+    for s in slices:
+        if s.draft < 0:
+            starts.append(first)
+            reads.append(s.states[0])
+        for offset, slot in s.states[1]:
+            writes[first + offset] = slot
+        first += s.count
+    missing = len(slices) - len(starts)
+    starts += [first] * (missing + 1)
+    reads += [0] * missing
+    return [np.array(starts, dtype=np.int64), np.array(reads, dtype=np.int64), writes]
 
 
 def rows_and_drafts(slices: Sequence[ScheduledSlice]) -> list[list[int]]:
@@ -103,7 +134,10 @@ def build_batch(
     adapters: ModelAdapters | None = None,
 ) -> ForwardBatch:
     """Gather the token ids, positions and KV slots of all tokens of `step`."""
-    inputs = StepInputs(*to_device(input_columns(step.slices), rows.device))
+    columns = input_columns(step.slices)
+    if kv.states is not None:
+        columns += state_columns(step.slices)
+    inputs = StepInputs.of(to_device(columns, rows.device))
     batch = mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
     if adapters is None or not has_adapters(step.slices):
         return batch
@@ -159,9 +193,9 @@ def mixed_batch(
         has_drafts=has_drafts,
     )
     input_ids = rows.tokens[token_rows, positions].long()
-    prev_ids = rows.tokens[token_rows, (positions - 1).clamp_(min=0)].long()
     index, plan = inputs.logit_index, backend.plan(layout)
-    return ForwardBatch(input_ids, prev_ids, positions, index, kv, plan, len(positions))
+    count = len(positions)
+    return ForwardBatch(input_ids, positions, index, kv, plan, count, runs=inputs.runs)
 
 
 def decode_batch(
@@ -170,6 +204,7 @@ def decode_batch(
     rows: SequenceRows,
     kv: KVCache,
     backend: AttentionBackend,
+    runs: StateRuns | None = None,
 ) -> ForwardBatch:
     """Build the batch of the last token of each of `row_ids` [R] int64, or of drafted ones `ahead`.
 
@@ -206,8 +241,9 @@ def decode_batch(
         positions=inputs.positions,
         block_size=kv.block_size,
     )
-    ids, plan = (inputs.input_ids, inputs.prev_ids), backend.plan(layout)
-    return ForwardBatch(*ids, inputs.positions, numbers[:-1], kv, plan, len(row_ids))
+    ids, plan = inputs.input_ids, backend.plan(layout)
+    index, count = numbers[:-1], len(row_ids)
+    return ForwardBatch(ids, inputs.positions, index, kv, plan, count, runs=runs)
 
 
 def compute(model: Model, adapters: ModelAdapters | None, batch: ForwardBatch) -> torch.Tensor:

@@ -69,14 +69,14 @@ class DecodePrograms:
         self, batch: ForwardBatch
     ) -> tuple[tuple[ForwardBatch, Replay] | None, torch.Tensor]:
         """Compute once. Return the inputs of the replay with it, and the result."""
-        adapters = batch.adapters
+        adapters, runs = batch.adapters, batch.runs
         own = replace(
             batch,
             input_ids=batch.input_ids.clone(),
-            prev_ids=batch.prev_ids.clone(),
             positions=batch.positions.clone(),
             plan=self._backend.followed_plan(batch.plan.layout, self._blocks),
             adapters=None if adapters is None else TokenAdapters(adapters.slots.clone()),
+            runs=None if runs is None else runs.clone(),
         )
         _copy_inputs(own, batch)
         result, replay = record(lambda: self._forward(own))
@@ -85,10 +85,11 @@ class DecodePrograms:
 
 def _copy_inputs(own: ForwardBatch, batch: ForwardBatch) -> None:
     own.input_ids.copy_(batch.input_ids)
-    own.prev_ids.copy_(batch.prev_ids)
     own.positions.copy_(batch.positions)
     if own.adapters is not None and batch.adapters is not None:
         own.adapters.slots.copy_(batch.adapters.slots)
+    if own.runs is not None and batch.runs is not None:
+        own.runs.copy_(batch.runs)
     assert isinstance(own.plan, NumbaPlan)
     assert isinstance(batch.plan, NumbaPlan)
     own.plan.follow(batch.plan)

@@ -63,9 +63,8 @@ def build_encoder_batch(
         positions=positions,
         block_size=kv.block_size,
     )
-    prev_ids = torch.cat([input_ids[:1], input_ids[:-1]])
     plan = backend.plan(layout)
-    return ForwardBatch(input_ids, prev_ids, positions, ends - 1, kv, plan, len(positions))
+    return ForwardBatch(input_ids, positions, ends - 1, kv, plan, len(positions))
 
 
 def _source_blocks(
@@ -73,7 +72,7 @@ def _source_blocks(
 ) -> GroupLayout:
     """Return the blocks of the source tokens in one group; empty if it is not a cross group."""
     blocks = [
-        table[position // kv.block_size]
+        table[position // kv.block_size] * kv.strides[group]
         for encode in encoder_inputs
         for number, table in encode.blocks
         if number == group

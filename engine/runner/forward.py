@@ -44,7 +44,8 @@ class ModelForward:
         try:
             return compute(self._model, self._adapters, batch)
         except torch.OutOfMemoryError:
-            if not self.may_compute_again:
+            # A layer may have advanced a state in its place.
+            if not self.may_compute_again or batch.runs is not None:
                 raise
             # The allocator keeps freed memory in pieces. Without them the step may fit: its size
             # was measured at start. Computing again writes the same KV to the same places.

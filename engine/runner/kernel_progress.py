@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 # measures how fast this machine is, so only the ratios count.
 SECONDS = {
     "attention": 7.0,
+    "causal_conv": 2.5,
     "codes.multiply_kernel": 3.0,
     "codes.round_kernel": 0.6,
+    "gated": 0.6,
     "linear": 2.0,
     "program": 0.2,
+    "recurrence": 2.5,
     "rowwise": 0.8,
     "store_kv": 0.5,
 }

@@ -147,7 +147,7 @@ def _facts(
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=runner.kv.num_blocks,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=plan.config.max_num_seqs,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_num_encoder_tokens=plan.max_num_encoder_tokens,
         context_cost=plan.context_cost,
@@ -160,6 +160,8 @@ def _facts(
         attention_backend=plan.attention_description,
         threads=plan.threads,
         kv_groups=runner.kv.groups,
+        num_state_slots=plan.states.num_slots,
+        state_bytes=plan.states.slot_bytes,
         start_token=plan.start_token,
         embedding_size=embedding_size,
         batch_variance=plan.batch_variance,
@@ -276,7 +278,7 @@ def _blocks(plan: ModelPlan, profile: StepProfile | None) -> tuple[int, int]:
 
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     """Bytes needed in addition to the KV cache and the loaded weights."""
-    rows = rows_bytes(plan, plan.max_model_len)
+    rows = rows_bytes(plan, plan.max_model_len) + plan.states.num_bytes
     draft = plan.draft
     if profile is None:  # a CPU's steps are not measured, and its adapters come later
         # The draft model's KV cache is not taken yet: it takes memory as it fills.

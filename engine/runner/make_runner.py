@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from engine.attention.kv_cache import KVCache
+from engine.attention.kv_cache import KVCache, LayerStates
 from engine.device.gauges import ProcessGauges
 from engine.device.openmp_wait import OpenMPWait
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.matchers import Matchers
+from engine.layers.state import new_states
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.models.adapters import ModelAdapters
@@ -39,12 +40,12 @@ def make_runner(
     With a `recorder` steps are captured; `shapes` are those with prompt chunks.
     """
     config = plan.config
-    kv = KVCache(plan.kv_specs, num_blocks, config.block_size, plan.kv_dtype, plan.device)
+    kv = _new_cache(plan, num_blocks)
     rows = SequenceRows(
         config.max_num_seqs,
         max_model_len,
         config.block_size,
-        len(plan.kv_groups),
+        kv.strides,
         plan.device,
         plan.kernels,
     )
@@ -82,6 +83,14 @@ def make_runner(
         poll=openmp_wait.poll,
         gauges=ProcessGauges(openmp_wait),
     )
+
+
+def _new_cache(plan: ModelPlan, num_blocks: int) -> KVCache:
+    states: list[LayerStates] | None = None
+    if plan.state_specs:
+        states = new_states(plan.state_specs, plan.states.num_slots, plan.dtype, plan.device)
+    size = plan.config.block_size
+    return KVCache(plan.kv_specs, num_blocks, size, plan.kv_dtype, plan.device, states)
 
 
 def make_matchers(plan: ModelPlan) -> Matchers:

@@ -152,12 +152,15 @@ class ModelRunner:
         return pending
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        self.kv.copy_parts(
-            [copy.source for copy in copies],
-            [copy.target for copy in copies],
-            [copy.tokens for copy in copies],
-            transposed_keys=self.backend.transposes_keys,
-        )
+        for group in sorted({copy.group for copy in copies}):
+            own = [copy for copy in copies if copy.group == group]
+            self.kv.copy_parts(
+                group,
+                [copy.source for copy in own],
+                [copy.target for copy in own],
+                [copy.tokens for copy in own],
+                transposed_keys=self.backend.transposes_keys,
+            )
 
     def _compute(self, step: Step) -> tuple[torch.Tensor, bool, KnownTokens]:
         """Return logits [R, V] of the slices that sample, whether a graph left them, and what

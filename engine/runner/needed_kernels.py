@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.attention.numba import FORMS
-from engine.kernels.numba.call import GELU_TANH, NORM, ROTATION, SILU
+from engine.kernels.numba.call import GELU_TANH, NORM, PAIR_ROTATION, ROTATION, SILU
 from engine.kernels.numba.linear import HEAD_PANEL, can_multiply_head, has_kernel
 from engine.kernels.numba.machine_code import Kernel
 from engine.layers.embedding import LMHead
@@ -19,7 +19,7 @@ from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, MLP
 from engine.layers.norm import PlainRMSNorm, RMSNorm
-from engine.layers.rotary import RotaryEmbedding
+from engine.layers.rotary import PairRotaryEmbedding, RotaryEmbedding
 from engine.layers.weights.pack import has_kernel as has_codes_kernel
 from engine.layers.weights.pack import kind_of
 from engine.memory.model_plan import ModelPlan
@@ -52,7 +52,9 @@ def _row_operations(layer: torch.nn.Module) -> Iterator[int]:
         case RMSNorm() | PlainRMSNorm():
             yield NORM
         case RotaryEmbedding():
-            yield ROTATION
+            yield PAIR_ROTATION if layer.pairs else ROTATION
+        case PairRotaryEmbedding():
+            yield PAIR_ROTATION
         case MLP() | Experts():
             if layer.activation in ACTIVATIONS:
                 yield ACTIVATIONS[layer.activation]

@@ -32,10 +32,12 @@ class SequenceRows:
         max_num_seqs: int,
         max_model_len: int,
         block_size: int,
-        num_groups: int,
+        strides: Sequence[int],
         device: torch.device,
         kernels: Kernels = "torch",
     ) -> None:
+        """`strides` has the rows of a block in each KV group, see KVGroups."""
+        self._strides = strides
         self.kernels: Kernels = kernels
         self.padding = max_num_seqs  # the padding row's index
         rows = max_num_seqs + 1
@@ -44,8 +46,9 @@ class SequenceRows:
             return torch.full((rows,), fill, dtype=dtype, device=device)
 
         self.tokens = torch.zeros(rows, max_model_len + 1, dtype=torch.int32, device=device)
-        # Block 0 is the null block, the value of entries that are not allocated yet.
-        shape = num_groups, rows, -(-max_model_len // block_size)
+        # Entries are numbers of blocks times the group's stride. Block 0 is the null block, the
+        # value of entries that are not allocated yet.
+        shape = len(strides), rows, -(-max_model_len // block_size)
         self.block_tables = torch.zeros(shape, dtype=torch.int64, device=device)
         self.lengths = column(torch.int32, 1)  # known tokens, sampled ones included
         self.encoder_lengths = column(torch.int32, 1)
@@ -120,7 +123,8 @@ class SequenceRows:
         for added in blocks:
             first = (added.group * rows + added.row) * width + added.first
             places += range(first, first + len(added.blocks))
-            values += added.blocks
+            stride = self._strides[added.group]
+            values += [block * stride for block in added.blocks]
         if places:
             place, value = to_device([places, values], self.device)
             self.block_tables.view(-1).index_copy_(0, place, value)

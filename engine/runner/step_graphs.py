@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from engine.memory.graph_shapes import AT_START, GraphShape, decode_sizes, with_
 from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
 from engine.ops.lora import TokenAdapters
+from engine.ops.state_runs import StateRuns
 from engine.runner.batch import (
     StepInputs,
     compute,
@@ -40,6 +42,7 @@ from engine.runner.batch import (
     input_columns,
     mixed_batch,
     rows_and_drafts,
+    state_columns,
 )
 from engine.runner.recorder import Recorder
 from engine.runner.sequence_rows import SequenceRows
@@ -88,6 +91,9 @@ class StepGraphs:
         device = rows.device
         self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
         self.ahead = torch.zeros_like(self.row_ids)  # drafted tokens that an entry is ahead
+        # Of a decode step's states: the fields of StateRuns, one after another.
+        num_fields = 0 if kv.states is None else 3 * most + 1
+        self.states = torch.zeros(num_fields, dtype=torch.int64, device=device)
         self.logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.empty(most, dtype=torch.int64, device=device)
         num_inputs = 0
@@ -187,13 +193,20 @@ class StepGraphs:
     # ---- inputs ------------------------------------------------------------------------------
 
     def _send_rows(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
+        size = shape.decodes
         row_ids, ahead = rows_and_drafts(slices)
-        missing = shape.decodes - len(slices)
+        missing = size - len(slices)
         row_ids += [self._rows.padding] * missing
         ahead += [0] * missing
-        sent_ids, sent_ahead = to_device([row_ids, ahead], self.row_ids.device)
-        self.row_ids[: shape.decodes].copy_(sent_ids)
-        self.ahead[: shape.decodes].copy_(sent_ahead)
+        columns: list[Any] = [row_ids, ahead]
+        if self._kv.states is not None:
+            padded = [*slices, *[self._padding_slice()] * missing]
+            columns += state_columns(padded)
+        sent_ids, sent_ahead, *states = to_device(columns, self.row_ids.device)
+        self.row_ids[:size].copy_(sent_ids)
+        self.ahead[:size].copy_(sent_ahead)
+        if states:
+            self.states[: 3 * size + 1].copy_(torch.cat(states))
 
     def _padding_slice(self) -> ScheduledSlice:
         row = self._rows.padding
@@ -209,18 +222,24 @@ class StepGraphs:
         tokens = shape.decodes + shape.chunk_tokens
         logits = min(shape.decodes + CHUNKS, most_sampling)
         sampling = [most_sampling, most_sampling]
-        return [sequences, sequences, sequences + 1, tokens, tokens, logits, *sampling]
+        states = [sequences + 1, sequences, tokens] if self._kv.states is not None else []
+        return [sequences, sequences, sequences + 1, tokens, tokens, logits, *states, *sampling]
 
     def _send_inputs(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
         """Fill the inputs with `slices`, and up to the shape's size with padding."""
         padding = self._rows.padding
         decodes = count_decodes(slices)
         missing = [self._padding_slice()] * (shape.decodes - decodes)
-        columns = input_columns([*slices[:decodes], *missing, *slices[decodes:]])
+        padded = [*slices[:decodes], *missing, *slices[decodes:]]
+        columns = input_columns(padded)
+        num_tokens = columns[2][-1]
+        state_fills: list[int] = []
+        if self._kv.states is not None:
+            columns += state_columns(padded)
+            state_fills = [num_tokens, 0, 0]
         sampling = rows_and_drafts([s for s in slices if s.samples])
         columns += [np.array(column, dtype=np.int64) for column in sampling]
-        num_tokens = columns[2][-1]
-        fills = [padding, 1, num_tokens, 0, padding, 0, padding, 0]
+        fills = [padding, 1, num_tokens, 0, padding, 0, *state_fills, padding, 0]
         packed = []
         for column, size, fill in zip(columns, self._input_sizes(shape), fills, strict=True):
             packed += [column, np.full(size - len(column), fill)]
@@ -231,7 +250,11 @@ class StepGraphs:
 
     def _compute_decodes(self, shape: GraphShape) -> None:
         row_ids, ahead = self.row_ids[: shape.decodes], self.ahead[: shape.decodes]
-        batch = decode_batch(row_ids, ahead, self._rows, self._kv, self._backend)
+        runs: StateRuns | None = None
+        if self._kv.states is not None:
+            count = shape.decodes
+            runs = StateRuns(*self.states[: 3 * count + 1].split([count + 1, count, count]))
+        batch = decode_batch(row_ids, ahead, self._rows, self._kv, self._backend, runs)
         self._leave_logits(self._hidden(shape, batch, row_ids))
 
     def _compute_mixed(self, shape: GraphShape) -> None:
@@ -239,7 +262,7 @@ class StepGraphs:
         *fields, sampling_rows, ahead = self.inputs[: sum(sizes)].split(sizes)
         self.row_ids.copy_(sampling_rows)
         self.ahead.copy_(ahead)
-        inputs = StepInputs(*fields)
+        inputs = StepInputs.of(fields)
         batch = mixed_batch(inputs, shape.decodes, self._rows, self._kv, self._backend)
         hidden = self._hidden(shape, batch, inputs.token_rows)
         self._leave_logits(hidden.index_select(0, batch.logit_index))

@@ -118,11 +118,16 @@ class BlockPool:
             if self._free:
                 block = self._free.pop()
             else:
-                block, _ = self._cached.popitem(last=False)
+                block = self._victim()
+                del self._cached[block]
                 self.forget(block)
             self._references[block] = 1
             blocks.append(block)
         return blocks
+
+    def _victim(self) -> int:
+        """Return the cached block that is evicted next: the least recently used one."""
+        return next(iter(self._cached))
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block. A table's tail is evicted before its head."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.protocol.journal import BlockEvent
 from engine.protocol.ready import KVGroup
 from engine.scheduling.block_pool import BlockHasher, BlockPool
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import BlockCopy, NewBlocks
+from engine.scheduling.step import BlockCopy, NewBlocks, SliceStates
 
 
 class Match(NamedTuple):
@@ -25,6 +25,22 @@ class Match(NamedTuple):
     tables: list[list[int]]  # these blocks, per KV group
     part: int = 0  # tokens behind them that the first tokens of other blocks equal
     sources: Seq[int] = ()  # those blocks, one per group of the sequence's own tokens
+
+
+class States(Protocol):
+    """The states of recurrent layers: `state_slots.py`, which says what each method does."""
+
+    def begin_step(self) -> None: ...
+    def num_kept(self, hashes: Seq[bytes]) -> int: ...
+    def computed_by(self, hashes: Seq[bytes]) -> int | None: ...
+    def open(self, sequence: Sequence, blocks: int) -> None: ...
+    def take(
+        self, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
+    ) -> SliceStates: ...
+    def register(self, sequence: Sequence, blocks: int) -> None: ...
+    def forget(self, sequence: Sequence) -> None: ...
+    def close(self, sequence: Sequence) -> None: ...
+    def check(self, sequences: Collection[Sequence]) -> None: ...
 
 
 class BlockTables:
@@ -42,13 +58,15 @@ class BlockTables:
         block_size: int,
         step_tokens: int,
         part_size: int = 0,
+        states: States | None = None,
     ) -> None:
         self.pool = pool
         self.hasher = hasher  # None: prefixes are not shared
         self.groups = groups
         self.block_size = block_size
         self.step_tokens = step_tokens
-        self.part_size = part_size
+        self.states = states  # None: no layer has one
+        self.part_size = 0 if states else part_size  # no state is kept inside a block
         self._just_registered: set[int] = set()  # blocks whose KV the step in the making computes
         numbered = list(enumerate(groups))
         # Groups that keep the sequence's own tokens, by number and group; and the cross groups.
@@ -87,26 +105,24 @@ class BlockTables:
             elif match.part:
                 table += self.pool.allocate(1)
         sequence.tables = tables
+        if self.states is not None:
+            self.states.open(sequence, match.blocks)
         if self.pool.journal is not None:
             self._note_open(sequence, self.pool.journal)
-        sequence.num_computed = self._num_tokens(match)
+        sequence.num_computed = match.blocks * self.block_size + match.part
         sequence.num_matched = match.blocks
         sequence.num_registered = match.blocks
         if match.part:
             for (number, _), source in zip(self._own, match.sources, strict=True):
                 target = tables[number][match.blocks]
-                sequence.copies.append(BlockCopy(source, target, match.part))
+                sequence.copies.append(BlockCopy(source, target, match.part, number))
             self.release_unseen(sequence)  # a query behind the part sees fewer blocks
         self._register_source(sequence)
         return 0
 
     def _note_open(self, sequence: Sequence, journal: list[BlockEvent]) -> None:
-        for number, table in enumerate(sequence.tables):
-            if table:
-                journal.append(BlockEvent("take", sequence.id, number, 0, tuple(table)))
-
-    def _num_tokens(self, match: Match) -> int:
-        return match.blocks * self.block_size + match.part
+        taken = [(number, tuple(table)) for number, table in enumerate(sequence.tables) if table]
+        journal += [BlockEvent("take", sequence.id, number, 0, table) for number, table in taken]
 
     def _num_blocks(self, tokens: int) -> int:
         """Return the number of blocks that hold `tokens` tokens."""
@@ -120,7 +136,8 @@ class BlockTables:
 
     def num_cached(self, sequence: Sequence) -> int:
         """Return the number of leading tokens of a waiting sequence that need not be computed."""
-        return self._num_tokens(self._matched(sequence))
+        match = self._matched(sequence)
+        return match.blocks * self.block_size + match.part
 
     def num_cached_in_all(self, sequence: Sequence) -> int:
         """Like `num_cached`, with the tokens of the source if it need not be encoded."""
@@ -173,6 +190,15 @@ class BlockTables:
     def begin_step(self) -> None:
         """Note that the KV of all registered blocks is computed before the next step."""
         self._just_registered.clear()
+        if self.states is not None:
+            self.states.begin_step()
+
+    def state_computed_by(self, sequence: Sequence) -> int | None:
+        """Return the request whose part in this step leaves a state that `sequence` could use."""
+        if self.states is None:
+            return None
+        self._hash(sequence)
+        return self.states.computed_by(sequence.hashes[: sequence.num_skippable // self.block_size])
 
     def _match(self, hashes: Seq[bytes]) -> list[list[int]]:
         """Return the tables of the longest cached prefix.
@@ -190,7 +216,7 @@ class BlockTables:
             if group.window is not None:
                 keys = (_cache_key(digest, number) for digest in hashes[:length])
                 known[number] = [self.pool.find(key) for key in keys]
-        length = self._longest_without_holes(known, length)
+        length = self._longest_without_holes(known, hashes[:length])
         tables = []
         for table, first in zip(known, self._first_visible(length), strict=True):
             tables.append([0] * first + table[first:length])
@@ -201,9 +227,12 @@ class BlockTables:
         size = self.block_size
         return [group.first_visible_block(length * size, size) for group in self.groups]
 
-    def _longest_without_holes(self, known: list[list[int]], length: int) -> int:
-        """Return the longest prefix, in blocks, whose visible blocks are all known."""
+    def _longest_without_holes(self, known: list[list[int]], hashes: Seq[bytes]) -> int:
+        """Return the longest prefix, in blocks, whose state and visible blocks are all known."""
+        length = len(hashes)
         while True:
+            if self.states is not None:
+                length = self.states.num_kept(hashes[:length])
             firsts = self._first_visible(length)
             last_hole = -1
             for number, _ in self._own:
@@ -293,6 +322,8 @@ class BlockTables:
         for table in sequence.tables:
             self.pool.release([block for block in table if block])
         sequence.tables = []
+        if self.states is not None:
+            self.states.close(sequence)
 
     def register(self, sequence: Sequence) -> None:
         """Add full blocks of known tokens to the prefix cache.
@@ -313,6 +344,8 @@ class BlockTables:
                     keys = [_cache_key(part, number) for part in parts]
                     self.pool.register(block, _cache_key(sequence.hashes[index], number), keys)
                     self._just_registered.add(block)
+            if self.states is not None:
+                self.states.register(sequence, index + 1)
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
@@ -329,6 +362,8 @@ class BlockTables:
                 block = self.pool.find(key)
                 if block and (block in written or not self.pool.is_shared(block)):
                     self.pool.forget(block)
+        if self.states is not None:
+            self.states.forget(sequence)
 
     def _hash(self, sequence: Sequence) -> None:
         if self.hasher is None:
@@ -343,6 +378,8 @@ class BlockTables:
         """Assert that the tables explain all reference counts, and that windows keep few blocks."""
         held = [[block for table in s.tables for block in table if block] for s in sequences]
         self.pool.check(held)
+        if self.states is not None:
+            self.states.check(sequences)
         for sequence in sequences:
             for group, table in zip(self.groups, sequence.tables, strict=True):
                 self._check_table(sequence, group, table)

@@ -27,13 +27,13 @@ from engine.protocol.outputs import EngineStats, PrefillChunk, TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.adapter_slots import AdapterSlots
 from engine.scheduling.block_pool import BlockHasher, BlockPool
-from engine.scheduling.block_tables import BlockTables
+from engine.scheduling.block_tables import BlockTables, States
 from engine.scheduling.embed_queue import EmbedQueue
 from engine.scheduling.limits import check_embedding, check_generation
 from engine.scheduling.prefill_fairness import step_budget, tokens_for_others
 from engine.scheduling.sequence import Sequence, sequence_of, sequence_of_lookup
 from engine.scheduling.speculation import Drafter, Grammars, Speculation
-from engine.scheduling.step import SampledToken, Step
+from engine.scheduling.step import NO_STATES, SampledToken, Step
 from engine.scheduling.step_builder import StepBuilder
 from engine.scheduling.waiting_queue import WaitingQueue
 
@@ -62,6 +62,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         grammars: Grammars | None = None,
         num_adapter_slots: int = 0,
+        states: States | None = None,
     ) -> None:
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -72,7 +73,7 @@ class Scheduler:
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
         self.tables = BlockTables(
-            self.pool, hasher, groups, block_size, max_num_batched_tokens, part_size
+            self.pool, hasher, groups, block_size, max_num_batched_tokens, part_size, states
         )
         # Blocks left free at admission, so that it does not cause a preemption in the next step.
         self.watermark = max(1, num_blocks // 100)
@@ -210,9 +211,13 @@ class Scheduler:
         samples = sequence.num_computed == sequence.num_tokens
         if samples:
             sequence.num_tokens += 1
+        states = NO_STATES
+        if self.tables.states is not None:
+            states = self.tables.states.take(sequence, start, count)
         if count > 1 or not sequence.num_computed % self.block_size:
             self.tables.register(sequence)
-        builder.add_slice(sequence.slice_at(start, count, samples, num_prompt_logprobs))
+        part = sequence.slice_at(start, count, samples, num_prompt_logprobs, states=states)
+        builder.add_slice(part)
 
     def _make_room(self, sequence: Sequence, count: int) -> bool:
         """Preempt sequences from the lowest rank until `count` tokens fit.
@@ -256,6 +261,10 @@ class Scheduler:
             if self.tables.shares_next_block(sequence, prompt):
                 self.waiting.refuse_for_prefix(prompt.id)
                 return False
+        computing = self.tables.state_computed_by(sequence)
+        if computing is not None:
+            self.waiting.refuse_for_prefix(computing)
+            return False
         spare = self.watermark if self.running else 0
         needed = self.tables.open(sequence, spare)
         if needed:

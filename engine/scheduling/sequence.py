@@ -13,7 +13,7 @@ from engine.protocol.generate import (
     TokenLogprobs,
 )
 from engine.scheduling.drafts import Drafts
-from engine.scheduling.step import BlockCopy, ScheduledSlice
+from engine.scheduling.step import NO_STATES, BlockCopy, ScheduledSlice, SliceStates
 
 
 class Sequence:
@@ -48,6 +48,7 @@ class Sequence:
         self.num_tokens: int = self.prompt_length
         self.num_computed: int = 0  # tokens whose KV exists or is in flight
         self.tables: list[list[int]] = []  # one per KV group; 0 is a released block
+        self.states: dict[int, int] = {}  # tokens -> slot of the recurrent state behind them
         self.needs_encoding: bool = False  # its source must still be encoded
         self.hash_root: bytes = b""  # parent of its first hash; empty until computed
         self.hashes: list[bytes] = []  # of full blocks of known tokens; grows, never shrinks
@@ -107,12 +108,18 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     def slice_at(
-        self, start: int, count: int, samples: bool, num_prompt_logprobs: int = 0, draft: int = -1
+        self,
+        start: int,
+        count: int,
+        samples: bool,
+        num_prompt_logprobs: int = 0,
+        draft: int = -1,
+        states: SliceStates = NO_STATES,
     ) -> ScheduledSlice:
         """Return a slice of the running sequence."""
-        row, slot = self.row, self.adapter_slot
+        row, slot, known = self.row, self.adapter_slot, num_prompt_logprobs
         return ScheduledSlice(
-            self.id, self.epoch, row, start, count, samples, num_prompt_logprobs, draft, slot
+            self.id, self.epoch, row, start, count, samples, known, draft, slot, states
         )
 
     def append(self, token: int) -> FinishReason | None:

@@ -15,7 +15,7 @@ from typing import Protocol
 from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.drafts import MOST_ROWS
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.step import NewDraft, ScheduledSlice
+from engine.scheduling.step import NO_STATES, NewDraft, ScheduledSlice
 from engine.scheduling.step_builder import StepBuilder
 
 # Returns tokens that may follow a sequence, at most the number given. Those in flight count too.
@@ -104,7 +104,11 @@ class Speculation:
         row, end = sequence.row, sequence.num_computed
         builder.new_drafts.append(NewDraft(row, end, tuple(draft)))
         for start, token in enumerate(draft, end):
-            builder.add_slice(sequence.slice_at(start, 1, samples=True, draft=token))
+            states = NO_STATES
+            if self._tables.states is not None:
+                states = self._tables.states.take(sequence, start, 1, is_draft=True)
+            part = sequence.slice_at(start, 1, samples=True, draft=token, states=states)
+            builder.add_slice(part)
         sequence.drafts.num_drafted, sequence.drafts.num_accepted = len(draft), 0
         sequence.drafted_behind = end - 1 if draft else -1
         sequence.row_is_stale = sequence.last_was_chunk = bool(draft)

@@ -10,6 +10,11 @@ from engine.protocol.embed import Pooling
 from engine.protocol.generate import Explain, SamplingParams, TokenLogprobs
 from engine.protocol.outputs import PrefillChunk
 
+# Where a slice finds the state before it, and where it leaves states, in slots of recurrent layers:
+# (slot to read, ((token of the slice, slot for the state behind it), ...)).
+SliceStates = tuple[int, tuple[tuple[int, int], ...]]
+NO_STATES: SliceStates = 0, ()
+
 
 # One is created per sequence and step. A Struct is created four times as fast as a dataclass.
 class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +36,7 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     num_prompt_logprobs: int = 0
     draft: int = -1
     adapter_slot: int = 0  # 0: no adapter
+    states: SliceStates = NO_STATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +90,15 @@ class NewDraft:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """The KV of the first `tokens` of block `source` is copied to the new block `target`."""
+    """The KV of the first `tokens` of block `source` is copied to the new block `target`.
+
+    Both are blocks of the KV group number `group`.
+    """
 
     source: int
     target: int
     tokens: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,12 @@ def kv_cache(ready: Ready) -> list[str]:
         f"({ready.num_blocks} blocks of {ready.block_size} tokens): room for "
         f"{room} requests of {length} tokens, the longest supported"
     ]
+    if ready.num_state_slots:
+        size = decimal(ready.num_state_slots * ready.state_bytes)
+        lines.append(
+            f"  states    {size}{when} ({ready.num_state_slots} slots of "
+            f"{decimal(ready.state_bytes)}): of running requests, and snapshots at block edges"
+        )
     layers = sum(group.layers for group in ready.kv_groups)
     windows = sorted({group.window for group in ready.kv_groups if group.window})
     if windows:

@@ -53,7 +53,7 @@ class Stamps:
     ended: float  # the answer's text was complete
 
 
-RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats.gauges
+RUNNER_GAUGES = {  # measurements of the engine, by the names in EngineStats.gauges
     "engine_resident_memory_bytes": "RAM that the engine process holds, libraries included.",
     "engine_cpu_contention": (
         "Share of time that the engine's threads were runnable without a core, 0 to 1."
@@ -61,6 +61,8 @@ RUNNER_GAUGES = {  # what the model runner measures, by the names in EngineStats
     "engine_cpu_contended": (
         "1 while contention makes the engine's threads sleep to wait for each other."
     ),
+    "state_slots_held": "Slots of recurrent states that running sequences hold.",
+    "state_slots_cached": "Slots of recurrent states that are snapshots, for later prompts.",
 }
 
 

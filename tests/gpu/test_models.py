@@ -15,6 +15,7 @@ import torch
 from tests.engine.models import (
     test_gemma2,
     test_gemma3,
+    test_glm4,
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
@@ -35,6 +36,7 @@ CASES = {
     "qwen3": test_qwen3.CASE,
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
+    "glm4": test_glm4.CASE,
     "gpt2": test_gpt2.CASES[0],
     "gpt-neox": test_gpt_neox.CASE,
     "gpt-oss": test_gpt_oss.CASE,

@@ -252,6 +252,8 @@ class Driver:
         packed += [form._packed for each in packed_forms for form in each.weights]
         owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
+        if runner.kv.states is not None:
+            state += [part for layer in runner.kv.states for part in layer]
         static = {memory(t) for t in (*weights, *packed, *state) if isinstance(t, torch.Tensor)}
         strange = [t for key, t in self.tapes.outside().items() if key not in static]
         assert not strange, f"a graph uses tensors that may be freed: {strange}"

@@ -16,7 +16,13 @@ from engine.protocol.generate import SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
-from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSlice, Step
+from engine.scheduling.step import (
+    EncoderInput,
+    NewBlocks,
+    NewRow,
+    ScheduledSlice,
+    Step,
+)
 
 Plan = list[list[tuple[int, int]]]  # steps of (prompt index, number of its next tokens)
 
@@ -39,7 +45,15 @@ def forward(
     needed = [[-(-len(s if g.is_cross else p) // size) for g in groups] for p, s in pairs]
     total = sum(map(sum, needed))
     scattered = random.Random(0).sample(range(1, total + 1), total)
-    kv = KVCache(kv_specs(runner.model), total, size, runner.kv.layers[0].keys.dtype, runner.device)
+    states = None
+    if runner.kv.states is not None:
+        slots = len(prompts) + 1
+        states = [
+            tuple(part.new_zeros(slots, *part.shape[1:]) for part in layer)
+            for layer in runner.kv.states
+        ]
+    dtype = runner.kv.layers[0].keys.dtype
+    kv = KVCache(kv_specs(runner.model), total, size, dtype, runner.device, states)
     params = SamplingParams(max_tokens=1)
     rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):
@@ -57,7 +71,10 @@ def forward(
     for turn in plan:
         slices = []
         for index, count in sorted(turn, key=lambda part: part[1] > 1):
-            slices.append(ScheduledSlice(index, 0, index, done[index], count, samples=False))
+            slot = index + 1
+            own = (slot if done[index] else 0), ((count - 1, slot),)
+            part = ScheduledSlice(index, 0, index, done[index], count, samples=False, states=own)
+            slices.append(part)
             done[index] += count
         batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
         result = runner.model.logits(runner.model.forward(batch))

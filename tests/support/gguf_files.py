@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ SETTINGS = {
     "n_head": "add_head_count",
     "n_positions": "add_context_length",
     "layer_norm_epsilon": "add_layer_norm_eps",
+    "layer_norm_eps": "add_layer_norm_eps",
+    "norm_epsilon": "add_layer_norm_eps",
+    "use_parallel_residual": "add_parallel_residual",
+    "logit_scale": "add_logit_scale",
+    "num_experts": "add_expert_count",
+    "num_experts_per_tok": "add_expert_used_count",
+    "moe_intermediate_size": "add_expert_feed_forward_length",
+    "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
 }
 
 
@@ -57,18 +66,23 @@ def write_gguf(
     theta = config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta")
     if architecture != "gpt2":
         given = config.get("rope_parameters") or {}
-        theta = theta or given.get("full_attention", {}).get("rope_theta", 10000.0)
-        writer.add_rope_freq_base(theta)
-        if given.get("full_attention", given).get("rope_type") == "linear" or "factor" in given:
-            add_scaling(writer, given.get("full_attention", given), config)
+        given = given.get("full_attention", given)
+        writer.add_rope_freq_base(theta or given.get("rope_theta", 10000.0))
+        if share := given.get("partial_rotary_factor"):
+            heads = config["num_attention_heads"]
+            width = config.get("head_dim") or config["hidden_size"] // heads
+            writer.add_rope_dimension_count(int(width * share))
+        if "factor" in given:
+            add_scaling(writer, given, config)
     add_tokenizer(writer, config["vocab_size"], **more)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
-    for name, tensor in tensors_of(folder).items() if weights else ():
+    for name, tensor in stacked(tensors_of(folder)).items() if weights else ():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored, name
         found = converted(name, tensor, architecture, config)
         own = next((other for part, other in (others or {}).items() if part in stored), kind)
-        add_tensor(writer, stored, found, own if found.ndim > 1 else "F32")
+        is_matrix = found.ndim > 1 and not name.endswith("norm.weight")
+        add_tensor(writer, stored, found, own if is_matrix else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -83,6 +97,9 @@ def add_scaling(
     if given["rope_type"] != "llama3":
         writer.add_rope_scaling_type(gguf.RopeScalingType(given["rope_type"]))
         writer.add_rope_scaling_factor(given["factor"])
+        for key, method in YARN.items():
+            if given["rope_type"] == "yarn" and key in given:
+                getattr(writer, method)(given[key])
         return
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -93,6 +110,13 @@ def add_scaling(
     writer.add_tensor("rope_freqs.weight", (plain / scaled.numpy()).astype(np.float32))
 
 
+YARN = {
+    "original_max_position_embeddings": "add_rope_scaling_orig_ctx_len",
+    "beta_fast": "add_rope_scaling_yarn_beta_fast",
+    "beta_slow": "add_rope_scaling_yarn_beta_slow",
+    "mscale_all_dim": "add_rope_scaling_yarn_log_mul",
+    "llama_4_scaling_beta": "add_attn_temperature_scale",
+}
 ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -103,17 +127,39 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def stacked(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with those of all experts of a layer as one, and norms of heads, too."""
+    found: dict[str, Any] = {}
+    experts: dict[str, dict[int, np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        if match := EXPERT.fullmatch(name):
+            experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor
+        elif match := HEAD_NORM.fullmatch(name):
+            experts.setdefault(f"{match[1]}.weight", {})[int(match[2])] = tensor
+        else:
+            found[name] = tensor
+    for name, each in experts.items():
+        found[name] = np.stack([each[number] for number in range(len(each))])
+    return found
+
+
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+HEAD_NORM = re.compile(r"(.*_layernorm)\.norms\.(\d+)\.weight")
+
+
 def converted(
     name: str, tensor: np.ndarray, architecture: str, config: Mapping[str, Any]
 ) -> np.ndarray:
     """Change a tensor as the converter does."""
     heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
     for part, key in heads.items():
-        if architecture == "llama" and part in name:
+        if architecture in ("llama", "mistral3") and part in name:
             halves = tensor.reshape(config[key], 2, -1, *tensor.shape[1:])
             return halves.swapaxes(1, 2).reshape(tensor.shape)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
+    if name.endswith("shared_expert_gate.weight"):
+        return tensor.reshape(-1)
     if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):
         return np.ascontiguousarray(tensor.T)
     return tensor

@@ -43,7 +43,7 @@ WINDOW_LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW)
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}  # logits are of the order of 10
 FEW_BITS = 0.05  # relative change of the logits that bfloat16 may cause
 # Buffers that a checkpoint has, unlike tables that are computed.
-LEARNED_BUFFERS = ("final_logits_bias", "e_score_correction_bias")
+LEARNED_BUFFERS = ("final_logits_bias", "layer_scalar", "e_score_correction_bias")
 VISIBLE = 0.1  # a difference of logits that rounding cannot explain
 Tensors = dict[str, torch.Tensor]
 Answer = list[tuple[int, float]]  # (token, logprob)
@@ -187,9 +187,15 @@ def of_transformers(
 
     `prepare` may change the random weights before they are saved.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
 
     text, kind = config.get_text_config(), AutoModelForCausalLM
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        kind = AutoModelForImageTextToText
     start = getattr(config, "pad_token_id", None)
     for part in (config, text):
         part.eos_token_id = part.bos_token_id = part.pad_token_id = None
@@ -451,7 +457,7 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
-# What a model that mostly consists of tested parts proves in each run; the rest is slow.
+# A model that mostly consists of tested parts proves these in each run; the rest is slow.
 FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
 
 

@@ -30,9 +30,16 @@ PRE_NORMS = (
 AFTER_ATTENTION = r"post_attention_layernorm$"  # unless there is one before the MLP, too
 POST_NORMS = (r"self_attn_layer_norm$", r"encoder_attn_layer_norm$", r"final_layer_norm$")
 # Modules whose outputs join the stream, of models in which two norms do not show it.
+OLMO = r"post_(attention|feedforward)_layernorm$"
 SUBLAYERS = {
-    "olmo2": r"post_(attention|feedforward)_layernorm$",
+    "olmo2": OLMO,
+    "olmo3": OLMO,
+    "cohere": r"(self_attn\.o_proj|mlp\.down_proj)$",
+    "cohere2": r"(self_attn\.o_proj|mlp\.down_proj)$",
+    "exaone4": r"post_(attention|feedforward)_layernorm$",
+    "stablelm": r"(self_attn\.o_proj|mlp\.down_proj)$",
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
+    "gemma4_text": r"post_(attention_layernorm|feedforward_layernorm|per_layer_input_norm)$",
 }
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
 
@@ -134,7 +141,9 @@ def _inside(reference: Any, found: Any, calls: list[Any], *, is_post_norm: bool)
     for stack, states in hidden.items():
         own = calls if len(hidden) == 1 else [c for c in calls if f"{stack}." in c[0]]
         if kind in SUBLAYERS:
-            streams[stack] = _stream_of_outputs(own, SUBLAYERS[kind], states)
+            buffers = reference.named_buffers()
+            scales = [scale for name, scale in buffers if name.endswith("layer_scalar")]
+            streams[stack] = _stream_of_outputs(own, SUBLAYERS[kind], states, scales)
         else:
             streams[stack] = _stream(own, states, is_post_norm=is_post_norm)
     inside = Inside({k: [layer[0] for layer in v] for k, v in attention.items()}, streams)
@@ -166,16 +175,28 @@ def _stream(calls: list[Any], states: Sequence[torch.Tensor], *, is_post_norm: b
     return stream
 
 
-def _stream_of_outputs(calls: list[Any], sublayers: str, states: Sequence[torch.Tensor]) -> Stream:
-    """Return the stream that the outputs of these modules join; other calls are of its norms."""
+def _stream_of_outputs(
+    calls: list[Any],
+    sublayers: str,
+    states: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+) -> Stream:
+    """Return the stream that the outputs of these modules join; other calls are of its norms.
+
+    `scales` multiply the stream at the end of each layer, if there are any.
+    """
     is_output = [bool(re.search(sublayers, name)) for name, *_ in calls]
     pairs = list(zip(is_output, calls, strict=True))
     stream = Stream([(before, after) for found, (_, before, after) in pairs if not found])
     total = states[0][0]
-    for output in (after for found, (_, _, after) in pairs if found):
+    outputs = [after for found, (_, _, after) in pairs if found]
+    per_layer = len(outputs) // (len(states) - 1)
+    for number, output in enumerate(outputs):
+        if number and number % per_layer == 0 and scales:
+            total = total * scales[number // per_layer - 1]
         stream.joins.append((output, total))
         total = total + output
-    torch.testing.assert_close(total, stream.norms[-1][0])
+    torch.testing.assert_close(total * scales[-1] if scales else total, stream.norms[-1][0])
     return stream
 
 
@@ -189,7 +210,7 @@ def head(reference: Any, hidden: torch.Tensor) -> torch.Tensor:
     if config.model_type == "t5" and config.scale_decoder_outputs:
         hidden = hidden * config.d_model**-0.5
     logits = reference.lm_head(hidden) + getattr(reference, "final_logits_bias", 0)
-    logits = logits / getattr(config, "logits_scaling", 1)
+    logits = logits / getattr(config, "logits_scaling", 1) * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return logits if cap is None else cap * torch.tanh(logits / cap)
 

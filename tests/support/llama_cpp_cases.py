@@ -15,13 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, WIDTH, write_tiny
+from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, TOKENS, WIDTH, write_tiny
 
 ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
 PROMPT = [1, *range(40, 160, 3)]
 CANDIDATES = 6
 ROPE = "rope.scaling."
-ROTATING = ARCHITECTURES[:-1]
+ROTATING = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 YARN = {f"{ROPE}type": "yarn", f"{ROPE}factor": 4.0, f"{ROPE}original_context_length": 64}
 UNREAD = {
     f"{ROPE}yarn_beta_fast": 16.0,
@@ -107,6 +107,92 @@ def window_cases() -> dict[str, TinyCase]:
     }
 
 
+def family_cases() -> dict[str, TinyCase]:
+    """Return what only some architectures compute, and what rotates differently in them."""
+    window, pattern = "attention.sliding_window", "attention.sliding_window_pattern"
+    scale, short = "attention.temperature_scale", f"{ROPE}original_context_length"
+    log, linear = f"{ROPE}yarn_log_multiplier", {f"{ROPE}factor": 4.0}
+    layers = [layer % 3 == 1 for layer in range(4)]
+    large, every_third = {"block_count": 64}, [layer % 3 == 1 for layer in range(64)]
+    changes: dict[str, dict[str, dict[str, Any]]] = {
+        "olmo2": {
+            "linear": linear,
+            "window": {window: 8},
+            "window, linear": {window: 8} | linear,
+            "window, yarn": {window: 8} | YARN,
+            "window, yarn, attn_factor": {window: 8, f"{ROPE}attn_factor": 1.2} | YARN,
+            "window, attn_factor": {window: 8, f"{ROPE}attn_factor": 0.5},
+            "window, every third layer": {window: 8, pattern: 3},
+            "window, list": {window: 8, pattern: layers},
+        },
+        "cohere2": {
+            "every third layer": {pattern: 3},
+            "list": {pattern: layers},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+            "logit_scale": {"logit_scale": 0.5},
+            "no logit_scale": {"logit_scale": 0.0},
+        },
+        "command-r": {
+            "linear": linear,
+            "yarn": YARN,
+            "no logit_scale": {"logit_scale": None},
+        },
+        "qwen2moe": {
+            "yarn": YARN,
+            "three experts": {"expert_used_count": 3},
+            "default size": {"expert_feed_forward_length": None},
+        },
+        "glm4": {
+            "all dimensions": {"rope.dimension_count": None},
+            "a quarter": {"rope.dimension_count": 4},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        },
+        "exaone4": {
+            "window of few layers": {window: 8, pattern: 2},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+            "64 layers": large,
+            "64 layers, window, list": large | {window: 8, pattern: every_third},
+            "64 layers, window, linear": large | {window: 8} | linear,
+        },
+        "starcoder2": {
+            "unread window": {window: 8},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        },
+        "stablelm": {
+            "all dimensions": {"rope.dimension_count": None},
+            "parallel by key": {"use_parallel_residual": True},
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        },
+        "mistral3": {
+            "linear": linear,
+            "yarn": YARN,
+            "yarn, log_multiplier": YARN | {log: 1.0},
+            "yarn, log_multiplier, attn_factor": YARN | {log: 0.5, f"{ROPE}attn_factor": 0.8},
+            "yarn, beta_slow": YARN | {f"{ROPE}yarn_beta_slow": 3.0},
+            "yarn, beta_fast": YARN | {f"{ROPE}yarn_beta_fast": 2.0},
+            "yarn, temperature": YARN | {scale: 0.5, short: 16, log: 1.0},
+            "temperature": {scale: 0.5, short: 16},
+            "temperature, linear": {scale: 0.5, short: 16} | linear,
+            "temperature, attn_factor": {scale: 0.5, short: 16, f"{ROPE}attn_factor": 0.7},
+        },
+    }
+    return {
+        f"{name} family: {case}": TinyCase(name, change)
+        for name, each in changes.items()
+        for case, change in each.items()
+    }
+
+
 def bias_cases() -> dict[str, TinyCase]:
     qkv, mlp = ("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up", "ffn_down")
     tensors = {
@@ -119,19 +205,50 @@ def bias_cases() -> dict[str, TinyCase]:
         "all": biases(*BIASES),
     }
     found = {f"llama biases: {case}": TinyCase("llama", {}, more) for case, more in tensors.items()}
-    for name in ("qwen3", "gemma", "gemma2", "gemma3"):
+    for name in ("qwen3", "gemma", "gemma2", "gemma3", "command-r", "cohere2"):
         blocks = LAYERS.get(name, 2)
         found[f"{name} biases"] = TinyCase(name, {}, biases(*qkv, blocks=blocks))
     without = dict.fromkeys(biases("attn_k"))
     return found | {
         "qwen2 biases: none of keys": TinyCase("qwen2", {}, without),
         "qwen2 biases: none": TinyCase("qwen2", {}, dict.fromkeys(biases(*qkv))),
+        "qwen2moe biases: none": TinyCase("qwen2moe", {}, dict.fromkeys(biases(*qkv))),
+    }
+
+
+def optional_tensor_cases() -> dict[str, TinyCase]:
+    """Return models with or without tensors that llama.cpp does not need."""
+    head, factors = (len(TOKENS), HIDDEN), [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    blocks = ("blk.0", "blk.1")
+    parallel = {f"{block}.ffn_norm.{kind}": None for block in blocks for kind in ("weight", "bias")}
+    norms: dict[str, Any] = {f"{block}.attn_q_norm.weight": (2, WIDTH) for block in blocks}
+    norms |= {f"{block}.attn_k_norm.weight": (1, WIDTH) for block in blocks}
+    qkv = ("attn_q", "attn_k", "attn_v")
+    tensors: dict[str, dict[str, dict[str, Any]]] = {
+        "glm4": {"biases": biases(*qkv), "tied": {"output.weight": None}},
+        "exaone4": {"tied": {"output.weight": None}, "rope_freqs": {"rope_freqs.weight": factors}},
+        "starcoder2": {
+            "head": {"output.weight": head},
+            "no bias of keys": dict.fromkeys(biases("attn_k")),
+        },
+        "stablelm": {
+            "biases": biases(*qkv),
+            "bias of the first queries": biases("attn_q", blocks=1),
+            "parallel": parallel,
+            "norms of heads": norms,
+            "parallel, norms of heads": parallel | norms,
+        },
+    }
+    return {
+        f"{name} tensors: {case}": TinyCase(name, {}, more)
+        for name, each in tensors.items()
+        for case, more in each.items()
     }
 
 
 def layer_cases() -> dict[str, TinyCase]:
     found = {}
-    for name in ARCHITECTURES:
+    for name in (*ROTATING, "gpt2"):
         layers = LAYERS.get(name, 2)
         same = {"attention.head_count": [2] * layers, "feed_forward_length": [INNER] * layers}
         if name != "gpt2":
@@ -144,7 +261,9 @@ CASES = (
     {f"{name}: plain": TinyCase(name) for name in ARCHITECTURES}
     | rotary_cases()
     | window_cases()
+    | family_cases()
     | bias_cases()
+    | optional_tensor_cases()
     | layer_cases()
 )
 

@@ -60,6 +60,13 @@ def deepseek(
     return decoder(f"Deepseek{version}", hidden, heads, heads, 64, **facts | more)
 
 
+def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    facts = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    facts |= {"num_hidden_layers": 4, "global_head_dim": 512, "hidden_size_per_layer_input": 0}
+    facts |= {"final_logit_softcapping": 30.0}
+    return decoder("Gemma4", hidden, heads, kv_heads, 256, **(facts | more))
+
+
 def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
     return SMALL | {
         "architectures": [architecture],
@@ -90,12 +97,21 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "open_llama_3b": decoder("Llama", 3200, 32, 32),
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
+    "Ministral-3-8B": decoder("Ministral3", 4096, 32, 8, 128, sliding_window=None),
     "Mixtral-8x7B-v0.1": decoder(
         "Mixtral", 4096, 32, 8, sliding_window=None, num_local_experts=8, num_experts_per_tok=2
     ),
     "Qwen2.5-0.5B": decoder("Qwen2", 896, 14, 2),
     "Qwen2.5-1.5B": decoder("Qwen2", 1536, 12, 2),
     "Qwen2.5-7B": decoder("Qwen2", 3584, 28, 4),
+    "Qwen1.5-MoE-A2.7B": decoder(
+        "Qwen2Moe",
+        *(2048, 16, 16),
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=256,
+    ),
     "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
     "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
     "Qwen3-30B-A3B": decoder(
@@ -109,8 +125,54 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
     "gemma-3-4b": gemma_3(2560, 8, 4, 1024),
+    "c4ai-command-r-v01": decoder("Cohere", 8192, 64, 64),
+    "c4ai-command-r7b": decoder("Cohere2", 4096, 32, 8, sliding_window=4096, num_hidden_layers=4),
+    "EXAONE-4.0-1.2B": decoder("Exaone4", 2048, 32, 8, sliding_window=None),
+    "EXAONE-4.0-32B": decoder(
+        "Exaone4",
+        *(5120, 40, 8, 128),
+        num_hidden_layers=4,
+        sliding_window=4096,
+        sliding_window_pattern="LLLG",
+    ),
+    "glm-4-9b-chat": decoder("Glm", 4096, 32, 2, 128),
+    "GLM-4-9B-0414": decoder("Glm4", 4096, 32, 2, 128),
+    "GLM-4-32B-0414": decoder("Glm4", 6144, 48, 8, 128, attention_bias=False),
+    "starcoder2-3b": decoder("Starcoder2", 3072, 24, 2, sliding_window=4096, norm_epsilon=1e-5),
+    "starcoder2-15b": decoder("Starcoder2", 6144, 48, 4, sliding_window=4096, norm_epsilon=1e-5),
+    "Seed-OSS-36B": decoder("SeedOss", 5120, 80, 8, 128),
+    "AFM-4.5B": decoder("Arcee", 2560, 20, 4, 128, hidden_act="relu2"),
+    "OLMoE-1B-7B": decoder(
+        "Olmoe", 2048, 16, 16, num_experts=64, num_experts_per_tok=8, norm_topk_prob=False
+    ),
+    "granite-3.1-1b-a400m": decoder(
+        "GraniteMoe", 1024, 16, 8, num_local_experts=32, num_experts_per_tok=8
+    ),
+    "stablelm-3b-4e1t": decoder("StableLm", 2560, 32, 32, layer_norm_eps=1e-5),
+    "stablelm-2-1_6b": decoder("StableLm", 2048, 32, 32, layer_norm_eps=1e-5, use_qkv_bias=True),
+    "stablelm-2-12b": decoder(
+        "StableLm",
+        *(5120, 32, 8),
+        layer_norm_eps=1e-5,
+        use_parallel_residual=True,
+        qk_layernorm=True,
+    ),
+    "gemma-4-E2B": gemma_4(
+        *(1536, 8, 1),
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=640,
+    ),
+    "gemma-4-31B": gemma_4(
+        *(5376, 32, 16),
+        sliding_window=1024,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=4,
+    ),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
+    "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),
     "Phi-3-mini-4k": decoder("Phi3", 3072, 32, 32, sliding_window=2047),
     "Phi-4-mini": decoder("Phi3", 3072, 24, 8, partial_rotary_factor=0.75),

@@ -9,9 +9,13 @@ from typing import Any
 import gguf
 import numpy as np
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2")
+ARCHITECTURES = (
+    *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
+    *("olmo2", "command-r", "cohere2", "gpt2", "glm4", "exaone4", "starcoder2", "stablelm"),
+)
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
-LAYERS = {"gemma2": 4, "gemma3": 7}
+LAYERS = {"gemma2": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4}
+EXPERTS, EXPERT_INNER, SHARED_INNER = 4, 32, 48
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 LETTERS = "abcdefghijklm"
 WORDS = [first + second for first in LETTERS for second in LETTERS]
@@ -19,6 +23,33 @@ TOKENS = ["<unk>", "<s>", "</s>", "<0x0A>", "▁", *LETTERS, *WORDS]
 KINDS = [UNKNOWN, CONTROL, CONTROL, BYTE, *[NORMAL] * (1 + len(LETTERS) + len(WORDS))]
 NORMS = ("attn_norm", "ffn_norm")
 WINDOWED = ("gemma2", "gemma3")
+COHERE = ("command-r", "cohere2")
+LAYER_NORMED = (*COHERE, "starcoder2", "stablelm")
+BIASED_NORMS = ("gpt2", "starcoder2", "stablelm")
+WITH_HEAD = (
+    "llama",
+    "mistral3",
+    "qwen2",
+    "qwen2moe",
+    "qwen3",
+    "gemma3",
+    "olmo2",
+    "glm4",
+    "exaone4",
+    "stablelm",
+)
+
+QWEN2 = ("qwen2", "qwen2moe")
+EXPERT_MATRICES = {
+    "ffn_gate_inp": (EXPERTS, HIDDEN),
+    "ffn_gate_exps": (EXPERTS, EXPERT_INNER, HIDDEN),
+    "ffn_up_exps": (EXPERTS, EXPERT_INNER, HIDDEN),
+    "ffn_down_exps": (EXPERTS, HIDDEN, EXPERT_INNER),
+    "ffn_gate_inp_shexp": (HIDDEN,),
+    "ffn_gate_shexp": (SHARED_INNER, HIDDEN),
+    "ffn_up_shexp": (SHARED_INNER, HIDDEN),
+    "ffn_down_shexp": (HIDDEN, SHARED_INNER),
+}
 
 
 def settings_of(architecture: str) -> dict[str, Any]:
@@ -32,11 +63,23 @@ def settings_of(architecture: str) -> dict[str, Any]:
     }
     if architecture == "gpt2":
         return settings | {"attention.layer_norm_epsilon": 1e-5}
-    settings |= {
-        "attention.head_count_kv": 1,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.freq_base": 1e4,
-    }
+    norm = "attention.layer_norm_rms_epsilon"
+    if architecture in LAYER_NORMED:
+        norm = "attention.layer_norm_epsilon"
+    if architecture in COHERE:
+        settings["logit_scale"] = 0.25
+    if architecture in ("glm4", "stablelm"):
+        settings["rope.dimension_count"] = WIDTH // 2
+    settings |= {"attention.head_count_kv": 1, norm: 1e-5, "rope.freq_base": 1e4}
+    if architecture == "cohere2":
+        settings["attention.sliding_window"] = 8
+    if architecture == "qwen2moe":
+        settings |= {
+            "expert_count": EXPERTS,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": EXPERT_INNER,
+            "expert_shared_feed_forward_length": SHARED_INNER,
+        }
     if architecture in WINDOWED:
         settings |= {
             "attention.sliding_window": 8,
@@ -60,15 +103,35 @@ def tokenizer_of(tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
     }
 
 
-def shapes_of(architecture: str) -> dict[str, tuple[int, ...]]:
+def shapes_of(architecture: str, layers: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor, by its name."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(TOKENS), HIDDEN)}
     if architecture == "gpt2":
-        shapes |= {"position_embd.weight": (256, HIDDEN), "output_norm.bias": (HIDDEN,)}
-    if architecture in ("llama", "qwen2", "qwen3", "gemma3"):
+        shapes["position_embd.weight"] = (256, HIDDEN)
+    if architecture in WITH_HEAD:
         shapes["output.weight"] = (len(TOKENS), HIDDEN)
     shapes["output_norm.weight"] = (HIDDEN,)
-    matrices = {
+    if architecture in BIASED_NORMS:
+        shapes["output_norm.bias"] = (HIDDEN,)
+    matrices, norms = _matrices(architecture), _norms(architecture)
+    biased: set[str] = set()
+    if architecture in ("gpt2", "starcoder2"):
+        biased = {*matrices, *norms}
+    if architecture in QWEN2:
+        biased = {"attn_q", "attn_k", "attn_v"}
+    if architecture == "stablelm":
+        biased = set(NORMS)
+    for block in range(layers):
+        for part, shape in (matrices | {name: (size,) for name, size in norms.items()}).items():
+            shapes[f"blk.{block}.{part}.weight"] = shape
+            if part in biased:
+                shapes[f"blk.{block}.{part}.bias"] = shape[:1]
+    return shapes
+
+
+def _matrices(architecture: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a block's matrices."""
+    matrices: dict[str, tuple[int, ...]] = {
         "attn_q": (HIDDEN, HIDDEN),
         "attn_k": (WIDTH, HIDDEN),
         "attn_v": (WIDTH, HIDDEN),
@@ -79,18 +142,29 @@ def shapes_of(architecture: str) -> dict[str, tuple[int, ...]]:
     }
     if architecture == "gpt2":
         matrices = {"attn_qkv": (3 * HIDDEN, HIDDEN), **dict(list(matrices.items())[3:])}
+    if architecture in ("gpt2", "starcoder2", "glm4"):
         del matrices["ffn_gate"]
+    if architecture == "glm4":
+        matrices["ffn_up"] = (2 * INNER, HIDDEN)
+    if architecture == "qwen2moe":
+        matrices = dict(list(matrices.items())[:4]) | EXPERT_MATRICES
+    return matrices
+
+
+def _norms(architecture: str) -> dict[str, int]:
+    """Return the sizes of a block's norms."""
     norms = dict.fromkeys(NORMS, HIDDEN)
-    if architecture in ("qwen3", "gemma3"):
+    if architecture in COHERE:
+        del norms["ffn_norm"]
+    if architecture in ("olmo2", "exaone4"):
+        norms = {}
+    if architecture == "olmo2":
+        norms |= {"attn_q_norm": HIDDEN, "attn_k_norm": WIDTH}
+    if architecture in ("qwen3", "gemma3", "exaone4"):
         norms |= {"attn_q_norm": WIDTH, "attn_k_norm": WIDTH}
-    if architecture in WINDOWED:
+    if architecture in (*WINDOWED, "olmo2", "glm4", "exaone4"):
         norms |= {"post_attention_norm": HIDDEN, "post_ffw_norm": HIDDEN}
-    for block in range(LAYERS.get(architecture, 2)):
-        for part, shape in (matrices | {name: (size,) for name, size in norms.items()}).items():
-            shapes[f"blk.{block}.{part}.weight"] = shape
-            if architecture == "gpt2" or (architecture == "qwen2" and part in list(matrices)[:3]):
-                shapes[f"blk.{block}.{part}.bias"] = shape[:1]
-    return shapes
+    return norms
 
 
 def write_tiny(
@@ -118,7 +192,8 @@ def write_tiny(
     for key, value in (named | dict(more or {})).items():
         if value is not None:
             _add(writer, key, value)
-    for name, given in (shapes_of(architecture) | dict(tensors or {})).items():
+    shapes = shapes_of(architecture, settings["block_count"])
+    for name, given in (shapes | dict(tensors or {})).items():
         if given is not None:
             is_numbers = isinstance(given, list)
             numbers = np.array(given, np.float32) if is_numbers else _numbers(name, given)

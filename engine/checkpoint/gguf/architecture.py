@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engine.checkpoint.gguf.config import GEMMAS, PERIODS
+from engine.checkpoint.gguf.families import GEMMAS
 from engine.checkpoint.gguf.settings import Settings
 
 LLAMA_NAMES = {
@@ -32,6 +32,28 @@ GEMMA2_NAMES = LLAMA_NAMES | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# OLMo 2 and EXAONE 4 have none of the other two norms.
+OLMO2_NAMES = GEMMA2_NAMES
+GLM4_NAMES = LLAMA_NAMES | {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+STARCODER2_NAMES = LLAMA_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+STABLELM_NAMES = LLAMA_NAMES | {
+    "attn_q_norm": "self_attn.q_layernorm.norms.{e}",
+    "attn_k_norm": "self_attn.k_layernorm.norms.{e}",
+}
+QWEN2_MOE_NAMES = LLAMA_NAMES | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{e}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{e}.up_proj",
+    "ffn_down_exps": "mlp.experts.{e}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 GPT2_NAMES = {
     "token_embd": "wte",
     "position_embd": "wpe",
@@ -44,19 +66,32 @@ GPT2_NAMES = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
+NAMES = {
+    "exaone4": OLMO2_NAMES,
+    "gemma2": GEMMA2_NAMES,
+    "gemma3": GEMMA2_NAMES,
+    "glm4": GLM4_NAMES,
+    "gpt2": GPT2_NAMES,
+    "olmo2": OLMO2_NAMES,
+    "qwen2moe": QWEN2_MOE_NAMES,
+    "stablelm": STABLELM_NAMES,
+    "starcoder2": STARCODER2_NAMES,
+}
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)")
 
 
-def tensor_name(name: str, architecture: str) -> str:
-    """Return the tensor's name in a Hugging Face checkpoint. Unknown names stay as they are."""
-    names = GPT2_NAMES if architecture == "gpt2" else LLAMA_NAMES
-    if architecture in PERIODS:
-        names = GEMMA2_NAMES
+def tensor_name(name: str, architecture: str, number: int = 0) -> str:
+    """Return the tensor's name in a Hugging Face checkpoint. Unknown names stay as they are.
+
+    `number` is that of an expert or a head, of a tensor that has all of them.
+    """
+    names = NAMES.get(architecture, LLAMA_NAMES)
     base, _, ending = name.rpartition(".")
     block = BLOCK.fullmatch(base)
     known = names.get(block[2] if block else base)
     if known is None:
         return name
+    known = known.format(e=number)
     blocks = "h" if architecture == "gpt2" else "model.layers"
     return f"{blocks}.{block[1]}.{known}.{ending}" if block else f"{known}.{ending}"
 
@@ -66,7 +101,7 @@ def row_order(name: str, architecture: str, own: Settings) -> int | None:
 
     `own` are the architecture's settings (`own_settings`).
     """
-    if architecture != "llama":
+    if architecture not in ("llama", "mistral3"):
         return None
     keys = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
     key = next((key for part, key in keys.items() if part in name), None)

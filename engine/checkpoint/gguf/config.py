@@ -7,8 +7,19 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from engine.checkpoint.gguf.end_tokens import token_id
-from engine.checkpoint.gguf.settings import CLASSES, Settings, architecture_of, own_settings
-from engine.checkpoint.gguf.shapes import ATTENTION, MLP, has_bias
+from engine.checkpoint.gguf.families import GEMMAS, WINDOW, check_positive, family_config
+from engine.checkpoint.gguf.settings import (
+    CLASSES,
+    COMPUTED,
+    RMS,
+    ROTATED,
+    TEMPERATURE,
+    YARN,
+    Settings,
+    architecture_of,
+    own_settings,
+)
+from engine.checkpoint.gguf.shapes import ATTENTION, MLP, has_bias, in_all_blocks
 from engine.errors import ConfigError
 
 # Mistral's files say "llama". These settings stand for the config's under another name.
@@ -20,7 +31,6 @@ SHARED = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
 GPT2_SHARED = {
     "n_layer": "block_count",
@@ -30,11 +40,7 @@ GPT2_SHARED = {
     "n_positions": "context_length",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
-GEMMAS = ("gemma", "gemma2", "gemma3")
-SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models: scale by hidden / heads
-PERIODS = {"gemma2": 2, "gemma3": 6}  # one layer of these has no window
-SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # Gemma 2's defaults
-DEFAULT_WINDOW = 4096  # Gemma 2's
+ONE_BASE = ("gemma2", "olmo2", "cohere2", "exaone4")  # windowed layers have the base of the others
 THETA = 10_000.0  # llama.cpp's default
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
 
@@ -53,6 +59,8 @@ def config_of(
     name, own = architecture_of(settings), own_settings(settings)
     shared = GPT2_SHARED if name == "gpt2" else SHARED
     config: dict[str, Any] = {key: own[given] for key, given in shared.items()}
+    if RMS in COMPUTED[name]:
+        config["rms_norm_eps"] = own[RMS]
     config |= {
         "architectures": [CLASSES[name]],
         "model_type": "gemma3_text" if name == "gemma3" else name,
@@ -68,51 +76,20 @@ def config_of(
     config["attention_bias"] = has_bias(tensors, (*ATTENTION, "attn_output"))
     config["mlp_bias"] = has_bias(tensors, MLP)
     config |= _rotary(name, own, factors)
-    if name in PERIODS:
-        config |= _gemma_config(name, own)
-    return config
+    if name in ("starcoder2", "stablelm"):
+        config |= _bias_keys(name, own, tensors)
+    return config | family_config(name, own)
 
 
-def _gemma_config(name: str, own: Settings) -> dict[str, Any]:
-    width, window = own["attention.key_length"], own.get("attention.sliding_window")
-    if own["block_count"] == SCALED_BY_WIDTH[name]:
-        width = own["embedding_length"] // own["attention.head_count"]
-    if name == "gemma2":
-        caps = {key: own.get(key, default) for key, default in SOFTCAPS.items()}
-        window = DEFAULT_WINDOW if window is None else window
-        _check_positive(name, {"attention.sliding_window": window, **caps})
-    else:
-        caps = {"final_logit_softcapping": own.get("final_logit_softcapping") or None}
-    slides = _sliding_layers(name, own) if window else [False] * own["block_count"]
-    kinds = ("full_attention", "sliding_attention")
+def _bias_keys(name: str, own: Settings, tensors: Collection[str]) -> dict[str, Any]:
+    """Return what the tensors say of models whose biases and norms have keys of their own."""
+    if name == "starcoder2":
+        return {"use_bias": True}
     return {
-        "query_pre_attn_scalar": width,
-        "sliding_window": window or None,
-        "layer_types": [kinds[slide] for slide in slides],
-        **caps,
+        "use_qkv_bias": has_bias(tensors, ATTENTION),
+        "use_parallel_residual": not in_all_blocks("ffn_norm", own, tensors),
+        "qk_layernorm": in_all_blocks("attn_q_norm", own, tensors),
     }
-
-
-def _check_positive(name: str, values: Settings) -> None:
-    for key, value in values.items():
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise ConfigError(
-                f"The GGUF file has {name}.{key} = {value!r:.99}; it must be a number above 0."
-            )
-
-
-def _sliding_layers(name: str, own: Settings) -> list[bool]:
-    """Return for each layer whether it has a sliding window."""
-    layers = own["block_count"]
-    given = own.get("attention.sliding_window_pattern", PERIODS[name])
-    if isinstance(given, list) and len(given) == layers:
-        return [bool(each) for each in given]
-    if type(given) is not int or given < 0:
-        raise ConfigError(
-            f"The GGUF file has {name}.attention.sliding_window_pattern = {given!r:.99}; it must "
-            f"be a number such as {PERIODS[name]}, or a list with an entry for each layer."
-        )
-    return [not given or layer % given < given - 1 for layer in range(layers)]
 
 
 # ---- rotary embedding ------------------------------------------------------------------------
@@ -128,10 +105,10 @@ def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any
     local = own.get("rope.freq_base_swa", THETA if name == "gemma3" else theta)
     attention_factor = own.get("rope.scaling.attn_factor", 1.0)
     scaling = _scaling(name, own, theta, factors)
-    if name == "gemma2" and local != theta:
+    if name in ONE_BASE and local != theta:
         raise ConfigError(
-            f"The GGUF file has gemma2.rope.freq_base_swa = {local!r:.99}, another base than its "
-            f"rope.freq_base, {theta!r:.99}. Penstock serves Gemma 2 with one base only."
+            f"The GGUF file has {name}.rope.freq_base_swa = {local!r:.99}, another base than its "
+            f"rope.freq_base, {theta!r:.99}. Penstock serves {name} models with one base only."
         )
     if name == "gemma2" and own.get("rope.scaling.type") == "none" and _factor(own) != 1:
         raise ConfigError(
@@ -139,9 +116,15 @@ def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any
             "llama.cpp applies to layers with a window only. Penstock serves files with 'linear', "
             "or without the factor."
         )
-    if name != "gemma3":
+    if own.get(TEMPERATURE):
+        scaling = (scaling or {"rope_type": "default"}) | {
+            "llama_4_scaling_beta": own[TEMPERATURE],
+            "original_max_position_embeddings": _original_length(own),
+        }
+    if name != "gemma3" and not (name == "olmo2" and own.get(WINDOW)):
         return {"rope_theta": theta, "rope_scaling": scaling}
-    unscaled = _by_factors(own, [1.0], attention_factor) if attention_factor != 1 else {}
+    is_scaled = name == "gemma3" and attention_factor != 1  # also in windowed layers
+    unscaled = _by_factors(own, [1.0], attention_factor) if is_scaled else {}
     kinds = {"full_attention": (scaling, theta), "sliding_attention": (unscaled, local)}
     return {
         "rope_parameters": {
@@ -163,7 +146,7 @@ def _scaling(
     kind = own.get("rope.scaling.type", "linear")
     factor = _factor(own)
     attention_factor = own.get("rope.scaling.attn_factor", 1.0)
-    _check_positive(name, {"rope.scaling.factor": factor})
+    check_positive(name, {"rope.scaling.factor": factor})
     if kind not in ("none", "linear", "yarn"):
         raise ConfigError(
             f"The GGUF file has {name}.rope.scaling.type = {kind!r:.99}, which is not served; "
@@ -200,18 +183,33 @@ def _yarn(
             f"The GGUF file has {name}.rope.scaling.factor = {factor!r:.99}; Penstock serves yarn "
             "with factors from 1 on."
         )
-    original = own.get("rope.scaling.original_context_length") or own["context_length"]
-    return {
+    growth = 0.1 * math.log(factor)
+    found = {
         "rope_type": "yarn",
         "factor": factor,
-        "attention_factor": (0.1 * math.log(factor) + 1) * attention_factor,
-        "original_max_position_embeddings": original,
+        "attention_factor": (growth + 1) * attention_factor,
+        "original_max_position_embeddings": _original_length(own),
     }
+    if name != "mistral3":
+        return found
+    given = {key: own[key] for key in YARN if own.get(key)}
+    check_positive(name, given)
+    multiplier, *betas = (given.get(key) for key in YARN)
+    if multiplier is not None:
+        found["attention_factor"] /= multiplier * growth + 1
+    named = zip(("beta_fast", "beta_slow"), betas, strict=True)
+    return found | {key: beta for key, beta in named if beta is not None}
+
+
+def _original_length(own: Settings) -> int:
+    """Return the length of contexts that frequencies and queries are scaled from."""
+    length: int = own.get("rope.scaling.original_context_length") or own["context_length"]
+    return length
 
 
 def _by_factors(own: Settings, factors: Sequence[float], attention_factor: float) -> dict[str, Any]:
     """Return the scaling that divides each frequency by its own factor: longrope with one list."""
-    count = own["attention.key_length"] // 2
+    count = own.get(ROTATED, own["attention.key_length"]) // 2
     each = list(factors) if len(factors) > 1 else [*factors] * count
     if len(each) != count or not all(0 < factor < math.inf for factor in each):
         raise ConfigError(

@@ -15,12 +15,21 @@ from engine.errors import ConfigError
 Settings = Mapping[str, Any]
 CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mistral3": "LlamaForCausalLM",  # unless it scales queries
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",  # unless it has windows
+    "command-r": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "glm4": "Glm4ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
 }
 COUNTS = (
     "block_count",
@@ -44,14 +53,38 @@ WINDOWS = (
     "rope.freq_base_swa",
     "final_logit_softcapping",
 )
+EXPERTS = ("expert_count", "expert_used_count")
+EXPERT_SIZES = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+TEMPERATURE = "attention.temperature_scale"
+YARN = (
+    "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm")
+ROTATED = "rope.dimension_count"
+PARTLY_ROTATED = ("glm4", "stablelm")  # others rotate whole heads
+EXAONE_LAYERS = 64  # of the model with windows
+PARALLEL = "use_parallel_residual"  # llama.cpp decides by the tensors
+# Settings that llama.cpp needs besides COUNTS and the norm's.
+NEEDED = {"cohere2": ("attention.sliding_window", "logit_scale"), "qwen2moe": EXPERTS}
 LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
 ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
 COMPUTED = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
+    "mistral3": (*ALL, *ROPE, RMS, TEMPERATURE, *YARN),
+    "qwen2moe": (*ALL, *ROPE, RMS, *EXPERTS, *EXPERT_SIZES),
+    "olmo2": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
+    "command-r": (*ALL, *ROPE, LAYER_NORM, "logit_scale"),
+    "cohere2": (*ALL, *ROPE, LAYER_NORM, "logit_scale", *WINDOWS[:3]),
     "gemma2": (*ALL, *ROPE, RMS, *WINDOWS, "attn_logit_softcapping"),
     "gemma3": (*ALL, *ROPE, RMS, *WINDOWS),
     "gpt2": (*ALL, LAYER_NORM),
+    "glm4": (*ALL, *ROPE, RMS, ROTATED),
+    "exaone4": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
+    "starcoder2": (*ALL, *ROPE, LAYER_NORM),
+    "stablelm": (*ALL, *ROPE, LAYER_NORM, ROTATED, PARALLEL),
 }
 # No value of these changes a number, in llama.cpp or here.
 HARMLESS = {
@@ -127,20 +160,24 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     name = architecture_of(settings)
     start = f"{name}."
     own = {key.removeprefix(start): v for key, v in settings.items() if key.startswith(start)}
-    norm = LAYER_NORM if name == "gpt2" else RMS
-    if missing := [key for key in (*COUNTS, norm) if key not in own]:
+    norm = LAYER_NORM if name in LAYER_NORMED else RMS
+    needed = (*COUNTS, norm, *NEEDED.get(name, ()))
+    if missing := [key for key in needed if key not in own]:
         raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
     for key in PER_LAYER:
         if isinstance(own.get(key), list):
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
     original = "rope.scaling.original_context_length"
-    for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original):
+    sizes = (*EXPERTS, *EXPERT_SIZES) if name == "qwen2moe" else ()
+    for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original, *sizes):
         _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
         _check_number(start + key, own.get(key, 1), float, math.inf)
     own.setdefault("attention.head_count_kv", own["attention.head_count"])
     own.setdefault("attention.key_length", own["embedding_length"] // own["attention.head_count"])
     _check_heads(start, own)
+    if name in PARTLY_ROTATED:
+        _check_rotated(start, own)
     _check_others(name, own)
     return own
 
@@ -148,9 +185,10 @@ def own_settings(settings: Settings) -> dict[str, Any]:
 def notes_on(settings: Settings) -> list[str]:
     """Return which settings are ignored although they look as if they changed numbers."""
     name = architecture_of(settings)
-    unread = {
-        f"{name}.{key}": values for key, values in UNREAD.items() if key not in COMPUTED[name]
-    }
+    computed = set(COMPUTED[name])
+    if name == "exaone4" and settings.get("exaone4.block_count") != EXAONE_LAYERS:
+        computed.discard("attention.sliding_window")
+    unread = {f"{name}.{key}": values for key, values in UNREAD.items() if key not in computed}
     return [
         f"{key} {settings[key]!r:.40} is ignored, as in llama.cpp"
         for key, values in unread.items()
@@ -199,6 +237,16 @@ def _check_heads(start: str, own: Settings) -> None:
     if width % 2:
         raise ConfigError(
             f"The GGUF file has heads of {width} dimensions; the number must be even."
+        )
+
+
+def _check_rotated(start: str, own: Settings) -> None:
+    width = own["attention.key_length"]
+    rotated = own.get(ROTATED, width)
+    if type(rotated) is not int or not 0 < rotated <= width or rotated % 2:
+        raise ConfigError(
+            f"The GGUF file has {start}{ROTATED} = {rotated!r:.99}; it must be an even number "
+            f"above 0, and at most {width}, the width of a head."
         )
 
 

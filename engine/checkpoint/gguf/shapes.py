@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.header import Header, StoredTensor
@@ -14,6 +15,17 @@ Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"
 ATTENTION = ("attn_q", "attn_k", "attn_v")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
+TIED = ("gemma", "gemma2", "command-r", "cohere2")  # llama.cpp reads no head for these
+WITH_HEAD = ("olmo2", "qwen2moe", "stablelm")  # and requires one for these
+STACKED = "_exps"  # the end of a tensor's name that holds all experts
+BIASED_NORMS = ("gpt2", "starcoder2", "stablelm")
+# Parts of a block that always have a bias.
+BIASED = {
+    "starcoder2": ("attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
+    "stablelm": ("attn_norm", "ffn_norm"),
+}
+# Parts that some models have, in all blocks.
+SOMETIMES = {"stablelm": ("ffn_norm", "attn_q_norm", "attn_k_norm")}
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 
@@ -30,6 +42,18 @@ def has_bias(tensors: Collection[str], parts: Sequence[str]) -> bool:
     return any(tensor.endswith(endings) for tensor in tensors)
 
 
+def in_all_blocks(part: str, own: Settings, tensors: Collection[str]) -> bool:
+    """Return whether all blocks have this part, or none. Raises ConfigError if only some have."""
+    names = [f"blk.{number}.{part}.weight" for number in range(own["block_count"])]
+    missing = [name for name in names if name not in tensors]
+    if missing and len(missing) < len(names):
+        raise ConfigError(
+            f"The GGUF file lacks the tensor {missing[0]}, which it has for other blocks. Penstock "
+            "serves models whose blocks are equal."
+        )
+    return not missing
+
+
 def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
     """Return the tensors of a model. Raises ConfigError if a setting is not served."""
     name, own = architecture_of(settings), own_settings(settings)
@@ -39,20 +63,25 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         "output_norm.weight": (hidden,),
     }
     optional: dict[str, Shape] = {}
-    if name not in ("gemma", "gemma2"):
+    if name in WITH_HEAD:
+        required["output.weight"] = (vocab_size, hidden)
+    elif name not in TIED:
         optional["output.weight"] = (vocab_size, hidden)
-    if name == "llama":
+    if name in ("llama", "mistral3", "exaone4"):
         optional[ROPE_FACTORS] = (own["attention.key_length"] // 2,)
     if name == "gpt2":
         required["position_embd.weight"] = (own["context_length"], hidden)
+    if name in BIASED_NORMS:
         required["output_norm.bias"] = (hidden,)
     of_block, with_bias = _gpt2_block(own) if name == "gpt2" else _block(name, own)
+    always = {"gpt2": tuple(of_block), **BIASED}.get(name, ())
     for number in range(own["block_count"]):
         for part, shape in of_block.items():
             stored = f"blk.{number}.{part}"
-            required[f"{stored}.weight"] = shape
-            if part in with_bias:
-                found = required if name == "gpt2" else optional
+            is_optional = part in SOMETIMES.get(name, ())
+            (optional if is_optional else required)[f"{stored}.weight"] = shape
+            if part in with_bias or part in always:
+                found = required if part in always and not is_optional else optional
                 found[f"{stored}.bias"] = shape[:1]
     return Shapes(required, optional)
 
@@ -87,11 +116,60 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    if name in ("qwen3", "gemma3"):
+    if name in ("qwen3", "gemma3", "exaone4"):
         parts |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (width,))
-    if name in ("gemma2", "gemma3"):
+    if name in ("gemma2", "gemma3", "olmo2", "glm4", "exaone4"):
         parts |= dict.fromkeys(POST_NORMS, (hidden,))
+    if name in ("olmo2", "exaone4"):
+        del parts["attn_norm"], parts["ffn_norm"]
+        norms = {"attn_q_norm": (queries,), "attn_k_norm": (keys,)} if name == "olmo2" else {}
+        return parts | norms, ()
+    if name == "stablelm":
+        heads, kv_heads = own["attention.head_count"], own["attention.head_count_kv"]
+        parts |= {"attn_q_norm": (heads, width), "attn_k_norm": (kv_heads, width)}
+    if name in ("glm4", "starcoder2"):
+        del parts["ffn_gate"]
+    if name == "glm4":
+        parts["ffn_up"] = (2 * inner, hidden)
+    if name in ("command-r", "cohere2"):
+        del parts["ffn_norm"]
+    if name == "qwen2moe":
+        parts = {part: shape for part, shape in parts.items() if part not in MLP}
+        parts |= _experts(own)
     return parts, (*ATTENTION, "attn_output", *MLP) if name == "llama" else ATTENTION
+
+
+def _experts(own: Settings) -> dict[str, Shape]:
+    """Return the shapes of a block's router, of all its experts together, and of the shared one."""
+    hidden, count = own["embedding_length"], own["expert_count"]
+    inner, shared = expert_sizes(own)
+    return {
+        "ffn_gate_inp": (count, hidden),
+        f"ffn_gate{STACKED}": (count, inner, hidden),
+        f"ffn_up{STACKED}": (count, inner, hidden),
+        f"ffn_down{STACKED}": (count, hidden, inner),
+        "ffn_gate_inp_shexp": (hidden,),
+        "ffn_gate_shexp": (shared, hidden),
+        "ffn_up_shexp": (shared, hidden),
+        "ffn_down_shexp": (hidden, shared),
+    }
+
+
+def expert_sizes(own: Settings) -> tuple[int, int]:
+    """Return the inner sizes of an expert and of the shared one, with llama.cpp's defaults."""
+    inner = own["feed_forward_length"]
+    one = own.get("expert_feed_forward_length", inner // own["expert_used_count"])
+    return one, own.get("expert_shared_feed_forward_length", inner)
+
+
+def split_parts(stored: StoredTensor) -> list[StoredTensor]:
+    """Return the tensor of each expert or head, of one with all of them."""
+    count = stored.shape[0]
+    nbytes = stored.nbytes // count
+    return [
+        replace(stored, shape=stored.shape[1:], offset=stored.offset + e * nbytes, nbytes=nbytes)
+        for e in range(count)
+    ]
 
 
 def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
@@ -121,8 +199,10 @@ def absent_biases(
         return {}
     groups: list[tuple[str, ...]] = [(*ATTENTION, "attn_output"), MLP]
     groups = [parts for parts in groups if has_bias(tensors, parts)]
-    if architecture == "qwen2":
-        groups = [ATTENTION]  # always there, and never one of the output
+    if architecture in ("glm4", "stablelm") and groups:
+        groups = [ATTENTION]  # never one of the output
+    if architecture in ("qwen2", "qwen2moe", "starcoder2"):
+        groups = [ATTENTION]  # always there; that of the output is never absent alone
     found: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
         bias = name.removesuffix("weight") + "bias"

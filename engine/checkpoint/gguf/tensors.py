@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,13 @@ from engine.checkpoint.gguf.architecture import (
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.checkpoint.gguf.settings import architecture_of, own_settings
-from engine.checkpoint.gguf.shapes import ROPE_FACTORS, absent_biases, all_tensors
+from engine.checkpoint.gguf.shapes import (
+    ROPE_FACTORS,
+    STACKED,
+    absent_biases,
+    all_tensors,
+    split_parts,
+)
 from engine.errors import ConfigError
 from engine.ops.quantize import GROUP, Codes, CodesForm
 
@@ -94,9 +100,16 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
         rows = stored.shape[0]
         if heads is not None and rows % (2 * heads):
             raise ConfigError(f"{name} in {stored.file} has {rows} rows for {heads} heads.")
-        found[tensor_name(name, architecture)] = GGUFTensor(
-            stored, heads, stored_offset(name, architecture), is_transposed(name, architecture)
-        )
+        parts = [stored]
+        has_heads = name.endswith("_norm.weight") and len(stored.shape) == 2
+        if name.endswith(f"{STACKED}.weight") or has_heads:
+            parts = split_parts(stored)
+        elif name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix with one row
+            parts = [replace(stored, shape=(1, *stored.shape))]
+        for number, part in enumerate(parts):
+            found[tensor_name(name, architecture, number)] = GGUFTensor(
+                part, heads, stored_offset(name, architecture), is_transposed(name, architecture)
+            )
     return found
 
 

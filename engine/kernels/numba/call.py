@@ -22,7 +22,9 @@ OUTLIER_FROM = 3.25
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
 ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
-NORM, SILU, GELU_TANH, ROTATION = range(4)  # the operations on a row
+NORM, SILU, GELU_TANH, ROTATION, PAIR_ROTATION = range(5)  # the operations on a row
+# The operations on a row and its gate, which is a separate tensor.
+SIGMOID_MUL, NORM_THEN_GATE, GATE_THEN_NORM = range(3)
 TASK = np.dtype(
     [
         ("sequence", np.int64),
@@ -205,4 +207,86 @@ class RowsCall(ctypes.Structure):
         ("width", INT),  # number of rotated dimensions of a head
         ("cos", INT),  # address of [rows, width]
         ("sin", INT),  # address of [rows, width]
+    ]
+
+
+class RecurrenceCall(ctypes.Structure):
+    """Arguments of a recurrent layer. Strides count elements; those of heads end with `_head`."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next tile
+        ("tokens", INT),
+        ("runs", INT),
+        ("starts", INT),  # address of [runs + 1]: the first token of each run
+        ("reads", INT),  # address of [runs]: slots
+        ("writes", INT),  # address of [tokens]: slots, or 0
+        ("heads", INT),  # of values
+        ("shared", INT),  # heads of values for each head of keys
+        ("rows", INT),  # of a state: numbers in a key
+        ("columns", INT),  # of a state: numbers in a value
+        ("query", INT),  # address of [tokens, heads / shared, rows]
+        ("query_stride", INT),
+        ("query_head", INT),
+        ("key", INT),  # address of [tokens, heads / shared, rows]
+        ("key_stride", INT),
+        ("key_head", INT),
+        ("value", INT),  # address of [tokens, heads, columns]
+        ("value_stride", INT),
+        ("value_head", INT),
+        ("step", INT),  # address of [tokens, heads]: the time step before its softplus
+        ("step_stride", INT),
+        ("beta", INT),  # address of [tokens, heads]: the delta rule's rate, before its sigmoid
+        ("beta_stride", INT),
+        ("gate_bytes", INT),  # of a number of `step` and `beta`
+        ("a_log", INT),  # address of [heads]
+        ("dt_bias", INT),  # address of [heads]
+        ("skip", INT),  # address of [heads]: the share of the value in the result, or 0
+        ("vector_bytes", INT),  # of a number of `a_log`, `dt_bias` and `skip`
+        ("scale", FLOAT),  # of queries
+        ("states", INT),  # address of [slots + 1, heads, rows, columns] fp32
+        ("out", INT),  # address of [tokens, heads, columns]
+    ]
+
+
+class ConvCall(ctypes.Structure):
+    """Arguments of a causal convolution."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next tile of channels
+        ("tokens", INT),
+        ("runs", INT),
+        ("starts", INT),  # address of [runs + 1]: the first token of each run
+        ("reads", INT),  # address of [runs]: slots
+        ("writes", INT),  # address of [tokens]: slots, or 0
+        ("channels", INT),
+        ("width", INT),  # inputs in a sum
+        ("x", INT),  # address of [tokens, channels]
+        ("x_stride", INT),  # elements between tokens
+        ("weight", INT),  # address of [channels, width]
+        ("bias", INT),  # address of [channels], or 0
+        ("silu", INT),  # 1: applied to the sums
+        ("tails", INT),  # address of [slots + 1, channels, width - 1]
+        ("out", INT),  # address of [tokens, channels]
+    ]
+
+
+class GatedCall(ctypes.Structure):
+    """Arguments of an operation on rows with gates. A token has a row for each of its heads."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next group of rows
+        ("rows", INT),
+        ("at_once", INT),  # rows that a thread takes at a time
+        ("heads", INT),
+        ("size", INT),  # elements in a row; strides count elements, too
+        ("x", INT),  # address of [tokens, heads, size]
+        ("x_stride", INT),
+        ("x_head", INT),  # stride between heads
+        ("gate", INT),  # address of [tokens, heads, size]
+        ("gate_stride", INT),
+        ("gate_head", INT),
+        ("weight", INT),  # address of the norm's [size], or of [heads, size]
+        ("weight_head", INT),
+        ("out", INT),  # address of [tokens, heads, size]
+        ("eps", FLOAT),
     ]

@@ -9,7 +9,14 @@ from __future__ import annotations
 import torch
 
 from engine.device.openmp import in_threads
-from engine.kernels.numba.call import GELU_TANH, NORM, ROTATION, SILU, RowsCall
+from engine.kernels.numba.call import (
+    GELU_TANH,
+    NORM,
+    PAIR_ROTATION,
+    ROTATION,
+    SILU,
+    RowsCall,
+)
 from engine.kernels.numba.machine_code import kernel_store
 
 PART = 2**14  # elements that are worth a thread
@@ -78,9 +85,12 @@ def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
     return out
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, pairs: bool = False
+) -> torch.Tensor:
     """Rotate x [T, H, D] by cos and sin [T, 1, R], as ops.rotary.apply_rotary does.
 
+    With `pairs`, rotate as apply_rotary_pairs does.
     x is copied unless the heads of a token are contiguous.
     """
     if not x[0].is_contiguous():
@@ -100,7 +110,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         cos=cos.data_ptr(),
         sin=sin.data_ptr(),
     )
-    _run(ROTATION, x.dtype, call)
+    _run(PAIR_ROTATION if pairs else ROTATION, x.dtype, call)
     return out
 
 

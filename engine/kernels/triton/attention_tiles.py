@@ -14,7 +14,7 @@ from triton.compiler.compiler import max_shared_mem
 
 from engine.kernels.triton.kv_codes import KINDS, widened
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MIN_DOT = 16  # tl.dot's smallest side
 # Of keys and of values that are codes, [blocks, Hkv, block_size] fp32 each.

@@ -175,8 +175,13 @@ class DecodeTile(NamedTuple):
 
 def decode_tile(head_dim: int, dtype: torch.dtype, *, is_coded: bool = False) -> DecodeTile:
     """Return the tile of a program. It must not depend on the batch, as the bits depend on it."""
-    warps = 4 if dtype.itemsize == 2 or head_dim <= 64 else 8
-    return DecodeTile(keys_per_tile(head_dim, dtype, is_coded=is_coded), warps, 5)
+    is_wide, is_half = head_dim > 256, dtype.itemsize == 2
+    warps, stages = 4, 5
+    if (not is_half and head_dim > 64) or (is_coded and is_wide):
+        warps = 8  # with four, registers spill
+    if not is_half and is_wide:
+        stages = 3  # shared memory is full
+    return DecodeTile(keys_per_tile(head_dim, dtype, is_coded=is_coded), warps, stages)
 
 
 def max_splits(keys: int, window: int | None) -> int:

@@ -214,14 +214,16 @@ def extend_attention(
         CAUSAL=causal,
         **features.constants,
         num_warps=8,
-        num_stages=stages(dim, features, shared_memory(query.device)),
+        num_stages=stages(dim, query.dtype, features, shared_memory(query.device)),
     )
 
 
-def stages(head_dim: int, features: Features, shared: int | None) -> int:
+def stages(head_dim: int, dtype: torch.dtype, features: Features, shared: int | None) -> int:
     """Return the number of pipeline stages for `shared` bytes of shared memory per program."""
     if features.bias is not None:
         return 2  # every further stage would also buffer tiles of the bias
+    if head_dim > 256 and dtype.itemsize == 4:
+        return 3
     if head_dim > 128 and shared is not None and shared < WIDE_BYTES:
         return 4
     return 5

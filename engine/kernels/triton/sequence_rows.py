@@ -19,7 +19,6 @@ def _inputs_kernel(
     length_ptr,
     position_ptr,
     input_ptr,
-    previous_ptr,
     offset_ptr,
     block_ptr,
     table_ptr,
@@ -38,8 +37,6 @@ def _inputs_kernel(
         tl.store(length_ptr + index, length)
         tl.store(position_ptr + index, position.to(tl.int64))
         tl.store(input_ptr + index, tl.load(tokens_ptr + position).to(tl.int64))
-        before = tl.maximum(position - 1, 0)
-        tl.store(previous_ptr + index, tl.load(tokens_ptr + before).to(tl.int64))
         tl.store(offset_ptr + index, (position % block_size).to(tl.int64))
     tables_ptr += (group.to(tl.int64) * rows + row) * table_width
     place = group * tl.num_programs(0) + index
@@ -66,7 +63,7 @@ def gather_inputs(
     """
     groups, rows, width = block_tables.shape
     count, device = len(row_ids), row_ids.device
-    columns = [torch.empty(count, dtype=torch.int64, device=device) for _ in range(4)]
+    columns = [torch.empty(count, dtype=torch.int64, device=device) for _ in range(3)]
     length = torch.empty(count, dtype=torch.int32, device=device)
     blocks = torch.empty(groups, count, dtype=torch.int64, device=device)
     tables = torch.empty(groups, count, width, dtype=torch.int64, device=device)

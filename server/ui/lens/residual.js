@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { Choice, FigureTable } from "./parts.js";
 import { exact, piecesOf } from "./text.js";
 
-const KINDS = { attention: ["o", 1], cross: ["+", 3], mlp: ["x", 2] };
+const KINDS = { attention: ["o", 1], cross: ["+", 3], mlp: ["x", 2], "per-layer input": ["+", 4] };
 
 export default function Residual({ report, params, update }) {
   const stacks = report.residual.map(({ stack }) => stack);

@@ -199,10 +199,11 @@ def test_cross_layer_reads_codes_of_its_source(codes: torch.dtype) -> None:
 
 @codes
 def test_cache_of_codes_has_planned_bytes(codes: torch.dtype) -> None:
-    specs = [PLAIN, AttentionSpec(4, 1, 16, scale=1.0)]
+    specs = [PLAIN, AttentionSpec(4, 1, 32, scale=1.0)]
     cache = KVCache(specs, 5, 16, codes, CPU)
     assert cache.num_bytes == 6 * block_bytes(specs, 16, codes)
-    assert block_bytes(specs, 16, codes) == 16 * 2 * (2 * (8 + 4) + 1 * (16 + 4))
+    # A slot holds one wide layer, or two narrow ones. Each shape has scales of its own.
+    assert block_bytes(specs, 16, codes) == 16 * 2 * (32 + 1 * 4 + 2 * 2 * 4)
     large = [AttentionSpec(4, 2, 128, scale=1.0)]
     assert 1.9 < block_bytes(large, 16, torch.bfloat16) / block_bytes(large, 16, codes) < 2
 
@@ -220,7 +221,7 @@ def test_copied_and_scrubbed_blocks_include_scales(codes: torch.dtype, is_transp
         scales.uniform_(1, 2)
         scales[3] = float("nan")
     before = kv.key_scales.clone(), kv.value_scales.clone(), kv.values.view(torch.uint8).clone()
-    cache.copy_parts([1], [3], [5], transposed_keys=is_transposed)
+    cache.copy_parts(0, [1], [3], [5], transposed_keys=is_transposed)
     for scales, was in zip((kv.key_scales, kv.value_scales), before, strict=False):
         assert torch.equal(scales[3, :, :5], was[1, :, :5])
         assert not scales[3, :, 5:].any()

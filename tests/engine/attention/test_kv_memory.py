@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention.kv_cache import KVCache, untouched_zeros
+from engine.attention.kv_cache import KVCache
 from engine.attention.spec import AttentionSpec
 from engine.device.limits import resident_memory
+from engine.ops.untouched import untouched_zeros
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -18,6 +18,8 @@ from tests.support.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAIN = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=8, scale=8**-0.5)
+WIDE = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=32, scale=1.0)
+MIXED = [PLAIN, PLAIN, PLAIN, WIDE]
 # bf16: weights, outputs and scores have 8 bits: the error of a score of 8 is up to 0.03.
 TOLERANCE = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (3e-2, 6e-2)}
 LENGTHS = (1, 15, 16, 17, 40)
@@ -313,7 +315,7 @@ def test_kv_cache_values_in_keys_take_no_bytes(dtype: torch.dtype) -> None:
     cache = KVCache([spec] * 3, 5, 16, dtype, torch.device("cpu"))
     assert cache.num_bytes == 6 * 3 * 16 * row
     cache.layers[1].keys.view(torch.int8).fill_(1)
-    cache.copy_parts([1], [2], [3], transposed_keys=False)
+    cache.copy_parts(0, [1], [2], [3], transposed_keys=False)
     kept = cache.layers[1].keys.view(torch.int8)[2, 0, :, 0]
     assert kept.tolist() == [1] * 3 + [0] * 13
     cache.scrub([1])
@@ -405,18 +407,23 @@ def test_attend_stale_content_of_own_blocks_does_not_affect_outputs() -> None:
         assert torch.equal(found, due)
 
 
+def rows_of_blocks(cache: KVCache, layer: int, blocks: torch.Tensor) -> torch.Tensor:
+    """Return the rows of a layer's `blocks` that its table's entries name, block after block."""
+    return blocks[:: cache.strides[cache.layers[layer].group]]
+
+
 def test_kv_cache_scrub_zeroes_blocks_and_sizes_match() -> None:
-    specs = [PLAIN, AttentionSpec(4, 1, 16, scale=1.0)]
-    cache = KVCache(specs, 5, 16, torch.bfloat16, torch.device("cpu"))
-    assert cache.num_bytes == 6 * block_bytes(specs, 16, torch.bfloat16)
-    assert block_bytes(specs, 16, torch.bfloat16) == 16 * 2 * 2 * (2 * 8 + 1 * 16)
+    cache = KVCache(MIXED, 5, 16, torch.bfloat16, torch.device("cpu"))
+    assert cache.num_bytes == 6 * block_bytes(MIXED, 16, torch.bfloat16)
+    assert block_bytes(MIXED, 16, torch.bfloat16) == 16 * 2 * 2 * 32
     for kv in cache.layers:
         kv.keys.fill_(float("nan"))
         kv.values.fill_(float("nan"))
     cache.scrub([2, 5])
-    for kv in cache.layers:
+    for layer, kv in enumerate(cache.layers):
         for blocks in (kv.keys, kv.values):
-            assert [bool(block.isnan().any()) for block in blocks] == [
+            rows = rows_of_blocks(cache, layer, blocks)
+            assert [bool(block.isnan().any()) for block in rows] == [
                 True,
                 True,
                 False,
@@ -426,32 +433,59 @@ def test_kv_cache_scrub_zeroes_blocks_and_sizes_match() -> None:
             ]
 
 
-@pytest.mark.parametrize("is_transposed", [False, True])
-def test_kv_cache_copy_parts_keeps_sources_and_clears_the_rest(is_transposed: bool) -> None:
-    specs = [PLAIN, AttentionSpec(4, 1, 16, scale=1.0)]
-    cache = KVCache(specs, 5, 16, torch.bfloat16, torch.device("cpu"))
+def test_kv_cache_narrow_layers_share_the_slot_of_a_wide_one() -> None:
+    """Two layers of 16 numbers a token fit where one layer has 32. No two rows overlap."""
+    cache = KVCache(MIXED, 5, 16, torch.float32, torch.device("cpu"))
+    assert [group.layers for group in cache.groups] == [2, 1, 1]
+    assert cache.strides == (2, 2, 1)
+    assert [kv.group for kv in cache.layers] == [0, 0, 1, 2]
+    number = 0
+    expected = []
+    for block in range(6):  # each one belongs to one group
+        group = block % 3
+        for layer, kv in enumerate(cache.layers):
+            if kv.group == group:
+                for blocks in (kv.keys, kv.values):
+                    number += 1
+                    rows_of_blocks(cache, layer, blocks)[block].fill_(number)
+                    expected.append((rows_of_blocks(cache, layer, blocks)[block], number))
+    for row, own in expected:
+        assert row.unique().tolist() == [own]
 
-    def by_token(blocks: torch.Tensor, *, is_keys: bool) -> torch.Tensor:
+
+@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_kv_cache_copy_parts_keeps_sources_and_clears_the_rest(
+    is_transposed: bool, group: int
+) -> None:
+    cache = KVCache(MIXED, 5, 16, torch.bfloat16, torch.device("cpu"))
+
+    def by_token(layer: int, blocks: torch.Tensor, *, is_keys: bool) -> torch.Tensor:
         """Return blocks as [blocks, tokens, values]."""
+        blocks = rows_of_blocks(cache, layer, blocks)
         if is_keys and is_transposed:
             num, heads, size, dim = blocks.shape
             blocks = blocks.reshape(num, heads, dim, size).transpose(2, 3)
         return blocks.transpose(1, 2).flatten(2)
 
-    tensors = [t for kv in cache.layers for t in (kv.keys, kv.values)]
-    for tensor in tensors:
-        tensor.copy_(torch.randn(tensor.shape))
-        tensor[3] = math.nan  # a target's earlier content
-    before = [tensor.clone() for tensor in tensors]
+    tensors = [(n, t) for n, kv in enumerate(cache.layers) for t in (kv.keys, kv.values)]
+    for layer, tensor in tensors:
+        rows_of_blocks(cache, layer, tensor).copy_(
+            torch.randn(rows_of_blocks(cache, layer, tensor).shape)
+        )
+    for layer, tensor in tensors:
+        rows_of_blocks(cache, layer, tensor)[3] = math.nan  # a target's earlier content
+    before = [tensor.clone() for _, tensor in tensors]
     # Block 2 is a source and a target: its content of before is copied.
-    cache.copy_parts([1, 2], [2, 3], [8, 5], transposed_keys=is_transposed)
-    for index, (found, old) in enumerate(zip(tensors, before, strict=True)):
+    cache.copy_parts(group, [1, 2], [2, 3], [8, 5], transposed_keys=is_transposed)
+    for index, ((layer, found), old) in enumerate(zip(tensors, before, strict=True)):
         is_keys = index % 2 == 0
-        now, was = by_token(found, is_keys=is_keys), by_token(old, is_keys=is_keys)
-        assert torch.equal(now[2, :8], was[1, :8])
-        assert torch.equal(now[3, :5], was[2, :5])
-        assert not now[2, 8:].any()
-        assert not now[3, 5:].any()
+        now, was = by_token(layer, found, is_keys=is_keys), by_token(layer, old, is_keys=is_keys)
+        if cache.layers[layer].group == group:
+            assert torch.equal(now[2, :8], was[1, :8])
+            assert torch.equal(now[3, :5], was[2, :5])
+            assert not now[2, 8:].any()
+            assert not now[3, 5:].any()
         for block in (0, 1, 4, 5):
             assert torch.equal(now[block], was[block])
 

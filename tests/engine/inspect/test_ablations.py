@@ -210,3 +210,23 @@ def test_model_without_layers_predicts_from_its_embedding(
     assert torch.tensor(driver.logprobs(request_id)).exp().item() == pytest.approx(
         probability, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-shared"])
+def test_model_without_its_last_layer_predicts_from_the_stream_before_it(
+    goldens: Callable[[Any], Golden], name: str
+) -> None:
+    """The layer is found, too, if it reads the KV of an earlier one."""
+    golden = goldens(CASES[name])
+    driver = Driver(golden.folder)
+    last = len(driver.core.facts.ablatable_heads) - 1
+    tokens = golden.prompts[-1]
+    lens = run_lens(driver.runner, tokens, positions=(len(tokens) - 1,), top=4)
+    ablation = Ablation(layers=(last,))
+    request_id = driver.submit(list(tokens), 1, logprobs=0, ablation=ablation)
+    driver.run()
+    before = next(found for found in lens.logit_lens if found.layer == last)
+    token, probability = before.top[0]
+    assert driver.tokens(request_id) == [token]
+    found = torch.tensor(driver.logprobs(request_id)).exp().item()
+    assert found == pytest.approx(probability, rel=1e-3)

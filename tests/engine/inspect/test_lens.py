@@ -15,28 +15,43 @@ from engine.inspect import lens_plan
 from engine.models.registry import ARCHITECTURES
 from engine.protocol.lens import LensResult, Prediction
 from tests.engine.models import (
+    test_arcee,
     test_bert,
+    test_cohere,
+    test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_exaone4,
     test_gemma,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
+    test_glm,
+    test_glm4,
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
     test_granite,
+    test_granite_moe,
     test_llama,
     test_marian,
+    test_ministral3,
     test_mistral,
     test_mixtral,
     test_nanochat,
     test_olmo2,
+    test_olmo3,
+    test_olmoe,
     test_phi3,
     test_qwen2,
+    test_qwen2_moe,
     test_qwen3,
     test_qwen3_moe,
     test_roformer,
+    test_seed_oss,
     test_smollm3,
+    test_stablelm,
+    test_starcoder2,
     test_t5,
 )
 from tests.support.encoders import Encoder, EncoderCase
@@ -51,19 +66,36 @@ CASES = {
     "llama": test_llama.CASES[0],
     "llama-tied": test_llama.CASES[1],
     "mistral": test_mistral.WINDOWED,
+    "ministral3": test_ministral3.CASE,
     "qwen2": test_qwen2.CASE,
     "qwen3": test_qwen3.SLIDES,
     "gemma": test_gemma.CASE,
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
+    "exaone4": test_exaone4.CASE,
+    "glm": test_glm.CASE,
+    "glm4": test_glm4.CASE,
+    "gemma4": replace(test_gemma4.CASE, lengths=(33,)),
+    "gemma4-shared": replace(test_gemma4.E2B, lengths=(33,)),
     "granite": test_granite.CASE,
+    "cohere": test_cohere.CASE,
+    "cohere2": test_cohere2.CASE,
     "olmo2": test_olmo2.CASE,
+    "olmo3": test_olmo3.CASE,
     "mixtral": test_mixtral.CASE,
+    "qwen2_moe": test_qwen2_moe.CASE,
     "qwen3_moe": test_qwen3_moe.CASE,
     "gpt_oss": test_gpt_oss.CASE,
     "deepseek_v2": test_deepseek_v2.LITE,
     "deepseek_v3": test_deepseek_v3.CASE,
     "smollm3": test_smollm3.CASE,
+    "seed_oss": test_seed_oss.CASE,
+    "arcee": test_arcee.CASE,
+    "olmoe": test_olmoe.CASE,
+    "granite_moe": test_granite_moe.CASE,
+    "stablelm": test_stablelm.SEQUENTIAL,
+    "stablelm-parallel": test_stablelm.CASE,
+    "starcoder2": test_starcoder2.CASE,
     "phi3": test_phi3.CASE,
     "gpt-neox": test_gpt_neox.CASE,
     "gpt-neox-sequential": test_gpt_neox.SEQUENTIAL,
@@ -168,9 +200,11 @@ def test_lens_update_scales_are_the_references(looked: Looked) -> None:
             assert update.scale_after_first == pytest.approx(later, abs=1e-4)
             by_token = [share(o, s) for o, s in zip(output, before, strict=True)]
             assert floats(update.scales).tolist() == pytest.approx(by_token, abs=1e-4)
-        kinds = ["attention", "cross", "mlp"]
+        kinds = ["attention", "cross", "mlp", "per-layer input"]
         if stack == "encoder" or not looked.source:
             kinds.remove("cross")
+        if not getattr(looked.runner.model, "per_layer", None):
+            kinds.remove("per-layer input")
         layers = len(stream.joins) // len(kinds)
         expected = [(layer, kind) for layer in range(layers) for kind in kinds]
         assert [(update.layer, update.kind) for update in updates] == expected

@@ -10,7 +10,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_frequencies, rope_theta
-from engine.ops.rotary import apply_rotary
+from engine.ops.rotary import apply_rotary, apply_rotary_pairs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ORIGINAL = {"original_max_position_embeddings": 64}
@@ -172,6 +172,17 @@ def test_apply_rotary_is_complex_multiplication(head_dim: int, heads: int) -> No
                 assert found[token, head, pair].item() == pytest.approx(due.real, abs=2e-5)
                 there = found[token, head, pair + head_dim // 2].item()
                 assert there == pytest.approx(due.imag, abs=2e-5)
+
+
+def test_apply_rotary_pairs_is_complex_multiplication_of_neighbours() -> None:
+    theta, positions = 1000.0, torch.tensor([0, 1, 7, 63, 62])
+    rotary = RotaryEmbedding(16, theta, RopeScaling(), 64, torch.float32, pairs=True)
+    x = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0))
+    found = apply_rotary_pairs(x, *rotary(positions), kernels="torch")
+    angles = positions[:, None, None] * theta ** (-torch.arange(0, 16, 2) / 16)
+    turns = torch.polar(torch.ones_like(angles), angles)
+    due = torch.view_as_complex(x.unflatten(-1, (8, 2))) * turns
+    torch.testing.assert_close(found, torch.view_as_real(due).flatten(-2), rtol=0, atol=2e-5)
 
 
 def test_apply_rotary_dot_products_depend_only_on_distance() -> None:

@@ -209,6 +209,10 @@ def test_gemma3_sparse_text_config_gets_transformers_defaults() -> None:
         ({"rope_parameters": LOCAL}, "full_attention and sliding_attention each"),
         ({"rope_parameters": [LOCAL]}, "full_attention and sliding_attention each"),
         ({"rope_scaling": GLOBAL}, "rope_scaling"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn", "truncate": False}}},
+            "truncate = False",
+        ),
         ({"rope_parameters": None, "rope_scaling": [8.0]}, "must be an object"),
         ({"layer_types": None, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
         ({"text_config": 3}, "text_config = 3"),

@@ -91,8 +91,9 @@ def by_plus_theta(
 
 def smeared_start(self: NanoChat, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
     """Stand-in for NanoChat.smear that also smears a token before position 0."""
-    previous = torch.where(batch.positions == 0, 7, batch.prev_ids)
-    return _smear(self, x, replace(batch, positions=batch.positions + 1, prev_ids=previous))
+    before = self.embed(torch.full_like(batch.input_ids, 7))
+    is_first = (batch.positions == 0).unsqueeze(-1)
+    return _smear(self, x, batch) + torch.where(is_first, before, 0)
 
 
 _smear = NanoChat.smear

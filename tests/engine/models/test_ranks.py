@@ -12,23 +12,35 @@ import torch
 from engine.layers.linear import Linear
 from engine.protocol.embed import Pooling
 from tests.engine.models import (
+    test_arcee,
     test_bert,
+    test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_exaone4,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
+    test_glm4,
     test_gpt2,
     test_gpt_neox,
     test_gpt_oss,
+    test_granite_moe,
     test_llama,
     test_marian,
+    test_ministral3,
     test_mixtral,
     test_nanochat,
     test_olmo2,
+    test_olmo3,
+    test_olmoe,
     test_phi3,
+    test_qwen2_moe,
     test_qwen3,
     test_qwen3_moe,
     test_roformer,
+    test_stablelm,
+    test_starcoder2,
     test_t5,
 )
 from tests.support.driver import Driver
@@ -39,7 +51,10 @@ from tests.support.ranks import ranked
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
 # These linear layers are not shared.
-WHOLE = ("router", "smear_gate", "attention.kv_down", "attention.q.down")
+WHOLE = (
+    *("router", "shared_gate", "smear_gate", "gate.enter", "gate.leave", "per_layer.project"),
+    *("attention.kv_down", "attention.q.down"),
+)
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -50,7 +65,21 @@ FAST = [
     Case("olmo2", test_olmo2.config),
 ]
 SLOW = [
+    Case("qwen2-moe", test_qwen2_moe.config),
+    Case("cohere2", test_cohere2.config),
+    test_ministral3.CASE,
+    Case("olmo3", test_olmo3.config),
     Case("gemma3", test_gemma3.config),
+    Case("arcee", test_arcee.config),
+    Case("olmoe", test_olmoe.config),
+    Case("granite-moe", test_granite_moe.config),
+    Case("starcoder2", test_starcoder2.config),
+    Case("stablelm", test_stablelm.config),
+    Case("exaone4", test_exaone4.config),
+    Case("glm4", test_glm4.config),
+    test_gemma4.CASE,
+    test_gemma4.E2B,
+    test_gemma4.MIXTURE,
     Case("gpt-neox", test_gpt_neox.config),
     Case("phi3", test_phi3.config),
     Case("qwen3-moe", test_qwen3_moe.config),

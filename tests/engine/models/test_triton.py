@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.models import (
+    test_cohere2,
     test_gemma2,
     test_gemma3,
+    test_gemma4,
+    test_glm4,
     test_gpt2,
     test_llama,
     test_marian,
+    test_ministral3,
     test_mistral,
     test_nanochat,
     test_qwen3,
@@ -23,10 +27,15 @@ TOKENS = 3
 # The one with the most features: grouped heads, softcap, window.
 QUICK = [test_gemma2.CASE]
 OTHERS = [
+    test_cohere2.CASE,
     test_gemma3.CASE,
+    test_glm4.CASE,
+    test_gemma4.CASE,
+    test_gemma4.E2B,
     test_gpt2.CASES[0],
     test_llama.CASES[0],
     test_mistral.WINDOWED,
+    test_ministral3.CASE,
     test_nanochat.CASES[-1],
     test_qwen3.CASE,
     test_t5.CASES[0],

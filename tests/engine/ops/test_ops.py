@@ -8,10 +8,17 @@ import pytest
 import torch
 
 from engine.layers.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from engine.ops.gated import gelu_tanh, gelu_tanh_mul, relu_squared, sigmoid, silu_mul
+from engine.ops.gated import (
+    gelu_tanh,
+    gelu_tanh_mul,
+    relu_squared,
+    sigmoid,
+    sigmoid_mul,
+    silu_mul,
+)
 from engine.ops.kernels import Kernels, use_kernels
-from engine.ops.norm import layer_norm, rms_norm
-from engine.ops.rotary import apply_rotary
+from engine.ops.norm import gated_rms_norm, layer_norm, rms_norm
+from engine.ops.rotary import apply_rotary, apply_rotary_pairs
 from engine.ops.softcap import softcap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,6 +95,66 @@ def test_layer_norm_matches_fp64(
     torch.testing.assert_close(
         found.double(), due * weight.double() + bias.double(), rtol=rtol, atol=atol * 30
     )
+    found = layer_norm(x, weight, None, eps, kernels=kernels)
+    torch.testing.assert_close(found.double(), due * weight.double(), rtol=rtol, atol=atol * 30)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 7), (5, 97), (5, 3, 64), (33, 2, 48)], ids=str)
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("eps", [1e-5, 0.1])
+def test_gated_rms_norm_matches_fp64(
+    shape: tuple[int, ...], dtype: torch.dtype, gate_first: bool, eps: float, kernels: Kernels
+) -> None:
+    x, gate = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    weights = [draw(shape[-1], dtype=dtype, seed=2)]
+    if len(shape) == 3:
+        weights.append(draw(*shape[1:], dtype=dtype, seed=2))
+    factor = gate.double() / (1 + (-gate.double()).exp())
+    exact = x.double() * factor if gate_first else x.double()
+    due = exact / (exact.square().mean(-1, keepdim=True) + eps).sqrt()
+    for weight in weights:
+        found = gated_rms_norm(x, gate, weight, eps, gate_first=gate_first, kernels=kernels)
+        scaled = due * weight.double()
+        check(found, scaled if gate_first else scaled * factor, dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 1), (5, 97), (33, 2, 48)], ids=str)
+def test_sigmoid_mul_matches_fp64(
+    shape: tuple[int, ...], dtype: torch.dtype, kernels: Kernels
+) -> None:
+    x, gate = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    check(sigmoid_mul(x, gate, kernels), x.double() / (1 + (-gate.double()).exp()), dtype)
+
+
+def test_gates_with_any_strides_equal_contiguous_ones(kernels: Kernels) -> None:
+    """A gate is a part of each token's projection, or of each of its heads."""
+    wide = draw(5, 3, 100, dtype=torch.float32)
+    weight = draw(32, dtype=torch.float32)
+    for x, gate in ((wide[..., :32], wide[..., 32:64]), (wide[:, 1:, 8:40], wide[:, :2, 60:92])):
+        copies = x.contiguous(), gate.contiguous()
+        due = sigmoid_mul(*copies, kernels)
+        assert torch.equal(sigmoid_mul(x, gate, kernels), due)
+        assert torch.equal(sigmoid_mul(x[:, 0], gate[:, 0], kernels), due[:, 0])
+        for gate_first in (False, True):
+            norms = [
+                gated_rms_norm(*each, weight, 1e-5, gate_first=gate_first, kernels=kernels)
+                for each in ((x, gate), copies)
+            ]
+            assert torch.equal(*norms)
+
+
+def test_extreme_gates_do_not_overflow(kernels: Kernels) -> None:
+    gate = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1e4]])
+    x = torch.full_like(gate, 2.0)
+    found = sigmoid_mul(x, gate, kernels)
+    torch.testing.assert_close(found, torch.tensor([[0.0, 0.0, 1.0, 2.0, 2.0]]))
+    for gate_first in (False, True):
+        normed = gated_rms_norm(
+            x, gate, torch.ones(5), 1e-5, gate_first=gate_first, kernels=kernels
+        )
+        assert normed.isfinite().all()
 
 
 def test_norm_layers_equal_their_ops(kernels: Kernels) -> None:
@@ -195,6 +262,25 @@ def test_apply_rotary_matches_complex_multiplication(
     )
 
 
+def in_halves(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Return x with the even dimensions of the first `width` before the odd ones."""
+    return torch.cat([x[..., :width:2], x[..., 1:width:2], x[..., width:]], -1)
+
+
+@dtypes
+@pytest.mark.parametrize(("dim", "width"), [(2, 2), (16, 12), (80, 80)])
+def test_apply_rotary_pairs_is_apply_rotary_of_reordered_dimensions(
+    dim: int, width: int, dtype: torch.dtype, kernels: Kernels
+) -> None:
+    x, angles = draw(5, 3, dim, dtype=dtype), draw(2, 5, 1, width, dtype=dtype, seed=1)
+    cos, sin = angles
+    found = in_halves(apply_rotary_pairs(x, cos, sin, kernels=kernels), width)
+    due = apply_rotary(
+        in_halves(x, width), in_halves(cos, width), in_halves(sin, width), kernels=kernels
+    )
+    assert torch.equal(found, due)
+
+
 def test_apply_rotary_strided_input_equals_contiguous(kernels: Kernels) -> None:
     """The heads of a token need not be contiguous."""
     x, angles = draw(5, 3, 16, dtype=torch.float32), draw(5, 1, 8, dtype=torch.float32)
@@ -230,5 +316,9 @@ def test_ops_do_not_modify_their_inputs(kernels: Kernels) -> None:
     gelu_tanh(x)
     relu_squared(x, kernels=kernels)
     sigmoid(x)
+    sigmoid_mul(x, x, kernels)
+    gated_rms_norm(x, x, torch.ones(8), 1e-5, gate_first=True, kernels=kernels)
+    gated_rms_norm(x, x, torch.ones(8), 1e-5, gate_first=False, kernels=kernels)
     apply_rotary(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
+    apply_rotary_pairs(x, torch.ones(4, 1, 8), torch.ones(4, 1, 8), kernels=kernels)
     assert torch.equal(x, before)

@@ -43,7 +43,7 @@ def full_step() -> Step:
         new_blocks=(NewBlocks(2, 0, 1, (9, 10)),),
         new_drafts=(NewDraft(0, 3, (4,)),),
         scrub=(9,),
-        copies=(BlockCopy(1, 9, 16),),
+        copies=(BlockCopy(1, 9, 16, 0),),
         prefills=(PrefillChunk(8, 0, 5),),
     )
 

@@ -14,6 +14,7 @@ from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
 from tests.engine.models import (
     test_gemma2,
     test_gemma3,
+    test_gemma4,
     test_gpt2,
     test_llama,
     test_mixtral,
@@ -33,6 +34,7 @@ CASES: dict[str, Case] = {
     "mixtral": Case("experts", lambda: test_mixtral.config(hidden_size=64, intermediate_size=64)),
     "gemma2": test_gemma2.CASE,
     "gemma3": test_gemma3.CASE,
+    "gemma4": test_gemma4.E2B,
     "gpt2": test_gpt2.CASES[0],
     "nanochat": nanochat.CASES[-1],
 }
@@ -64,7 +66,7 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     assert {(n, False) for n in range(1, MOST_SEQUENCES + 1)} == recorded.keys()
     if name == "mixtral" and dtype == "float32":  # the host reads the experts' counts
         assert not any(recorded.values())
-    elif name in ("llama", "gemma2", "qwen3", "smollm3", "mixtral"):
+    elif name in ("llama", "gemma2", "gemma4", "qwen3", "smollm3", "mixtral"):
         assert all(recorded.values()), "nothing was replayed"
 
 

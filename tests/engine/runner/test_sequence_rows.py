@@ -9,7 +9,7 @@ from engine.runner.sequence_rows import SequenceRows
 
 
 def test_parameters_of_a_row_take_the_bytes_of_the_plan() -> None:
-    rows = SequenceRows(3, 100, 16, 2, torch.device("cpu"))
+    rows = SequenceRows(3, 100, 16, (1, 1), torch.device("cpu"))
     with_padding = 4
     own = rows.tokens.nbytes + rows.block_tables.nbytes
     assert rows.num_bytes - own == with_padding * ROW_PARAMETER_BYTES

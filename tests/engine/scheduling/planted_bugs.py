@@ -13,7 +13,8 @@ from engine.scheduling.block_tables import BlockTables
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import Speculation
-from engine.scheduling.step import ScheduledSlice
+from engine.scheduling.state_slots import StateSlots
+from engine.scheduling.step import ScheduledSlice, SliceStates
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -241,7 +242,60 @@ def adapters_are_used_before_they_are_loaded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AdapterSlots, "is_resident", lambda self, adapter: True)
 
 
+def prefixes_are_found_without_their_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateSlots, "num_kept", lambda self, hashes: len(hashes))
+
+
+def states_are_read_while_they_are_computed(patch: pytest.MonkeyPatch) -> None:
+    original = StateSlots.register
+
+    def register(self: StateSlots, sequence: Sequence, blocks: int) -> None:
+        original(self, sequence, blocks)
+        self._coming.clear()
+
+    patch.setattr(StateSlots, "register", register)
+
+
+def snapshots_are_updated_in_place(patch: pytest.MonkeyPatch) -> None:
+    original = StateSlots.take
+
+    def take(
+        self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
+    ) -> SliceStates:
+        read, writes = original(self, sequence, start, count, is_draft=is_draft)
+        if not read or is_draft or count > 1:
+            return read, writes
+        return read, ((0, read),)
+
+    patch.setattr(StateSlots, "take", take)
+
+
+def wrong_drafts_advance_the_state(patch: pytest.MonkeyPatch) -> None:
+    original = StateSlots.take
+
+    def take(
+        self: StateSlots, sequence: Sequence, start: int, count: int, *, is_draft: bool = False
+    ) -> SliceStates:
+        if is_draft:
+            slot = sequence.states[start]
+            sequence.states[start + count] = slot
+            return slot, ((0, slot),)
+        return original(self, sequence, start, count, is_draft=False)
+
+    patch.setattr(StateSlots, "take", take)
+    patch.setattr(StateSlots, "check", lambda self, sequences: None)
+
+
+def states_of_ended_sequences_stay_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StateSlots, "close", lambda self, sequence: None)
+
+
 PLANTED: tuple[Plant, ...] = (
+    prefixes_are_found_without_their_state,
+    states_are_read_while_they_are_computed,
+    snapshots_are_updated_in_place,
+    wrong_drafts_advance_the_state,
+    states_of_ended_sequences_stay_held,
     stale_results_are_taken,
     blocks_are_kept_after_the_end,
     blocks_are_released_twice,

@@ -22,6 +22,7 @@ from engine.protocol.outputs import TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence as Record
+from engine.scheduling.state_slots import StateSlots, least_slots
 from engine.scheduling.step import EncoderInput, NewDraft, SampledToken, ScheduledSlice, Step
 from engine.speculative.ngram import ngram_drafter
 
@@ -78,8 +79,11 @@ def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
 class Device:
     """Executes steps in launch order, from the data in the steps alone."""
 
-    def __init__(self, block_size: int, groups: Sequence[KVGroup]) -> None:
+    def __init__(
+        self, block_size: int, groups: Sequence[KVGroup], *, has_states: bool = False
+    ) -> None:
         self.block_size = block_size
+        self.has_states = has_states
         self.groups = groups
         self.requests: dict[int, tuple[GenerateRequest, int | None]] = {}
         self._tokens: dict[int, list[int]] = {}  # row -> tokens
@@ -87,6 +91,7 @@ class Device:
         self._tables: dict[int, list[list[int]]] = {}  # row -> block table of each KV group
         self._kv: dict[int, list[int | None]] = {}  # block -> tag of each slot
         self._drafted: dict[int, range] = {}  # row -> positions of the last draft
+        self._states: dict[int, int] = {}  # slot -> tag of the last token of its state
         self._own_groups = [n for n, group in enumerate(groups) if not group.is_cross]
 
     def execute(self, step: Step) -> list[SampledToken]:
@@ -103,10 +108,38 @@ class Device:
             self._encode(encode)
         for slice_ in step.slices:  # a layer stores the keys of all tokens before it attends
             self._write(slice_)
+        if self.has_states:
+            self._advance_states(step.slices)
         sampled = [(s, self._sample(s)) for s in step.slices if self._read(s) and s.samples]
         for slice_, result in sampled:
             self._append(slice_.row, slice_.start + slice_.count, result.token)
         return [result for _, result in sampled]
+
+    def _advance_states(self, slices: Sequence[ScheduledSlice]) -> None:
+        """Compute the states of all runs at once: none may write what another one reads."""
+        runs: list[list[ScheduledSlice]] = []
+        for slice_ in slices:
+            if slice_.draft < 0:
+                runs.append([])
+            runs[-1].append(slice_)
+        written: dict[int, int] = {}
+        for run in runs:
+            first, tags = run[0], self._tags[run[0].row]
+            if first.start:
+                slot, _ = first.states
+                assert slot, "a state in the middle of a sequence is not read"
+                assert self._states.get(slot) == tags[first.start - 1], "wrong or missing state"
+            own = [(slot, tags[s.start + place]) for s in run for place, slot in s.states[1]]
+            slots = [slot for slot, _ in own]
+            assert 0 not in slots, "slot 0 is written"
+            assert len(set(slots)) == len(slots), "a run writes a slot twice"
+            assert written.keys().isdisjoint(slots), "two runs write a slot"
+            written |= dict(own)
+        for run in runs:
+            own_slots = {slot for s in run for _, slot in s.states[1]}
+            read, _ = run[0].states
+            assert read not in written or read in own_slots, "a run writes what another one reads"
+        self._states |= written
 
     def _set_draft(self, new: NewDraft) -> None:
         """Cut a row to its known tokens, and put assumed ones behind them.
@@ -220,7 +253,9 @@ class Simulation:
         """With `drafts` "right" most drafted tokens are those that the device will sample."""
         drafters = {"none": None, "ngram": ngram_drafter(), "right": self._mostly_right}
         self.scheduler = Scheduler(hash_key=b"penstock", drafter=drafters[drafts], **limits)
-        self.device = Device(self.scheduler.block_size, self.scheduler.tables.groups)
+        tables = self.scheduler.tables
+        has_states = tables.states is not None
+        self.device = Device(tables.block_size, tables.groups, has_states=has_states)
         self.depth = depth
         self.in_flight: deque[Step] = deque()
         self.outputs: dict[int, Outputs] = {}
@@ -432,20 +467,31 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     windows = rng.choice(((None,), (None,), (None, rng.randint(1, 9)), (5, 2), (1, None, None)))
     cross = [KVGroup(1, is_cross=True)] * (rng.random() < 0.3)
     groups = [KVGroup(1, window) for window in windows]
+    depth = rng.choice((0, 1, 1, 2))
+    all_groups = [*cross, *groups] if rng.random() < 0.5 else [*groups, *cross]
+    encoder_tokens = rng.choice((1, 7, 100))
+    longest = rng.choice((capacity + 1, capacity // 2 + 2))
+    most, budget = rng.choice((1, 2, 4, 8)), rng.choice((1, 2, 5, 8, 32))
+    caches = rng.random() < 0.8
+    states = None
+    if seed % 2 and not cross:
+        count = least_slots(most) + random.Random(seed + 10**8).choice((0, 1, 8, 60))
+        states = StateSlots(count, most, block_size, keeps_edges=caches)
     simulation = Simulation(
-        depth=rng.choice((0, 1, 1, 2)),
+        depth=depth,
         num_blocks=num_blocks * (len(groups) + len(cross)),
-        groups=[*cross, *groups] if rng.random() < 0.5 else [*groups, *cross],
-        max_num_encoder_tokens=rng.choice((1, 7, 100)),
+        groups=all_groups,
+        max_num_encoder_tokens=encoder_tokens,
         block_size=block_size,
-        max_model_len=rng.choice((capacity + 1, capacity // 2 + 2)),
-        max_num_seqs=rng.choice((1, 2, 4, 8)),
-        max_num_batched_tokens=rng.choice((1, 2, 5, 8, 32)),
-        prefix_caching=rng.random() < 0.8,
+        max_model_len=longest,
+        max_num_seqs=most,
+        max_num_batched_tokens=budget,
+        prefix_caching=caches,
         part_size=rng.choice((0, 1, 1, 2)),
         context_cost=seed % 3 / 2,
         drafts=("none", "ngram", "right")[seed % 5 % 3],
         num_adapter_slots=seed % 3 + 1,
+        states=states,
     )
     num_adapters = 0 if cross else seed % 4 * 2
     chosen, tenants = random.Random(seed + 10**6), random.Random(seed + 10**7)

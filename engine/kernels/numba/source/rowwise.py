@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import LOG2_E, NORM, ROTATION, SILU, RowsCall
+from engine.kernels.numba.call import LOG2_E, NORM, PAIR_ROTATION, ROTATION, SILU, RowsCall
 from engine.kernels.numba.compile import EXACT
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import array_at, take, to_element, to_fp32
@@ -65,7 +65,7 @@ def activate_row(call, row, operation, kind, item):
 
 
 @njit(inline="always")
-def rotate_row(call, row, kind, item):
+def rotate_row(call, row, operation, kind, item):
     size = call.size
     dim = call.dim
     width = call.width
@@ -75,7 +75,10 @@ def rotate_row(call, row, kind, item):
     sin = row_of(call.sin, row, width, width, kind, item)
     for begin in range(0, size, dim):
         end = begin + width
-        rotate_head(x[begin:end], cos, sin, out[begin:end])
+        if operation == ROTATION:
+            rotate_halves(x[begin:end], cos, sin, out[begin:end])
+        else:
+            rotate_pairs(x[begin:end], cos, sin, out[begin:end])
         for i in range(end, begin + dim):
             out[i] = x[i]
 
@@ -146,10 +149,22 @@ def gelu_tanh_mul(gate, up, out):
 
 
 @njit(fastmath=EXACT, error_model="numpy")
-def rotate_head(x, cos, sin, out):
+def rotate_halves(x, cos, sin, out):
     half = len(x) // 2
     for i in range(half):
         j = half + i
+        first = to_fp32(x[i])
+        second = to_fp32(x[j])
+        turned = first * to_fp32(cos[i]) + second * to_fp32(sin[i])
+        out[i] = to_element(turned, out)
+        turned = second * to_fp32(cos[j]) + first * to_fp32(sin[j])
+        out[j] = to_element(turned, out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def rotate_pairs(x, cos, sin, out):
+    for i in range(0, len(x), 2):
+        j = i + 1
         first = to_fp32(x[i])
         second = to_fp32(x[j])
         turned = first * to_fp32(cos[i]) + second * to_fp32(sin[i])
@@ -176,8 +191,8 @@ def rows_kernel(operation: int, half: bool):
             for row in range(first, end):
                 if operation == NORM:
                     norm_row(call, row, kind, item)
-                elif operation == ROTATION:
-                    rotate_row(call, row, kind, item)
+                elif operation in (ROTATION, PAIR_ROTATION):
+                    rotate_row(call, row, operation, kind, item)
                 else:
                     activate_row(call, row, operation, kind, item)
 

@@ -31,6 +31,18 @@ LLAMA3 = {
 }
 GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
 LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+TEMPERED = YARN | {
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.5,
+}
 
 
 def llama(**more: Any) -> Any:
@@ -74,12 +86,85 @@ def gemma3() -> Any:
     return Gemma3TextConfig(**(GEMMA | {"num_hidden_layers": 7, "rope_parameters": rope}))
 
 
+def ministral3() -> Any:
+    from transformers import Ministral3Config
+
+    return Ministral3Config(**SIZES, **HEADS, rope_parameters=dict(TEMPERED), head_dim=32)
+
+
+def olmo2() -> Any:
+    from transformers import Olmo2Config
+
+    return Olmo2Config(**SIZES, **HEADS)
+
+
+def olmo3() -> Any:
+    from transformers import Olmo3Config
+
+    rope = {"full_attention": YARN, "sliding_attention": LOCAL}
+    sizes = SIZES | {"num_hidden_layers": 4}
+    return Olmo3Config(**sizes, **HEADS, sliding_window=20, rope_parameters=rope)
+
+
+def cohere() -> Any:
+    from transformers import CohereConfig
+
+    return CohereConfig(**SIZES, **HEADS, logit_scale=0.5)
+
+
+def cohere2() -> Any:
+    from transformers import Cohere2Config
+
+    sizes = SIZES | {"num_hidden_layers": 4}
+    return Cohere2Config(**sizes, **HEADS, sliding_window=20, logit_scale=0.5)
+
+
+def qwen2_moe() -> Any:
+    from transformers import Qwen2MoeConfig
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    return Qwen2MoeConfig(**SIZES, **HEADS, **experts, shared_expert_intermediate_size=64)
+
+
 def gpt2() -> Any:
     from transformers import GPT2Config
 
     return GPT2Config(vocab_size=288, n_positions=256, n_embd=64, n_layer=3, n_head=4, n_inner=96)
 
 
+def glm4(**more: Any) -> Any:
+    from transformers import Glm4Config
+
+    return Glm4Config(**SIZES, **HEADS, head_dim=32, **more)
+
+
+def exaone4(**more: Any) -> Any:
+    from transformers import Exaone4Config
+
+    return Exaone4Config(**(SIZES | HEADS | more))
+
+
+def large_exaone4() -> Any:
+    """Return the layers of the 32B model: llama.cpp reads a window for them only."""
+    small = {"num_hidden_layers": 64, "hidden_size": 32, "intermediate_size": 32}
+    rope = {"rope_parameters": LLAMA3, "sliding_window_pattern": 4}
+    return exaone4(**small, sliding_window=20, **rope)
+
+
+def starcoder2(**more: Any) -> Any:
+    from transformers import Starcoder2Config
+
+    return Starcoder2Config(**SIZES, **HEADS, **more)
+
+
+def stablelm(**more: Any) -> Any:
+    from transformers import StableLmConfig
+
+    return StableLmConfig(**SIZES, **HEADS, **more)
+
+
+NO_WINDOW = {"sliding_window": None, "layer_types": ["full_attention"] * 3}
+LARGE_STABLELM = {"use_parallel_residual": True, "qk_layernorm": True}
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama": ("llama", llama),
     "llama 3.1": ("llama", lambda: llama(rope_parameters=LLAMA3, tie_word_embeddings=True)),
@@ -89,6 +174,20 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "gemma": ("gemma", gemma),
     "gemma2": ("gemma2", gemma2),
     "gemma3": ("gemma3", gemma3),
+    "ministral3": ("mistral3", ministral3),
+    "olmo2": ("olmo2", olmo2),
+    "olmo3": ("olmo2", olmo3),
+    "cohere": ("command-r", cohere),
+    "cohere2": ("cohere2", cohere2),
+    "qwen2_moe": ("qwen2moe", qwen2_moe),
+    "glm4": ("glm4", glm4),
+    "glm4 32B": ("glm4", lambda: glm4(attention_bias=False, tie_word_embeddings=True)),
+    "exaone4 1.2B": ("exaone4", lambda: exaone4(**NO_WINDOW, rope_parameters=LLAMA3)),
+    "exaone4 32B": ("exaone4", large_exaone4),
+    "starcoder2": ("starcoder2", starcoder2),
+    "starcoder2 15B": ("starcoder2", lambda: starcoder2(tie_word_embeddings=False)),
+    "stablelm": ("stablelm", lambda: stablelm(use_qkv_bias=True)),
+    "stablelm 12B": ("stablelm", lambda: stablelm(**LARGE_STABLELM)),
     "gpt2": ("gpt2", gpt2),
 }
 
@@ -121,6 +220,21 @@ def test_quantized_logits_equal_those_of_the_rounded_checkpoint(kind: str, tmp_p
                 packed = gguf.quants.quantize(parameter.numpy(), number)
                 parameter.copy_(torch.from_numpy(gguf.quants.dequantize(packed, number)))
         prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+        due = reference(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits_of(file, prompt), due, **TOLERANCE)
+
+
+def test_quantized_experts_equal_those_of_the_rounded_checkpoint(tmp_path: Path) -> None:
+    """A tensor of the file has all experts of a layer."""
+    reference = of_transformers(qwen2_moe(), tmp_path / "checkpoint")
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "qwen2moe", "Q8_0")
+    number = gguf.GGMLQuantizationType.Q8_0
+    prompt = list(range(3, 63))
+    with torch.inference_mode():
+        for name, parameter in reference.named_parameters():
+            if parameter.ndim > 1 and "shared_expert_gate" not in name:
+                packed = gguf.quants.quantize(parameter.numpy(), number)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(packed, number)))
         due = reference(torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(logits_of(file, prompt), due, **TOLERANCE)
 

@@ -31,6 +31,7 @@ def settings(architecture: str = "llama", **own: Any) -> dict[str, Any]:
     return {"general.architecture": architecture, **named}
 
 
+YARN = {f"{ROPE}type": "yarn", f"{ROPE}factor": 4.0}
 CHANGES_NUMBERS = {
     "attention.causal": False,
     "attention.scale": 0.5,
@@ -50,8 +51,10 @@ CHANGES_NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("key", CHANGES_NUMBERS)
+REFUSED = [(a, key) for a in ARCHITECTURES for key in CHANGES_NUMBERS if key not in COMPUTED[a]]
+
+
+@pytest.mark.parametrize(("architecture", "key"), REFUSED)
 def test_setting_that_would_change_numbers_is_refused_by_name(architecture: str, key: str) -> None:
     given = settings(architecture) | {f"{architecture}.{key}": CHANGES_NUMBERS[key]}
     with pytest.raises(ConfigError, match=re.escape(f"sets {architecture}.{key} to")):
@@ -74,7 +77,9 @@ def test_settings_without_effect_are_served(architecture: str) -> None:
         "tensor_data_layout": "Meta AI original pth",
     }
     given = settings(architecture)
-    own_settings(given | {f"{architecture}.{key}": value for key, value in neutral.items()})
+    for key, value in neutral.items():
+        if key not in COMPUTED[architecture]:
+            own_settings(given | {f"{architecture}.{key}": value})
     assert config_of(given, 174)["architectures"] == [CLASSES[architecture]]
 
 
@@ -96,6 +101,20 @@ def test_settings_without_effect_are_served(architecture: str) -> None:
         ("gemma2", {"rope__freq_base_swa": 5.0}, "gemma2.rope.freq_base_swa = 5.0, another base"),
         ("gemma2", {"final_logit_softcapping": 0.0}, "gemma2.final_logit_softcapping = 0.0; it"),
         ("gemma2", {f"{ROPE}type": "none", f"{ROPE}factor": 2.0}, "applies to layers with a win"),
+        ("olmo2", {"attention__sliding_window": 8, "rope__freq_base_swa": 5.0}, "another base"),
+        ("olmo2", {"attention__sliding_window": -1}, "olmo2.attention.sliding_window = -1; it"),
+        ("cohere2", {"attention__sliding_window": 0}, "cohere2.attention.sliding_window = 0; it"),
+        ("cohere2", {"logit_scale": -1.0}, "cohere2.logit_scale = -1.0; it must be a number ab"),
+        ("mistral3", {"attention__temperature_scale": -1.0}, "attention.temperature_scale = -1.0"),
+        ("mistral3", YARN | {f"{ROPE}yarn_log_multiplier": "x"}, "yarn_log_multiplier = 'x'; it"),
+        ("mistral3", YARN | {f"{ROPE}yarn_beta_slow": -2.0}, "yarn_beta_slow = -2.0; it must be"),
+        ("qwen2moe", {"expert_count": 0}, "qwen2moe.expert_count = 0; it must be a whole number"),
+        ("glm4", {"rope__dimension_count": 7}, "glm4.rope.dimension_count = 7; .* even .* most 16"),
+        ("glm4", {"rope__dimension_count": 32}, "glm4.rope.dimension_count = 32; it must be an ev"),
+        ("stablelm", {"rope__dimension_count": "x"}, "stablelm.rope.dimension_count = 'x'; it mus"),
+        ("starcoder2", {"rope__dimension_count": 8}, "starcoder2.rope.dimension_count to 8.*Serv"),
+        ("exaone4", {"block_count": 64, "attention__sliding_window": 0}, "sliding_window = 0; it"),
+        ("exaone4", {"rope__freq_base_swa": 5.0}, "exaone4.rope.freq_base_swa = 5.0, another base"),
         ("gemma3", {"attention__sliding_window_pattern": [True]}, "sliding_window_pattern = .True"),
         ("gemma3", {"attn_logit_softcapping": 1.0}, "gemma3.attn_logit_softcapping"),
     ],
@@ -113,6 +132,22 @@ def test_missing_setting_is_named(key: str) -> None:
     given = settings()
     del given[f"llama.{key}"]
     with pytest.raises(ConfigError, match=f"lacks llama.{key}"):
+        own_settings(given)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("cohere2", "attention.sliding_window"),
+        ("cohere2", "logit_scale"),
+        ("command-r", "attention.layer_norm_epsilon"),
+        ("qwen2moe", "expert_count"),
+    ],
+)
+def test_missing_setting_of_an_architecture_is_named(architecture: str, key: str) -> None:
+    given = settings(architecture)
+    del given[f"{architecture}.{key}"]
+    with pytest.raises(ConfigError, match=f"lacks {architecture}.{key}"):
         own_settings(given)
 
 
@@ -161,6 +196,26 @@ def test_ignored_settings_are_noted(tmp_path: Path) -> None:
         "llama.attention.sliding_window 3 is ignored, as in llama.cpp"
     ]
     assert notes_on(settings("gemma3")) == []
+    large = settings("exaone4", attention__sliding_window=3, block_count=64)
+    assert notes_on(large) == []
+    assert notes_on(large | {"exaone4.block_count": 30}) == [
+        "exaone4.attention.sliding_window 3 is ignored, as in llama.cpp"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (["blk.0.ffn_norm.weight", "blk.0.ffn_norm.bias"], "blk.0.ffn_norm.weight, which it has"),
+        (["blk.1.attn_norm.bias"], "lacks the tensor blk.1.attn_norm.bias, which stablelm models"),
+    ],
+)
+def test_blocks_of_stablelm_that_differ_are_refused(
+    tensors: list[str], words: str, tmp_path: Path
+) -> None:
+    file = write_tiny(tmp_path / "tiny.gguf", "stablelm", tensors=dict.fromkeys(tensors))
+    with pytest.raises(ConfigError, match=words):
+        model_folder(str(file))
 
 
 def test_defaults_of_sampling_become_generation_settings(tmp_path: Path) -> None:

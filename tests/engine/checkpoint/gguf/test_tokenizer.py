@@ -167,6 +167,18 @@ def test_architecture_decides_on_the_split_if_its_models_agree(architecture: str
     assert tokenizer_notes(settings) == []
 
 
+@pytest.mark.parametrize(
+    ("pre", "like"),
+    [("glm4", "dbrx"), ("chatglm-bpe", "dbrx"), ("exaone4", "gpt-2"), ("olmo", "gpt-2")],
+)
+def test_split_with_another_name_equals_the_first(pre: str, like: str) -> None:
+    settings = byte_level_settings(eos_token_id=0)
+    due = tokens_of(settings | {"tokenizer.ggml.pre": like})
+    assert tokens_of(settings | {"tokenizer.ggml.pre": pre}) == due
+    others = {"dbrx", "gpt-2", "qwen2"} - {like}
+    assert all(tokens_of(settings | {"tokenizer.ggml.pre": other}) != due for other in others)
+
+
 def test_several_templates_keep_their_names() -> None:
     settings = byte_level_settings()
     assert "chat_template" not in tokenizer_settings(settings, 9)

@@ -12,7 +12,7 @@ from engine.kernels.numba import rowwise as rows
 from engine.ops.gated import gelu_tanh_mul, silu_mul
 from engine.ops.kernels import Kernels
 from engine.ops.norm import add_rms_norm, rms_norm
-from engine.ops.rotary import apply_rotary
+from engine.ops.rotary import apply_rotary, apply_rotary_pairs
 from tests.support.driver import tiny_llama
 from tests.support.golden import load
 
@@ -42,6 +42,10 @@ def rotary_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return apply_rotary(x.view(-1, 4, 64), ANGLES[0], ANGLES[1], kernels=kernels)
 
 
+def pair_rotary_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return apply_rotary_pairs(x.view(-1, 4, 64), ANGLES[0], ANGLES[1], kernels=kernels)
+
+
 Operation = Callable[..., torch.Tensor]  # of x and `kernels`
 OPERATIONS: dict[str, Operation] = {
     "rms_norm": rms_norm_op,
@@ -50,6 +54,7 @@ OPERATIONS: dict[str, Operation] = {
     "silu_mul": silu_mul,
     "gelu_tanh_mul": gelu_tanh_mul,
     "rotary": rotary_op,
+    "rotary_pairs": pair_rotary_op,
 }
 operations = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 

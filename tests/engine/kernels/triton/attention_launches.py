@@ -63,9 +63,9 @@ def benchmarked() -> Iterator[str]:
 
 
 def coded() -> Iterator[str]:
-    """Launch over keys and values of 8 bits, for the models of `benchmarked`."""
+    """Launch over keys and values of 8 bits, for the models of `benchmarked` and wide heads."""
     for kv_dtype in (torch.int8, torch.float8_e4m3fn):
-        for name in ("llama-3.1-8b", "gemma-2-2b"):
+        for name in ("llama-3.1-8b", "gemma-2-2b", "gemma-4-31B"):
             for spec in attention_specs(name):
                 launch(spec, torch.bfloat16, kv_dtype=kv_dtype)
             yield f"{name} {str(kv_dtype).removeprefix('torch.')}"
@@ -75,7 +75,10 @@ def published() -> Iterator[str]:
     """Launch for all models in bf16, and for those that differ in fp32 or other block sizes."""
     yield from launches(PUBLISHED)
     yield from launches(
-        ["llama-3.1-8b", "gemma-2-2b", "h2o-danube-1.8b", "t5-small", "all-MiniLM-L6"],
+        [
+            *("llama-3.1-8b", "gemma-2-2b", "h2o-danube-1.8b", "t5-small", "all-MiniLM-L6"),
+            "gemma-4-31B",
+        ],
         torch.float32,
     )
     for block_size in (16, 32, 128):

@@ -6,6 +6,7 @@ Whole steps of decodes and chunks run with an attention that launches nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +18,11 @@ from engine.attention.kv_cache import KVCache, LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.parameters import parameters_of
 from engine.layers.attention import kv_specs
+from engine.layers.state import new_states, state_specs
 from engine.models.registry import model_class
 from engine.ops.kernels import use_kernels
 from engine.ops.sequence_rows import append, gather_decode_inputs
+from engine.ops.state_runs import StateRuns
 from engine.sampling.sampler import DrawParams, draw
 from tests.support.published import PUBLISHED
 
@@ -50,8 +53,11 @@ class NoAttention:
 
 def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
     """Run everything a model computes for `tokens` tokens, and draw one token for each."""
-    ids = (meta(tokens) for _ in range(4))
+    ids = (meta(tokens) for _ in range(3))
     batch = ForwardBatch(*ids, kv, NoAttention(tokens, len(kv.groups)), tokens)
+    if kv.states:
+        runs = StateRuns(meta(tokens + 1), meta(tokens), meta(tokens))
+        batch = replace(batch, runs=runs)
     if kind != "decoder":
         model.encode(batch)
     if kind != "encoder":
@@ -81,7 +87,8 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
         if (own := parameters_of(layer).dtype) is not None:
             layer.to(own)
     use_kernels(model, "triton")
-    kv = KVCache(kv_specs(model), 9, 64, dtype, device)
+    states = new_states(state_specs(model), 3, dtype, device)
+    kv = KVCache(kv_specs(model), 9, 64, dtype, device, states)
     with torch.inference_mode():
         for tokens in TOKENS:
             step(model, kind, kv, tokens)

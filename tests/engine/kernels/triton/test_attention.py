@@ -22,7 +22,7 @@ from engine.attention.triton import TritonBackend
 from engine.errors import ConfigError
 from engine.kernels.triton import decode_attention
 from engine.kernels.triton.attention_tiles import Features
-from engine.kernels.triton.decode_attention import MAX_SPLITS, SPLIT, max_splits
+from engine.kernels.triton.decode_attention import MAX_SPLITS, SPLIT, decode_tile, max_splits
 from engine.kernels.triton.extend_attention import stages
 from tests.support.paged import PagedRun, Sequences, random_sequences
 from tests.support.tolerances import check
@@ -38,6 +38,7 @@ FEATURES = {
     "gqa-3": AttentionSpec(6, 2, 8, scale=0.3),
     "sinks": AttentionSpec(6, 2, 8, scale=0.3, window=20, has_sinks=True),
     "mqa-17": AttentionSpec(17, 1, 8, scale=0.4, softcap=2.0, window=33),
+    "wide": AttentionSpec(2, 1, 512, scale=0.05),
 }
 
 
@@ -270,21 +271,21 @@ def test_decode_attention_without_keys_returns_zeros() -> None:
 def test_select_backend_names_choice_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Selection by device and by flag, with the reason of every refusal."""
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    wide = replace(PLAIN, head_dim=512)
+    wide = replace(PLAIN, head_dim=520)
     gpu = torch.device("cuda")
     for device, spec, wanted, due in (
         (CPU, PLAIN, "auto", "numba"),
         (CPU, PLAIN, "torch", "torch"),
         (gpu, PLAIN, "auto", "triton"),
         (gpu, PLAIN, "torch", "torch"),
-        (gpu, wide, "auto", "torch (not triton: head_dim 512 is above the maximum of 256)"),
+        (gpu, wide, "auto", "torch (not triton: head_dim 520 is above the maximum of 512)"),
     ):
         backend, told = select_backend([PLAIN, spec], torch.float32, device, wanted)
         assert told == due
         assert backend.name == due.split()[0]
     for device, spec, dtype, why in (
         (CPU, PLAIN, torch.float32, "needs a GPU, not cpu"),
-        (gpu, wide, torch.float32, "head_dim 512 is above the maximum of 256"),
+        (gpu, wide, torch.float32, "head_dim 520 is above the maximum of 512"),
         (gpu, PLAIN, torch.float64, "not torch.float64"),
     ):
         with pytest.raises(ConfigError, match=rf"{why}.* Use --attention-backend auto"):
@@ -292,11 +293,18 @@ def test_select_backend_names_choice_and_reasons(monkeypatch: pytest.MonkeyPatch
 
 
 def test_stages_of_wide_heads_fit_small_shared_memory() -> None:
-    """For sm_86, sm_89 and sm_120, four stages compile to 68 KiB and five to 101 KiB."""
+    """For sm_86, sm_89 and sm_120, four stages compile to 68 KiB and five to 101 KiB.
+
+    In fp32, three stages of heads of 512 compile to 97 KiB.
+    """
     small, large, biased = 101376, 166912, Features(1.0, bias=torch.zeros(1, 3))
-    assert [stages(256, Features(1.0), chip) for chip in (small, large, None)] == [4, 5, 5]
-    assert [stages(128, Features(1.0), chip) for chip in (small, large)] == [5, 5]
-    assert stages(64, biased, small) == 2
+    plain, half = Features(1.0), torch.bfloat16
+    for dim in (256, 512):
+        assert [stages(dim, half, plain, chip) for chip in (small, large, None)] == [4, 5, 5]
+    assert [stages(128, half, plain, chip) for chip in (small, large)] == [5, 5]
+    assert stages(64, half, biased, small) == 2
+    for tile in (decode_tile(512, torch.float32).stages, stages(512, torch.float32, plain, small)):
+        assert tile == 3
 
 
 def test_triton_backend_refuses_bf16_on_gpu_that_emulates_it(

@@ -9,6 +9,7 @@ import torch
 
 from engine.ops.kernels import use_kernels
 from tests.engine.models import (
+    test_cohere2,
     test_gemma2,
     test_gemma3,
     test_gpt2,
@@ -33,6 +34,7 @@ CASES = {
     "qwen3": (test_qwen3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
     "gemma2": (test_gemma2.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
     "gemma3": (test_gemma3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
+    "cohere2": (test_cohere2.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),
     "gpt2": (test_gpt2.CASES[0], {NORM, EMBED}),
     "gpt-neox": (test_gpt_neox.CASE, {NORM, EMBED, ROTATE}),
     "phi3": (test_phi3.CASE, {NORM, EMBED, ROTATE, ACTIVATE}),

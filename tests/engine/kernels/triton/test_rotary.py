@@ -41,6 +41,7 @@ class Case:
     dim: int
     norm: str | None = None
     width: int | None = None  # rotated dimensions; None: all of them
+    pairs: bool = False
 
 
 CASES = [
@@ -54,6 +55,8 @@ CASES = [
     Case(4, 2, 128, width=96),
     Case(2, 1, 80, "first", width=32),
     Case(2, 1, 64, width=0),
+    Case(2, 1, 64, "first", pairs=True),
+    Case(4, 2, 80, width=32, pairs=True),
 ]
 
 
@@ -81,17 +84,18 @@ def test_rotate_and_store_equals_separate_ops(case: Case, tokens: int, dtype: to
     before = qkv.clone()
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     width = dim if case.width is None else case.width
-    turn = angles(tokens, width, dtype) if width else None
+    turn = angles(tokens, width, dtype, pairs=case.pairs) if width else None
     blocks = torch.tensor([3, 1, 3, 0, 5])[:tokens]
     offsets = torch.tensor([15, 0, 7, 7, 1])[:tokens]
     caches = [draw(6, kv_heads, SIZE, dim, dtype=dtype, seed=seed) for seed in (1, 2)]
     due_caches = [cache.clone() for cache in caches]
     norm = head_norm(case, dtype)
-    turned = norm_and_rotate(qkv[:, : heads + kv_heads], heads, turn, norm, kernels="torch")
+    qk, pairs = qkv[:, : heads + kv_heads], case.pairs
+    turned = norm_and_rotate(qk, heads, turn, norm, pairs=pairs, kernels="torch")
     due, turned = turned[:, :heads], turned[:, heads:]
     due_caches[0][blocks, :, offsets] = turned
     due_caches[1][blocks, :, offsets] = v
-    found = rotate_and_store((q, k, v), turn, (*caches, blocks, offsets), norm)
+    found = rotate_and_store((q, k, v), turn, (*caches, blocks, offsets), norm, pairs=pairs)
     assert found.is_contiguous()
     check(found, due)
     check(caches[0], due_caches[0])

@@ -1,0 +1,159 @@
+"""Depthwise causal convolution on a CPU, token by token.
+
+A task is a tile of channels, for one run. The inputs of a task's last tokens are kept as fp32 in a
+ring, so each input is converted once. A sum adds its terms from the oldest input on, at any place
+in a run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import carray, njit
+
+from engine.kernels.numba.call import ConvCall
+from engine.kernels.numba.compile import EXACT
+from engine.kernels.numba.source.gates import sigmoid
+from engine.kernels.numba.source.intrinsics import array_at, on_stack, take, to_element, to_fp32
+from engine.kernels.numba.source.padding import write_padding
+
+TILE = 512  # channels
+
+
+class Room(NamedTuple):
+    """Addresses of fp32 numbers on the stack."""
+
+    inputs: int  # [width, TILE]: the newest inputs, at their token modulo `width`
+    weights: int  # [width, TILE], of the oldest input first
+    sums: int  # [TILE]
+
+
+@njit(inline="always")
+def row_at(address, row, count):
+    """Return a row of an array [..., TILE] of fp32."""
+    return array_at(address + 4 * TILE * row, (count,), np.float32)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def convert(numbers, out):
+    """Store the numbers as fp32."""
+    for i in range(len(out)):
+        out[i] = to_fp32(numbers[i])
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def convert_column(numbers, column, out):
+    """Store a column of the numbers as fp32."""
+    for i in range(len(out)):
+        out[i] = to_fp32(numbers[i, column])
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def store_column(numbers, out, column):
+    """Store the fp32 numbers as a column of `out`."""
+    for i in range(len(numbers)):
+        out[i, column] = to_element(numbers[i], out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def multiply(weights, inputs, sums):
+    for i in range(len(sums)):
+        sums[i] = weights[i] * inputs[i]
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def add_product(weights, inputs, sums):
+    for i in range(len(sums)):
+        sums[i] += weights[i] * inputs[i]
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def add(bias, sums):
+    for i in range(len(sums)):
+        sums[i] += to_fp32(bias[i])
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def store(sums, out):
+    for i in range(len(out)):
+        out[i] = to_element(sums[i], out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def store_silu(sums, out):
+    for i in range(len(out)):
+        out[i] = to_element(sums[i] * sigmoid(sums[i]), out)
+
+
+@njit(inline="always")
+def compute_run(call, run, left, count, room, kind, item):
+    """Compute the tokens of a run for `count` channels from `left` on."""
+    starts = array_at(call.starts, (1,), np.int64)
+    writes = array_at(call.writes, (1,), np.int64)
+    width = call.width
+    past = width - 1
+    slot_bytes = item * call.channels * past
+    tails = call.tails + item * left * past  # the tile in slot 0
+    slot = array_at(call.reads, (1,), np.int64)[run]
+    tail = array_at(tails + slot_bytes * slot, (count, past), kind)
+    weights = array_at(call.weight + item * left * width, (count, width), kind)
+    for age in range(past):
+        convert_column(tail, age, row_at(room.inputs, age, count))
+    for age in range(width):
+        convert_column(weights, age, row_at(room.weights, age, count))
+    newest = past
+    for token in range(starts[run], starts[run + 1]):
+        x = array_at(call.x + item * (token * call.x_stride + left), (count,), kind)
+        convert(x, row_at(room.inputs, newest, count))
+        oldest = (newest + 1) % width
+        sum_inputs(call, left, count, room, oldest, kind, item)
+        out = array_at(call.out + item * (token * call.channels + left), (count,), kind)
+        if call.silu:
+            store_silu(row_at(room.sums, 0, count), out)
+        else:
+            store(row_at(room.sums, 0, count), out)
+        if writes[token]:
+            kept = array_at(tails + slot_bytes * writes[token], (count, past), kind)
+            for age in range(past):
+                place = (oldest + 1 + age) % width
+                store_column(row_at(room.inputs, place, count), kept, age)
+        newest = oldest
+
+
+@njit(inline="always")
+def sum_inputs(call, left, count, room, oldest, kind, item):
+    """Compute the sums of the inputs in the ring, and add the bias."""
+    width = call.width
+    sums = row_at(room.sums, 0, count)
+    multiply(row_at(room.weights, 0, count), row_at(room.inputs, oldest, count), sums)
+    for age in range(1, width):
+        place = (oldest + age) % width
+        add_product(row_at(room.weights, age, count), row_at(room.inputs, place, count), sums)
+    if call.bias:
+        add(array_at(call.bias + item * left, (count,), kind), sums)
+
+
+def conv_kernel(half: bool):
+    """Return the kernel. All tensors are bf16 if `half`, else fp32."""
+    kind = np.uint16 if half else np.float32
+    item = 2 if half else 4
+
+    def over_tiles(pointer):
+        call = carray(pointer, 1)[0]
+        width = call.width
+        room = Room(on_stack(width * TILE), on_stack(width * TILE), on_stack(TILE))
+        tiles = (call.channels + TILE - 1) // TILE
+        last = call.runs * tiles
+        while True:
+            number = take(call.counter)
+            if number > last:
+                return
+            if number == last:
+                write_padding(call, call.channels, kind, item)
+                continue
+            left = number % tiles * TILE
+            count = min(TILE, call.channels - left)
+            compute_run(call, number // tiles, left, count, room, kind, item)
+
+    return over_tiles, ConvCall

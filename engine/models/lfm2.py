@@ -1,0 +1,146 @@
+"""LFM2 (arXiv 2511.23404): gated short convolutions, and attention in some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.layers.linear import Linear
+from engine.layers.mlp import GATED, MLP
+from engine.layers.recurrent import CausalConv
+from engine.layers.state import LayerState, StatePart
+from engine.models.base import (
+    layer_count,
+    layer_kinds,
+    nullable,
+    positive,
+    positive_float,
+    required,
+)
+from engine.models.llama import NAMES, Llama, LlamaConfig, llama_attention
+from engine.ops.norm import Tensors
+
+ATTENDS, CONVOLVES = "full_attention", "conv"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lfm2Config(LlamaConfig):
+    kinds: tuple[str, ...]  # ATTENDS or CONVOLVES, one per layer
+    conv_width: int
+    conv_bias: bool
+
+    def number(self, index: int) -> int:
+        """Return how many layers before layer `index` are of its kind."""
+        return self.kinds[:index].count(self.kinds[index])
+
+
+class ShortConv(nn.Module):
+    """out(c * conv(b * x)) of [b, c, x] = inputs(x)."""
+
+    def __init__(self, config: Lfm2Config, index: int) -> None:
+        super().__init__()
+        hidden, width, bias = config.hidden, config.conv_width, config.conv_bias
+        # Ranks divide each third in units of a channel.
+        sizes = dict.fromkeys(("b", "c", "x"), hidden)
+        self.inputs = Linear(hidden, sizes, bias=bias, output_units=sizes)
+        self.state = LayerState(config.number(index), StatePart((hidden, width - 1)))
+        self.conv = CausalConv({"": hidden}, width, units={"": hidden}, bias=bias)
+        self.out = Linear(hidden, hidden, bias=bias, input_units=hidden)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        (tails,), runs = self.state(batch)
+        b, c, x = self.inputs(x).chunk(3, dim=-1)
+        return self.out(c * self.conv(b * x, tails, runs))
+
+
+class Lfm2Block(nn.Module):
+    def __init__(self, config: Lfm2Config, index: int) -> None:
+        super().__init__()
+        c = config
+        self.attention_norm = c.norm(c.hidden, c.norm_eps)
+        if c.kinds[index] == ATTENDS:
+            self.attention = llama_attention(c, c.number(index))
+        else:
+            self.conv = ShortConv(c, index)
+        self.mlp_norm = c.norm(c.hidden, c.norm_eps)
+        self.mlp = MLP(c.hidden, c.intermediate, GATED["silu"], parts=("w1", "w3"))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+    ) -> Tensors:
+        """Return the residual stream [T, hidden] and the MLP's output, not yet added to it."""
+        x, normed = self.attention_norm.add(x, delta)
+        if hasattr(self, "attention"):
+            mixed = self.attention(normed, cos, sin, batch)
+        else:
+            mixed = self.conv(normed, batch)
+        x, normed = self.mlp_norm.add(x, mixed)
+        return x, self.mlp(normed)
+
+
+class Lfm2(Llama):
+    block = Lfm2Block
+    names: ClassVar[Mapping[str, str]] = NAMES | {
+        "blocks.{i}.attention_norm": "model.layers.{i}.operator_norm",
+        "blocks.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_layernorm",
+        "blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_layernorm",
+        "blocks.{i}.attention.out": "model.layers.{i}.self_attn.out_proj",
+        "blocks.{i}.conv.inputs": "model.layers.{i}.conv.in_proj",
+        "blocks.{i}.conv.conv": "model.layers.{i}.conv.conv",
+        "blocks.{i}.conv.out": "model.layers.{i}.conv.out_proj",
+        "blocks.{i}.mlp_norm": "model.layers.{i}.ffn_norm",
+        "blocks.{i}.mlp.up": "model.layers.{i}.feed_forward.{part}",
+        "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.w2",
+        "norm": "model.embedding_norm",
+    }
+
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Lfm2Config:
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant.
+
+        Published checkpoints have other names for some keys than those that transformers saves.
+        """
+        layers = layer_count(config)
+        attending = config.get("full_attn_idxs")
+        if attending is None:
+            attending = range(layers)
+        kinds = [ATTENDS if index in attending else CONVOLVES for index in range(layers)]
+        own = {
+            "rms_norm_eps": required(config, "norm_eps"),
+            "intermediate_size": _intermediate(config),
+            "tie_word_embeddings": config.get(
+                "tie_embedding", config.get("tie_word_embeddings", True)
+            ),
+        }
+        return Lfm2Config.from_hf(
+            config | own,
+            kinds=layer_kinds(config, kinds, (ATTENDS, CONVOLVES)),
+            conv_width=positive(config, "conv_L_cache"),
+            conv_bias=bool(config.get("conv_bias", False)),
+            qk_norm=True,
+        )
+
+
+def _intermediate(config: dict[str, Any]) -> int:
+    """Return the width of the MLP, which config.json may give before it is adjusted."""
+    config = {"block_ffn_dim_multiplier": 1.0} | config
+    size = positive(config, "block_ff_dim", config.get("intermediate_size"))
+    if not config.get("block_auto_adjust_ff_dim", True):
+        return size
+    size = 2 * size // 3
+    factor = nullable(config, "block_ffn_dim_multiplier", positive_float)
+    if factor is None:
+        return size
+    multiple = positive(config, "block_multiple_of", 256)
+    return multiple * -(-int(factor * size) // multiple)

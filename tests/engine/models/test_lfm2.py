@@ -1,0 +1,88 @@
+"""LFM2 against transformers: short convolutions, whose state is kept, and attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.layers.recurrent import CausalConv
+from engine.models.lfm2 import Lfm2
+from tests.support.golden import (
+    Case,
+    Equality,
+    Golden,
+    Tensors,
+    full_prefill,
+    golden_tests,
+    unnormalised,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def config(**overrides: Any) -> Any:
+    from transformers import Lfm2Config
+
+    small = {
+        "vocab_size": 211,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "block_multiple_of": 16,
+        "layer_types": ["conv", "conv", "full_attention", "conv", "full_attention"],
+        "tie_word_embeddings": False,
+    }
+    return Lfm2Config(**(small | overrides))
+
+
+def of_own_input(self: CausalConv, x: torch.Tensor, *states: Any) -> torch.Tensor:
+    """Stand-in for CausalConv.forward that forgets the inputs before each token's own."""
+    return x * self.weight[:, 0, -1]
+
+
+CASE = Case(
+    "convolutions",
+    config,
+    zeroed=["conv.conv", "operator_norm", "ffn_norm"],
+    replaced={
+        "engine.layers.recurrent.CausalConv.forward": of_own_input,
+        "engine.layers.attention.RotaryAttention.forward": unnormalised,
+    },
+)
+BIASES = Case(
+    "biases-tied", lambda: config(conv_bias=True, conv_L_cache=4, tie_word_embeddings=True)
+)
+
+
+def as_published(config: dict[str, Any], tensors: Tensors) -> None:
+    """Spell the config as in the checkpoints of LiquidAI."""
+    config["full_attn_idxs"] = [2, 4]
+    config["block_ff_dim"] = config.pop("intermediate_size")
+    config["tie_embedding"] = config.pop("tie_word_embeddings")
+    config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    del config["layer_types"]
+
+
+@golden_tests([CASE])
+def test_lfm2_matches_transformers(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@golden_tests([BIASES, Case("published", config, as_published)], [full_prefill])
+def test_lfm2_spellings_match_transformers(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"layer_types": ["mamba"] * 5}, {"conv_L_cache": 0}, {"hidden_act": "relu"}], ids=str
+)
+def test_lfm2_unsupported_config_raises_config_error(wrong: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Lfm2.read_config(config().to_dict() | wrong)
