@@ -124,7 +124,10 @@ def assign(
         return next((known for known in spellings if known in tensors), spellings[0])
 
     targets: dict[str, list[Target]] = {}
-    for name, target in weight_map.targets.items():
+    fused = {name: target for name, target in weight_map.fused.items() if spelled(name) in tensors}
+    whole = {target.parameter for target in fused.values()}
+    apart = {n: target for n, target in weight_map.targets.items() if target.parameter not in whole}
+    for name, target in (apart | fused).items():
         targets.setdefault(spelled(name), []).append(target)
     copies: dict[str, str] = {}
     for name, also in weight_map.aliases.items():

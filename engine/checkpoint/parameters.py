@@ -79,8 +79,7 @@ class LayerParameters:
         shape = tuple(parameter.shape)
         if self.shard is not None:
             shape = (*self.shard.shape, *parameter.shape[2:])[: parameter.ndim]
-        rows = target.slice_of(self.whole_slices).indices(shape[0])
-        return (len(range(*rows)), *shape[1:])
+        return (target.count(self.whole_slices, shape[0]), *shape[1:])
 
     def check_shape(
         self, name: str, target: Target, source: Source, shape: tuple[int, ...]

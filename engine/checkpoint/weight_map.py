@@ -9,17 +9,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from engine.checkpoint.parameters import parameters_of
+from engine.checkpoint.parameters import parameters_of, stacked_slices
 
 BLOCK_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+# Our module name -> its name in a checkpoint, or the names of the slices of a stacked linear.
+Names = Mapping[str, str | Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """Destination of one checkpoint tensor: a parameter, or the rows `part` of a stacked one.
 
-    If `groups` is not 0, the tensor has the rows of all parts, in this number of equal groups. Each
-    group has its share of every part, in the order of the parts.
+    If `groups` is not 0, the tensor has the rows of several `parts`, or of all if these are empty,
+    in this number of equal groups. Each group has its share of every part, in the order of `parts`.
     """
 
     parameter: str
@@ -27,21 +29,27 @@ class Target:
     transpose: bool = False  # GPT-2's Conv1D stores [in, out]
     experts: int = 0  # if not 0, the first dimension: their rows follow each other
     groups: int = 0
+    parts: tuple[str, ...] = ()
 
-    def slice_of(self, slices: Mapping[str, slice]) -> slice:
-        """Return which rows of the parameter the tensor fills, of the `slices` of its parts."""
-        return slice(None) if self.groups else slices[self.part]
+    def count(self, slices: Mapping[str, slice], outputs: int) -> int:
+        """Return how many rows the tensor has. The parameter has `outputs`, of these `slices`."""
+        parts = self.parts or tuple(slices) if self.groups else (self.part,)
+        return sum(len(range(*slices[part].indices(outputs))) for part in parts)
 
     def rows(self, slices: Mapping[str, slice]) -> dict[str, slice | torch.Tensor]:
         """Return which rows of the tensor belong to each part that it fills, of all `slices`."""
         if not self.groups:
             return {self.part: slice(None)}
+        sizes = {
+            part: (slices[part].stop - slices[part].start) // self.groups
+            for part in self.parts or slices
+        }
         if self.groups == 1:
-            return dict(slices)
-        sizes = [(rows.stop - rows.start) // self.groups for rows in slices.values()]
-        count = self.groups * sum(sizes)
-        indices = torch.arange(count, device="cpu").view(self.groups, -1).split(sizes, dim=1)
-        return {part: each.flatten() for part, each in zip(slices, indices, strict=True)}
+            return dict(stacked_slices(sizes))
+        count = self.groups * sum(sizes.values())
+        indices = torch.arange(count, device="cpu").view(self.groups, -1)
+        shares = indices.split(list(sizes.values()), dim=1)
+        return {part: each.flatten() for part, each in zip(sizes, shares, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +58,16 @@ class WeightMap:
 
     `prefixes` are alternative beginnings of all names. `old_endings` maps an ending of a name to
     its spelling in older files. `aliases` lists further names of a tensor, which a checkpoint may
-    use instead of its name or for a copy. Tensors that are not needed are ignored by the end of
-    their name (`ignored`, for buffers) or by its beginning (`ignored_prefixes`, for the vision
-    half of a multimodal checkpoint).
+    use instead of its name or for a copy. `fused` are tensors that a checkpoint may have in place
+    of all those of a parameter. Tensors that are not needed are ignored by the end of their name
+    (`ignored`, for buffers) or by its beginning (`ignored_prefixes`, for the vision half of a
+    multimodal checkpoint).
     """
 
     targets: dict[str, Target]
     prefixes: Sequence[str] = ("",)
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    fused: Mapping[str, Target] = field(default_factory=dict)
     ignored: Sequence[str] = ()
     ignored_prefixes: Sequence[str] = ()
     old_endings: Mapping[str, str] = field(default_factory=dict)
@@ -71,12 +81,12 @@ class WeightMap:
         yield from self.aliases.get(name, ())
 
 
-def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, Target]:
+def targets_by_module(model: nn.Module, names: Names) -> dict[str, Target]:
     """Return a target for every parameter of `model`.
 
     `names` maps our module names to those of a checkpoint. In it, {i} is the number of a block and
-    {part} the name of a slice of a stacked linear. A name without {part} is that of a tensor with
-    all of them, one after the other.
+    {part} the name of a slice of a stacked linear. Slices with the same name are one tensor, one
+    after the other: all of them, if the name has no {part}.
     """
     targets: dict[str, Target] = {}
     for parameter, _ in model.named_parameters():
@@ -84,13 +94,21 @@ def targets_by_module(model: nn.Module, names: Mapping[str, str]) -> dict[str, T
         number = BLOCK_NUMBER.search(module)
         pattern = BLOCK_NUMBER.sub("{i}", module)
         assert pattern in names, f"{parameter}: no checkpoint name for {pattern!r}"
-        parts = list(parameters_of(model.get_submodule(module)).slices)
-        is_fused = len(parts) > 1 and "{part}" not in names[pattern]
-        for part in [""] if is_fused else parts:
-            spelled = names[pattern].format(i=number and number[0], part=part)
-            tensor = f"{spelled}.{kind}".lstrip(".")
+        known = names[pattern]
+        slices = list(parameters_of(model.get_submodule(module)).slices)
+        parts = slices if isinstance(known, str) else list(known)
+        parts_of: dict[str, list[str]] = {}
+        for part in parts:
+            spelling = known if isinstance(known, str) else known[part]
+            spelled = spelling.format(i=number and number[0], part=part)
+            parts_of.setdefault(f"{spelled}.{kind}".lstrip("."), []).append(part)
+        for tensor, fused in parts_of.items():
             assert tensor not in targets, (
                 f"{tensor} fills both {targets[tensor].parameter} and {parameter}"
             )
-            targets[tensor] = Target(parameter, part, groups=int(is_fused))
+            if len(fused) == 1:
+                targets[tensor] = Target(parameter, fused[0])
+            else:
+                named = () if fused == slices else tuple(fused)
+                targets[tensor] = Target(parameter, groups=1, parts=named)
     return targets

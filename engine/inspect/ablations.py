@@ -24,8 +24,9 @@ from engine.attention.backend import AttentionPlan
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
-from engine.inspect.residual import joins
+from engine.inspect.residual import joins, mixes, noting
 from engine.layers.attention import Attention
+from engine.layers.state import LayerState
 from engine.models.base import Model
 from engine.protocol.generate import Ablation
 from engine.runner.forward import Forward
@@ -87,13 +88,14 @@ class StepMasks:
 
     def __init__(self, runner: ModelRunner, tokens: Sequence[AblatedTokens], count: int) -> None:
         self._module = cast(nn.Module, runner.model)
-        self._kv = {
-            id(runner.kv.layers[attention.index]) for attention in decoder_attention(runner.model)
-        }
+        mixers = decoder_mixers(runner.model)
+        attentions = [mixer for mixer in mixers if isinstance(mixer, Attention)]
+        self._kv = {id(runner.kv.layers[attention.index]) for attention in attentions}
+        self._recurrent = [mixer for mixer in mixers if mixes(mixer)]
         self.layer = -1  # -1: none yet
         self.heads: dict[int, torch.Tensor] = {}  # by layer: [T, H, 1], True for those that are off
         self._off: dict[int, torch.Tensor] = {}  # by layer: [T, 1], True for tokens without it
-        sizes = [attention.spec.num_heads for attention in decoder_attention(runner.model)]
+        sizes = ablatable_heads(runner.model)
         for first, end, ablation in tokens:
             for layer, head in ablation.heads:
                 if layer not in self.heads:
@@ -110,17 +112,20 @@ class StepMasks:
         """Note that attention over `kv` is computed. Self-attention begins a layer."""
         self.layer += id(kv) in self._kv
 
+    def _enter_recurrent(self) -> None:
+        self.layer += 1
+
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Replace `add` of all norms and joins, and restore it on exit."""
         tapped = [layer for layer in self._module.modules() if joins(layer)] if self._off else []
-        try:
+        with contextlib.ExitStack() as stack:
+            for state in self._recurrent:
+                stack.enter_context(noting(state, self._enter_recurrent))
             for layer in tapped:
                 vars(layer)["add"] = self._masked(getattr(layer, "add"))  # noqa: B009
+                stack.callback(vars(layer).pop, "add", None)
             yield
-        finally:
-            for layer in tapped:
-                vars(layer).pop("add", None)
 
     def _masked(self, add: Any) -> Any:
         def masked(x: torch.Tensor, delta: torch.Tensor | None, *post: Any) -> Any:
@@ -161,12 +166,18 @@ class AblatedPlan:
         return result.masked_fill(off, 0)
 
 
-def decoder_attention(model: Model) -> list[Attention]:
-    """Return the self-attention of the decoder's layers, in their order."""
-    layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
-    return [layer for layer in layers if layer.spec.kind == "causal"]
+def decoder_mixers(model: Model) -> list[Attention | LayerState]:
+    """Return the self-attention, or the state, of each layer of the decoder, in their order."""
+    return [
+        layer
+        for layer in cast(nn.Module, model).modules()
+        if mixes(layer) or (isinstance(layer, Attention) and layer.spec.kind == "causal")
+    ]
 
 
 def ablatable_heads(model: Model) -> tuple[int, ...]:
-    """Return the number of heads in each layer of the decoder."""
-    return tuple(layer.spec.num_heads for layer in decoder_attention(model))
+    """Return the number of heads in each layer of the decoder; a recurrent layer has none."""
+    return tuple(
+        mixer.spec.num_heads if isinstance(mixer, Attention) else 0
+        for mixer in decoder_mixers(model)
+    )

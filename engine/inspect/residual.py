@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 
+from engine.attention.batch import ForwardBatch
+from engine.attention.kv_cache import LayerStates
+from engine.layers.state import LayerState
+from engine.ops.state_runs import StateRuns
 from engine.protocol.lens import NormSizes, Stack, SublayerKind, Update
 
 Add = Callable[..., tuple[torch.Tensor, torch.Tensor]]
@@ -30,8 +35,9 @@ class JoinedStream:
 class ResidualTaps:
     """Collects updates, norms and streams in the order of the computation.
 
-    `attended` says which kind of attention the next output comes from; an output without one before
-    it comes from an MLP. A further output of a layer comes from its inputs (Gemma 4).
+    `attended` says which kind of attention the next output comes from, or that it comes from a
+    recurrent layer; an output without one before it comes from an MLP. A further output of a layer
+    comes from its inputs (Gemma 4).
     """
 
     def __init__(self, model: nn.Module, positions: torch.Tensor) -> None:
@@ -46,7 +52,7 @@ class ResidualTaps:
         self._stack: Stack = "decoder"
         self._num_tokens = 0
         self._kind: SublayerKind | None = None
-        self._layers = 0  # whose attention has been computed
+        self._layers = 0  # whose attention, or recurrence, has been computed
         self._last_normed: torch.Tensor | None = None
 
     @contextlib.contextmanager
@@ -62,18 +68,19 @@ class ResidualTaps:
         self.streams.clear()
         self._last_normed = None
         tapped = [(name, layer) for name, layer in self._model.named_modules() if joins(layer)]
-        try:
+        states = [layer for layer in self._model.modules() if mixes(layer)]
+        with contextlib.ExitStack() as restored:
+            for state in states:
+                restored.enter_context(noting(state, partial(self.attended, "recurrent")))
             for name, layer in tapped:
                 vars(layer)["add"] = self._tap(name, layer, getattr(layer, "add"))  # noqa: B009
+                restored.callback(vars(layer).pop, "add", None)
             yield
-        finally:
-            for _, layer in tapped:
-                vars(layer).pop("add", None)
 
     def attended(self, kind: SublayerKind) -> None:
-        """Note that attention has been computed; self-attention begins a layer."""
+        """Note what has been computed; self-attention or a recurrence begins a layer."""
         self._kind = kind
-        if kind == "attention":
+        if kind != "cross":
             self._layers += 1
 
     def _tap(self, name: str, layer: nn.Module, add: Add) -> Add:
@@ -129,6 +136,27 @@ class ResidualTaps:
 
 def joins(layer: nn.Module) -> bool:
     return callable(getattr(layer, "add", None))
+
+
+def mixes(layer: nn.Module) -> TypeGuard[LayerState]:
+    """Return whether the layer is a state in place of attention."""
+    return isinstance(layer, LayerState) and layer.replaces_attention
+
+
+@contextlib.contextmanager
+def noting(state: LayerState, note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` whenever a recurrent layer reads its state."""
+    forward = state.forward
+
+    def noted(batch: ForwardBatch) -> tuple[LayerStates, StateRuns]:
+        note()
+        return forward(batch)
+
+    vars(state)["forward"] = noted
+    try:
+        yield
+    finally:
+        del vars(state)["forward"]
 
 
 def _share(output: torch.Tensor, stream: torch.Tensor) -> float:

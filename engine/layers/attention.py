@@ -16,6 +16,7 @@ from engine.device.ranks import UNEVEN, Ranks, Shard
 from engine.errors import ConfigError
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
+from engine.ops.gated import sigmoid_mul
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_store
 
@@ -121,7 +122,8 @@ class RotaryAttention(LoadedLayer):
     `qk_norm` constructs the norm over head_dim that is applied to the queries and keys of each head
     before the rotation (arXiv 2302.05442). Without `rotates`, positions have no embedding
     (arXiv 2305.19466). With `pairs`, neighbouring dimensions are rotated, by such a
-    RotaryEmbedding.
+    RotaryEmbedding. If it `is_gated`, each head's output is multiplied by the sigmoid of a gate
+    (arXiv 2505.06708).
     """
 
     def __init__(
@@ -135,22 +137,23 @@ class RotaryAttention(LoadedLayer):
         qk_norm: Callable[[], RMSNorm] | None = None,
         rotates: bool = True,
         pairs: bool = False,
+        is_gated: bool = False,
     ) -> None:
         super().__init__()
-        self.rotates, self.pairs = rotates, pairs
+        self.rotates, self.pairs, self.is_gated = rotates, pairs, is_gated
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        queries, keys = heads * spec.head_dim, kv_heads * spec.head_dim
-        self.qkv = Linear(
-            hidden,
-            {"q": queries, "k": keys, "v": keys},
-            bias=qkv_bias,
-            output_units={"q": heads, "k": kv_heads, "v": kv_heads},
-        )
+        queries = heads * spec.head_dim
+        units = {"q": heads, "k": kv_heads, "v": kv_heads}
+        if is_gated:
+            units["gate"] = heads
+        sizes = {part: count * spec.head_dim for part, count in units.items()}
+        self.qkv = Linear(hidden, sizes, bias=qkv_bias, output_units=units)
         self.q_norm = qk_norm() if qk_norm else None
         self.k_norm = qk_norm() if qk_norm else None
         self.sinks = nn.Parameter(torch.empty(heads)) if spec.has_sinks else None
         self.attend = Attention(spec, index)
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
+        self.kernels: Kernels = "torch"
 
     def forward(
         self,
@@ -166,15 +169,17 @@ class RotaryAttention(LoadedLayer):
         """
         spec = self.attend.spec
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        qkv = self.qkv(x).view(len(x), heads + 2 * kv_heads, spec.head_dim)
+        qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
         if query_scale is not None:
             assert self.q_norm is None, "a norm would undo the scale"
             qkv[:, :heads].mul_(query_scale)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        qk, v, gate = qkv.tensor_split((heads + kv_heads, heads + 2 * kv_heads), dim=1)
         angles = (cos, sin) if self.rotates else None
         attended = self.attend.rotate_and_attend(
             qk, v, angles, self._norm(), batch, self.sinks, pairs=self.pairs
         )
+        if self.is_gated:
+            attended = sigmoid_mul(attended, gate.flatten(1), self.kernels)
         return self.out(attended)
 
     def divide(self, ranks: Ranks) -> None:

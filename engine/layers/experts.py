@@ -11,7 +11,7 @@ from engine.device.ranks import Ranks
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, GatedMLP
 from engine.layers.weights.experts import ExpertsWeight
-from engine.ops.experts import ExpertGroups, ExpertRows, combine, route, rows_by_expert
+from engine.ops.experts import TINY, ExpertGroups, ExpertRows, combine, route, rows_by_expert
 from engine.ops.gated import clamped_swiglu, sigmoid
 from engine.ops.kernels import Kernels
 
@@ -29,13 +29,14 @@ class ClampedSwiGLU:
 
 @dataclass(frozen=True, slots=True)
 class RouterShape:
-    """How a router scores and chooses experts; see `route`."""
+    """How a router scores experts, in addition to the settings in ExpertsShape; see `route`."""
 
     is_sigmoid: bool = False
     has_choice_bias: bool = False
     groups: ExpertGroups | None = None
     scale: float = 1.0
     is_wide: bool = False  # computed and kept in fp32
+    eps: float = TINY  # added to the sum that renormalised weights are divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,7 @@ class Experts(nn.Module):
             bias=getattr(self.router, "e_score_correction_bias", None),
             groups=router.groups,
             scale=router.scale,
+            eps=router.eps,
         )
         return self.mix(x, experts, weights)
 

@@ -13,12 +13,14 @@ from torch import nn
 
 from engine.checkpoint.parameters import LayerParameters, LoadedLayer, stacked_slices
 from engine.device.ranks import Ranks, Shard
+from engine.ops.gated import silu
 from engine.ops.kernels import Kernels
 from engine.ops.norm import (
     Tensors,
     add_layer_norm,
     add_rms_norm,
     divide_by_rms,
+    gated_rms_norm,
     layer_norm,
     mean_square,
     rms_norm,
@@ -56,6 +58,22 @@ class OffsetRMSNorm(RMSNorm):
     """RMSNorm as in Gemma: the stored weight is weight - 1."""
 
     offset = True
+
+
+class GatedRMSNorm(nn.Module):
+    """RMSNorm of the last dimension, times silu of a gate."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps = eps
+        self.kernels: Kernels = "torch"
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """x and gate [T, H, dim] -> [T, H, dim]."""
+        return gated_rms_norm(
+            x, gate, self.weight, self.eps, gate_first=False, kernels=self.kernels
+        )
 
 
 class SharedRMSNorm(RMSNorm):
@@ -120,6 +138,47 @@ class HeadLayerNorm(LoadedLayer):
         }
         shape = (len(slices) * dim, 1)
         self.tensors.take_shard(Shard(shape, slices, rows, slice(0, 1)))
+
+
+class GroupedRMSNorm(LoadedLayer):
+    """RMSNorm of y * silu(z) in `groups` of equal width, as in Mamba-2, computed in fp32.
+
+    Ranks divide the width in `units`. Ranks that share a group add up its squares.
+    """
+
+    def __init__(self, dim: int, eps: float, *, groups: int, units: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.eps, self.groups, self.units = eps, groups, units
+        self.ranks = Ranks()
+        self.kernels: Kernels = "torch"
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep the weights of this rank's units. Raises ConfigError if that is not possible."""
+        dim = len(self.weight)
+        rows = {"": ranks.units(dim, self.units)}
+        self.tensors.take_shard(Shard((dim, 1), {"": slice(0, dim)}, rows, slice(0, 1)))
+        self.ranks = ranks
+
+    def forward(self, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """y and z [T, dim] -> [T, dim], in y's dtype."""
+        own = max(self.groups // self.ranks.count, 1)  # groups of this rank
+        y, z = y.unflatten(1, (own, -1)), z.unflatten(1, (own, -1))
+        weight, kernels = self.weight.unflatten(0, (own, -1)), self.kernels
+        if self.groups >= self.ranks.count:
+            normed = gated_rms_norm(y, z, weight, self.eps, gate_first=True, kernels=kernels)
+            return normed.flatten(1)
+        gated = y.float() * silu(z.float())
+        squares = self._mean_of_ranks(mean_square(gated))
+        return divide_by_rms(gated, squares, weight, self.eps).flatten(1).to(y.dtype)
+
+    def _mean_of_ranks(self, squares: torch.Tensor) -> torch.Tensor:
+        """Return the mean [T, 1, 1] of the `squares` of all ranks that share a group."""
+        groups, ranks = self.groups, self.ranks
+        group = ranks.own * groups // ranks.count
+        of_groups = squares.new_zeros(len(squares), groups, 1)
+        of_groups[:, group : group + 1] = squares
+        return ranks.sum(of_groups)[:, group : group + 1] * (groups / ranks.count)
 
 
 class PlainRMSNorm(nn.Module):

@@ -11,17 +11,20 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import LayerStates
-from engine.device.ranks import UNEVEN, Ranks
-from engine.errors import ConfigError
+from engine.device.ranks import Ranks
 from engine.ops.state_runs import StateRuns
 from engine.ops.untouched import untouched_zeros
 
 
 class StatePart(NamedTuple):
-    """One tensor of a layer's state. Ranks may divide its first dimension."""
+    """One tensor of a layer's state. Ranks may divide its first dimension.
+
+    It consists of `parts`: the rows of each, and the number of its equal units that ranks divide.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None  # None: the model's
+    parts: tuple[tuple[int, int], ...] = ()  # (): one part, and each row is a unit
 
 
 StateSpec = tuple[StatePart, ...]  # what a recurrent layer keeps of a sequence
@@ -30,32 +33,40 @@ StateSpec = tuple[StatePart, ...]  # what a recurrent layer keeps of a sequence
 class LayerState(nn.Module):
     """The state of a recurrent layer, number `index` of those layers. It has no weights.
 
-    Unless it `divides`, each rank keeps the whole state.
+    Unless it `divides`, each rank keeps the whole state. A layer may have one besides attention; if
+    it `replaces_attention`, it is what mixes tokens in a layer.
     """
 
-    def __init__(self, index: int, *parts: StatePart, divides: bool = True) -> None:
+    def __init__(
+        self,
+        index: int,
+        *parts: StatePart,
+        divides: bool = True,
+        replaces_attention: bool = True,
+    ) -> None:
         super().__init__()
         self.spec: StateSpec = parts
         self.index = index
         self.divides = divides
+        self.replaces_attention = replaces_attention
 
     def divide(self, ranks: Ranks) -> None:
         """Keep this rank's share of each part. Raises ConfigError if that is not possible."""
-        if not self.divides:
-            return
-        parts = []
-        for part in self.spec:
-            size, *rest = part.shape
-            if size % ranks.count:
-                raise ConfigError(f"has {size} rows of state, which {ranks.count} {UNEVEN}")
-            parts.append(part._replace(shape=(size // ranks.count, *rest)))
-        self.spec = tuple(parts)
+        if self.divides:
+            self.spec = tuple(_divided(part, ranks) for part in self.spec)
 
     def forward(self, batch: ForwardBatch) -> tuple[LayerStates, StateRuns]:
         """Return the layer's states, each part [slots + 1, *shape], and the step's runs."""
         assert batch.kv.states is not None, "the cache of a model with states has some"
         assert batch.runs is not None, "a step of a model with states has runs"
         return batch.kv.states[self.index], batch.runs
+
+
+def _divided(part: StatePart, ranks: Ranks) -> StatePart:
+    size, *rest = part.shape
+    shares = [ranks.units(*each) for each in part.parts or ((size, size),)]
+    kept = sum(share.stop - share.start for share in shares)
+    return part._replace(shape=(kept, *rest))
 
 
 def state_specs(model: nn.Module) -> list[StateSpec]:

@@ -140,6 +140,9 @@ class ModelPlan:
         if most is None:
             size = config.kv_cache_memory_bytes or total or share
             most = size // max(self.block_bytes, 1)
+            if total is None and config.kv_cache_memory_bytes is None:  # as `plan_blocks`
+                blocks = -(-self.max_model_len // config.block_size)
+                most = min(most, config.max_num_seqs * blocks)
         if budget is None:
             budget = default_budget(total, share, config)
         self.states = plan_states(

@@ -258,8 +258,7 @@ def _places(weight_map: WeightMap, plan: AdapterPlan) -> dict[str, Place]:
         if layer not in plan.shapes:
             continue
         slices = plan.shapes[layer].whole_slices
-        filled = target.slice_of(slices)
-        count = len(range(*filled.indices(plan.shapes[layer].whole[0])))
+        count = target.count(slices, plan.shapes[layer].whole[0])
         place = Place(layer, target.rows(slices), count)
         for spelling in weight_map.spellings(name):
             for prefix in weight_map.prefixes:

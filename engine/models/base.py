@@ -100,6 +100,16 @@ def positive(
     return value
 
 
+def conv_width(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """Like `positive`, for a causal convolution: of one input only, it would have no state."""
+    width = positive(config, key, default, below=2**16)
+    if width == 1:
+        raise ConfigError(
+            f"config.json has {key} = 1; convolutions over 2 inputs or more are served."
+        )
+    return width
+
+
 def layer_count(
     config: dict[str, Any], key: str = "num_hidden_layers", default: int | None = None
 ) -> int:
@@ -179,6 +189,19 @@ def layer_kinds(
             f"for each of {layers} layers."
         )
     return tuple(known[kind] for kind in given)
+
+
+def with_attention(kinds: tuple[str, ...], attends: str) -> tuple[str, ...]:
+    """Return the kinds of layers. Raises ConfigError if no layer has the kind `attends`.
+
+    Tokens are counted by blocks of KV, and a model without attention has none.
+    """
+    if attends not in kinds:
+        raise ConfigError(
+            "config.json has no attention layer in layer_types; Penstock serves recurrent layers "
+            "together with at least one attention layer."
+        )
+    return kinds
 
 
 def layer_windows(

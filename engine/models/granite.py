@@ -6,9 +6,10 @@ They scale token embeddings, attention scores, the output of each sublayer, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.models.base import positive_float
@@ -30,6 +31,17 @@ class GraniteConfig(LlamaConfig):
     scale: float  # attention scale, instead of head_dim^-0.5
     residual_scale: float  # factor on the output of each sublayer
     logits_divisor: float
+
+
+def granite_fields(config: dict[str, Any]) -> dict[str, float]:
+    """Return the multipliers; a missing one is 1. Raises ConfigError for invalid values."""
+    given = dict.fromkeys(MULTIPLIERS, 1.0) | config
+    return {
+        "embed_scale": positive_float(given, "embedding_multiplier"),
+        "scale": positive_float(given, "attention_multiplier"),
+        "residual_scale": positive_float(given, "residual_multiplier"),
+        "logits_divisor": positive_float(given, "logits_scaling"),
+    }
 
 
 class GraniteBlock(LlamaBlock):
@@ -55,19 +67,12 @@ class GraniteBlock(LlamaBlock):
 
 class Granite(Llama):
     config: GraniteConfig
-    block = GraniteBlock
+    block: ClassVar[type[nn.Module]] = GraniteBlock
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> GraniteConfig:
-        """Read config.json; a missing multiplier is 1. Raises ConfigError for invalid values."""
-        given = dict.fromkeys(MULTIPLIERS, 1.0) | config
-        return GraniteConfig.from_hf(
-            config,
-            embed_scale=positive_float(given, "embedding_multiplier"),
-            scale=positive_float(given, "attention_multiplier"),
-            residual_scale=positive_float(given, "residual_multiplier"),
-            logits_divisor=positive_float(given, "logits_scaling"),
-        )
+        """Read config.json. Raises ConfigError as `granite_fields` does."""
+        return GraniteConfig.from_hf(config, **granite_fields(config))
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)

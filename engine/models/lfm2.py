@@ -10,22 +10,27 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
+from engine.errors import ConfigError
+from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.mlp import GATED, MLP
 from engine.layers.recurrent import CausalConv
 from engine.layers.state import LayerState, StatePart
 from engine.models.base import (
+    conv_width,
     layer_count,
     layer_kinds,
     nullable,
     positive,
     positive_float,
     required,
+    with_attention,
 )
 from engine.models.llama import NAMES, Llama, LlamaConfig, llama_attention
 from engine.ops.norm import Tensors
 
 ATTENDS, CONVOLVES = "full_attention", "conv"
+THETA = 1_000_000.0  # if config.json has no rope_theta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,14 @@ class ShortConv(nn.Module):
         return self.out(c * self.conv(b * x, tails, runs))
 
 
+def lfm2_mlp(config: Lfm2Config, index: int) -> nn.Module:
+    """Return the feed-forward network of layer `index`, or its mixture of experts."""
+    c = config
+    if c.experts is None or index in c.dense_layers:
+        return MLP(c.hidden, c.intermediate, GATED["silu"], parts=("w1", "w3"))
+    return Experts(c.hidden, c.experts, "silu")
+
+
 class Lfm2Block(nn.Module):
     def __init__(self, config: Lfm2Config, index: int) -> None:
         super().__init__()
@@ -69,7 +82,7 @@ class Lfm2Block(nn.Module):
         else:
             self.conv = ShortConv(c, index)
         self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c.hidden, c.intermediate, GATED["silu"], parts=("w1", "w3"))
+        self.mlp = lfm2_mlp(c, index)
 
     def forward(
         self,
@@ -111,11 +124,6 @@ class Lfm2(Llama):
 
         Published checkpoints have other names for some keys than those that transformers saves.
         """
-        layers = layer_count(config)
-        attending = config.get("full_attn_idxs")
-        if attending is None:
-            attending = range(layers)
-        kinds = [ATTENDS if index in attending else CONVOLVES for index in range(layers)]
         own = {
             "rms_norm_eps": required(config, "norm_eps"),
             "intermediate_size": _intermediate(config),
@@ -124,12 +132,27 @@ class Lfm2(Llama):
             ),
         }
         return Lfm2Config.from_hf(
-            config | own,
-            kinds=layer_kinds(config, kinds, (ATTENDS, CONVOLVES)),
-            conv_width=positive(config, "conv_L_cache"),
+            {"rope_theta": THETA} | config | own,
+            kinds=_kinds(config),
+            conv_width=conv_width(config, "conv_L_cache"),
             conv_bias=bool(config.get("conv_bias", False)),
             qk_norm=True,
         )
+
+
+def _kinds(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the kind of each layer. Raises ConfigError if a list is malformed, or none attends."""
+    layers = layer_count(config)
+    attending = config.get("full_attn_idxs")
+    if attending is None:
+        attending = list(range(layers))
+    if not isinstance(attending, list) or any(type(index) is not int for index in attending):
+        raise ConfigError(
+            f"config.json has full_attn_idxs = {attending!r:.99}; it must be a list of the numbers "
+            "of layers."
+        )
+    kinds = [ATTENDS if index in attending else CONVOLVES for index in range(layers)]
+    return with_attention(layer_kinds(config, kinds, (ATTENDS, CONVOLVES)), ATTENDS)
 
 
 def _intermediate(config: dict[str, Any]) -> int:

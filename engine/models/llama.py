@@ -5,7 +5,7 @@ RMSNorm, rotary position embedding, grouped-query attention and SwiGLU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.checkpoint.weight_map import WeightMap, targets_by_module
+from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.experts import Experts, ExpertsShape
@@ -69,6 +69,7 @@ class LlamaConfig:
     gated: bool = True  # whether the feed-forward networks have a gate
     embed_scale: float = 1.0  # factor on token embeddings
     has_sinks: bool = False
+    gates_attention: bool = False
     experts: ExpertsShape | None = None
     dense_layers: frozenset[int] = frozenset()  # these have no experts
 
@@ -135,6 +136,7 @@ def llama_attention(
         qk_norm=_head_norm(c) if c.qk_norm else None,
         rotates=c.rotates[index],
         pairs=c.pairs,
+        is_gated=c.gates_attention,
     )
 
 
@@ -183,7 +185,7 @@ class LlamaBlock(nn.Module):
 class Llama(nn.Module):
     # A relative may have another block and other names of tensors.
     block: ClassVar[type[nn.Module]] = LlamaBlock
-    names: ClassVar[Mapping[str, str]] = NAMES
+    names: ClassVar[Names] = NAMES
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:

@@ -26,23 +26,27 @@ class Qwen2Moe(Llama):
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
-        count = positive(config, "num_experts")
-        shared = SharedExpert(positive(config, "shared_expert_intermediate_size"), is_gated=True)
-        experts = ExpertsShape(
-            count,
-            experts_per_token(config, count),
-            positive(config, "moe_intermediate_size"),
-            renormalises=bool(config.get("norm_topk_prob", False)),
-            shared=shared,
-        )
+        renormalises = bool(config.get("norm_topk_prob", False))
         return LlamaConfig.from_hf(
             config,
             windows=_windows(config),
             qkv_bias=bool(config.get("qkv_bias", True)),
             out_bias=False,
-            experts=experts,
+            experts=experts_with_shared(config, renormalises=renormalises),
             dense_layers=dense_layers(config, layer_count(config)),
         )
+
+
+def experts_with_shared(config: dict[str, Any], *, renormalises: bool) -> ExpertsShape:
+    """Return the experts, with a gated shared expert. Raises ConfigError if a key is missing."""
+    count = positive(config, "num_experts")
+    return ExpertsShape(
+        count,
+        experts_per_token(config, count),
+        positive(config, "moe_intermediate_size"),
+        renormalises=renormalises,
+        shared=SharedExpert(positive(config, "shared_expert_intermediate_size"), is_gated=True),
+    )
 
 
 def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:

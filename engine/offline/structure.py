@@ -211,10 +211,14 @@ class _Trace(TorchFunctionMode):
     def _joins_layers(
         self, layer: nn.Module, given: Sequence[torch.Tensor], result: torch.Tensor
     ) -> bool:
-        """Whether an addition joins outputs of layers, and is no detail of an activation."""
+        """Whether an addition joins outputs of layers.
+
+        Those of an activation, and of the experts of a token, are details.
+        """
         has_containers = any(list(child.children()) for child in layer.children())
         is_whole = given[0].shape == result.shape and result.dim() > 1
-        return has_containers and is_whole and all(self._sources_of([x]) for x in given)
+        first, second = (self._sources_of([x]) for x in given)
+        return has_containers and is_whole and bool(first and second) and first != second
 
     def _norm(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> int:
         """Return the box of a norm that was called as a function: its module's, if it has one."""

@@ -27,6 +27,10 @@ def causal_conv(
     x is [T, C], weight [C, W], bias [C]. The states `tails` [slots + 1, C, W - 1], in x's dtype,
     hold the last W - 1 inputs of a sequence, oldest first.
     """
+    if kernels == "triton":
+        from engine.kernels.triton.causal_conv import convolve as launch
+
+        return launch(x, weight, bias, tails, runs.starts, runs.reads, runs.writes, silu=silu)
     if kernels == "numba":
         from engine.kernels.numba.causal_conv import convolve
 

@@ -42,9 +42,9 @@ class ExpertRows:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in `count` equal groups. A token uses the experts of `chosen` groups.
+    """Experts in `count` equal groups. A token uses `chosen` ones (arXiv 2405.04434).
 
-    They are those with the largest sums of their `best` highest scores (arXiv 2405.04434).
+    They are those with the largest sums of their `best` highest scores.
     """
 
     count: int
@@ -61,11 +61,13 @@ def route(
     bias: torch.Tensor | None = None,
     groups: ExpertGroups | None = None,
     scale: float = 1.0,
+    eps: float = TINY,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts with the largest logits [T, experts], and their weights [T, k] in fp32.
 
     Weights are softmax probabilities, or sigmoids. With `renormalises` those of a token add up to
-    1; then `scale` multiplies them. `bias` [experts] is added to the scores for the choice alone.
+    1, but for `eps`; then `scale` multiplies them. `bias` [experts] is added to the scores for the
+    choice alone.
     """
     scores = sigmoid(logits.float()) if is_sigmoid else logits.float().softmax(-1)
     choice = scores if bias is None else scores + bias
@@ -74,7 +76,7 @@ def route(
     experts = choice.topk(per_token).indices
     weights = scores.gather(1, experts)
     if renormalises:  # sigmoids may all be 0
-        weights = weights / (weights.sum(-1, keepdim=True) + TINY)
+        weights = weights / (weights.sum(-1, keepdim=True) + eps)
     return experts, weights if scale == 1.0 else weights * scale
 
 

@@ -58,6 +58,10 @@ def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor, kernels: Kernels) -> torch.
 
     x and gate are [T, N] or [T, H, N], with any strides of tokens and heads.
     """
+    if kernels == "triton":
+        from engine.kernels.triton.gated import sigmoid_mul as launch
+
+        return launch(x, gate)
     if kernels == "numba":
         from engine.kernels.numba.gated import sigmoid_mul as multiply
 

@@ -35,6 +35,10 @@ def gated_delta(
     their last dimension must be contiguous. The states are [slots + 1, Hv, K, V] fp32. Value head h
     uses key head h // (Hv // Hk). It is computed in fp32.
     """
+    if kernels == "triton":
+        from engine.kernels.triton.recurrence import delta_rule as launch
+
+        return launch(q, k, v, a, b, a_log, dt_bias, states, runs.starts, runs.reads, runs.writes)
     if kernels == "numba":
         from engine.kernels.numba.recurrence import delta_rule
 

@@ -57,6 +57,10 @@ def gated_rms_norm(
     [H, N] with a row for each head. It is computed in fp32 and rounded once. Qwen3-Next norms
     first (arXiv 2412.06464), Mamba-2 gates first (arXiv 2405.21060).
     """
+    if kernels == "triton":
+        from engine.kernels.triton.norm import gated_norm as launch
+
+        return launch(x, gate, weight, eps, gate_first=gate_first)
     if kernels == "numba":
         from engine.kernels.numba.gated import gated_norm
 

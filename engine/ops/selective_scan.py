@@ -32,6 +32,10 @@ def selective_scan(
     last dimension must be contiguous. The states are [slots + 1, H, N, P] fp32. Head h uses group
     h // (H // G) of b and c. It is computed in fp32.
     """
+    if kernels == "triton":
+        from engine.kernels.triton.recurrence import scan as launch
+
+        return launch(x, b, c, dt, a_log, d, dt_bias, states, runs.starts, runs.reads, runs.writes)
     if kernels == "numba":
         from engine.kernels.numba.recurrence import scan
 

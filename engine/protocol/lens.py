@@ -21,7 +21,7 @@ MAX_LENS_WAIT = 10.0  # seconds that a lens waits for requests before it is refu
 MAX_LOGIT_POSITIONS = 64
 MAX_EMBEDDINGS = 32
 Stack = Literal["encoder", "decoder", "cross"]
-SublayerKind = Literal["attention", "cross", "mlp", "per-layer input"]
+SublayerKind = Literal["attention", "recurrent", "cross", "mlp", "per-layer input"]
 
 
 class LensRequest(Message, frozen=True):

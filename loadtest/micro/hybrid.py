@@ -1,4 +1,4 @@
-"""What recurrent layers cost: a hybrid next to a Llama of equal size, both with random weights.
+"""The cost of recurrent layers: a hybrid next to a Llama of equal size, both with random weights.
 
 Three quarters of the hybrid's layers are gated delta nets, as in Qwen3.5, and the others attend.
 Both engines run in this process and take turns. Measured are a decode step by its context and by

@@ -193,8 +193,8 @@ def kv_cache(ready: Ready) -> list[str]:
     windows = sorted({group.window for group in ready.kv_groups if group.window})
     if windows:
         windowed = sum(group.layers for group in ready.kv_groups if group.window)
-        per_block = max(group.layers for group in ready.kv_groups)
-        saved = 1 - each * per_block / (layers * -(-length // ready.block_size))
+        # Layers of different groups may differ in bytes, but the blocks of all groups are equal.
+        saved = 1 - each / (len(ready.kv_groups) * -(-length // ready.block_size))
         sizes = " or ".join(map(str, windows))
         lines.append(
             f"  windows   {windowed} of {layers} layers keep only the last {sizes} tokens: "

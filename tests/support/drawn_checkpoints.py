@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import shutil
@@ -129,10 +130,13 @@ def _steps(model: Any, prompt_ids: list[int]) -> Iterator[tuple[int, float]]:
     """Yield the tokens of a greedy answer with their logprobs, until one is not certain."""
     import torch
 
+    # transformers 5.24 has renamed it, and warns about the old name.
+    names = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in names else "past_key_values"
     unread, past = prompt_ids, None
     for _ in range(TOKENS):
-        step = model(torch.tensor([unread]), past_key_values=past, use_cache=True)
-        past = step.past_key_values
+        step = model(torch.tensor([unread]), use_cache=True, **{name: past})
+        past = step.get(name, step.past_key_values)
         values, tokens = step.logits[0, -1].log_softmax(-1).topk(2)
         best, second = values.tolist()
         token = int(tokens[0])

@@ -127,7 +127,9 @@ class Golden:
         )
 
     def driver(self, **config: Any) -> Driver:
-        return Driver(self.folder, **({"block_size": BLOCK, "max_num_seqs": 8} | config))
+        # Thousands of states, which are checked after each turn, would take seconds.
+        small = {"block_size": BLOCK, "max_num_seqs": 8, "state_memory_bytes": 2**21}
+        return Driver(self.folder, **(small | config))
 
 
 Equality = Callable[[Golden], None]
@@ -218,8 +220,10 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
     generator = torch.Generator().manual_seed(0)
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     learned += [(name, b) for name, b in model.named_buffers() if name.endswith(LEARNED_BUFFERS)]
-    for _, parameter in sorted(learned):
+    for name, parameter in sorted(learned):
         noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("A_log"):  # decays start at large random numbers
+            parameter.zero_()
         if parameter.dim() > 1:
             parameter.copy_(noise * 2 * hidden**-0.5)
         else:

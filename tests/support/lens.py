@@ -23,6 +23,7 @@ from tests.support.naive_nanochat import Naive
 # The norms of a stack in transformers, in no order: hooks find their order.
 PRE_NORMS = (
     r"(input_layernorm|pre_feedforward_layernorm|ln_1|ln_2|ln_f)$",
+    r"(operator_norm|ffn_norm|embedding_norm)$",
     r"(model|language_model)\.norm$",
     r"layer\.\d\.layer_norm$",
     r"final_layer_norm$",
@@ -41,6 +42,7 @@ SUBLAYERS = {
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
     "gemma4_text": r"post_(attention_layernorm|feedforward_layernorm|per_layer_input_norm)$",
 }
+RECURRENT = ("conv", "linear_attention")  # in a config's layer_types
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
 
 
@@ -62,6 +64,7 @@ class Inside:
     attention: dict[str, list[torch.Tensor]]  # by stack: [heads, queries, keys] of each layer
     streams: dict[str, Stream]
     logits: list[torch.Tensor] = field(default_factory=list)  # [T, V] after 0, 1, … all layers
+    recurrent: set[int] = field(default_factory=set)  # layers without attention
 
 
 def run_lens(runner: ModelRunner, tokens: Sequence[int], **more: Any) -> LensResult:
@@ -147,6 +150,8 @@ def _inside(reference: Any, found: Any, calls: list[Any], *, is_post_norm: bool)
         else:
             streams[stack] = _stream(own, states, is_post_norm=is_post_norm)
     inside = Inside({k: [layer[0] for layer in v] for k, v in attention.items()}, streams)
+    kinds = getattr(reference.config, "layer_types", None) or []
+    inside.recurrent = {layer for layer, one in enumerate(kinds) if one in RECURRENT}
     if "decoder" in hidden:
         last = None if is_post_norm else _module(reference, calls[-1][0])
         *earlier, _ = hidden["decoder"]

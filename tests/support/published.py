@@ -67,6 +67,37 @@ def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, An
     return decoder("Gemma4", hidden, heads, kv_heads, 256, **(facts | more))
 
 
+def lfm_2(hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    facts = {"norm_eps": 1e-5, "conv_L_cache": 3, "full_attn_idxs": [1]}
+    return decoder("Lfm2", hidden, heads, 8, **facts | more)
+
+
+def granite_4(
+    hidden: int, heads: int, kv_heads: int, mamba_heads: int, **more: Any
+) -> dict[str, Any]:
+    facts = {
+        "layer_types": ["mamba", "attention"],
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": 64,
+        "num_local_experts": 0,
+        "mamba_n_heads": mamba_heads,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "residual_multiplier": 0.22,
+    }
+    return decoder("GraniteMoeHybrid", hidden, heads, kv_heads, **facts | more)
+
+
+def hybrid(name: str, hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
+    """Return a config of Qwen's models with gated delta nets."""
+    facts = {"num_hidden_layers": 4, "full_attention_interval": 4, "partial_rotary_factor": 0.25}
+    facts |= {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    facts |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    experts = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
+    return decoder(name, hidden, heads, kv_heads, 256, **(facts | experts | more))
+
+
 def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
     return SMALL | {
         "architectures": [architecture],
@@ -121,6 +152,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         num_experts_per_tok=8,
         moe_intermediate_size=64,
     ),
+    "Qwen3-Next-80B-A3B": hybrid("Qwen3Next", 2048, 16, 2, num_experts=512, num_experts_per_tok=10),
+    "Qwen3.5-9B": hybrid("Qwen3_5", 4096, 16, 4),
+    "Qwen3.5-35B-A3B": hybrid("Qwen3_5Moe", 2048, 16, 2, num_experts=256, num_experts_per_tok=8),
     "gemma-2b": decoder("Gemma", 2048, 8, 1, 256),
     "gemma-7b": decoder("Gemma", 3072, 16, 16, 256),
     "gemma-3-1b": gemma_3(1152, 4, 1, 512),
@@ -171,6 +205,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         num_global_key_value_heads=4,
     ),
     "granite-3.3-8b": decoder("Granite", 4096, 32, 8, residual_multiplier=0.22),
+    "granite-4.0-h-micro": granite_4(2048, 32, 8, 64),
+    "granite-4.0-h-tiny": granite_4(1536, 12, 4, 48, num_local_experts=64, num_experts_per_tok=6),
+    "granite-4.0-h-small": granite_4(
+        4096, 32, 8, 128, num_local_experts=72, num_experts_per_tok=10
+    ),
+    "LFM2-350M": lfm_2(1024, 16),
+    "LFM2-700M": lfm_2(1536, 24),
+    "LFM2-1.2B": lfm_2(2048, 32),
+    "LFM2-2.6B": lfm_2(2048, 32),
+    "LFM2-8B-A1B": decoder(
+        "Lfm2Moe",
+        *(2048, 32, 8),
+        norm_eps=1e-5,
+        conv_L_cache=3,
+        layer_types=["conv", "full_attention"],
+        num_dense_layers=1,
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+    ),
     "OLMo-2-7B": decoder("Olmo2", 4096, 32, 32),
     "OLMo-3-7B": decoder("Olmo3", 4096, 32, 32, sliding_window=4096, num_hidden_layers=4),
     "SmolLM3-3B": decoder("SmolLM3", 2048, 16, 4, no_rope_layer_interval=2),

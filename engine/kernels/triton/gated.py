@@ -19,7 +19,7 @@ def tanh(x):
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     e = tl.exp(-tl.abs(x))
     numerator = tl.where(x < 0, e, 1.0)
     return numerator / (1.0 + e)
@@ -28,7 +28,7 @@ def _sigmoid(x):
 @triton.jit
 def _activated(x, KIND: tl.constexpr):
     if KIND == "silu":
-        return x * _sigmoid(x)
+        return x * sigmoid(x)
     elif KIND == "gelu_tanh":
         half = 0.5 * x
         cube = 0.044715 * x * x * x
@@ -62,6 +62,59 @@ def _activation_kernel(
         up = tl.load(row_ptr + size + columns, mask, 0.0)
         y *= up.to(tl.float32)
     tl.store(out_ptr + row * size + columns, y.to(out_ptr.dtype.element_ty), mask)
+
+
+# Inputs may be slices.
+@triton.jit(
+    do_not_specialize=["x_ptr", "gate_ptr", "x_stride", "x_head", "gate_stride", "gate_head"]
+)
+def _sigmoid_mul_kernel(
+    x_ptr,
+    gate_ptr,
+    out_ptr,
+    x_stride,
+    x_head,
+    gate_stride,
+    gate_head,
+    heads,
+    size,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    wait_for_inputs(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    token, head = row // heads, row % heads
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    x = tl.load(x_ptr + token * x_stride + head * x_head + columns, mask, 0.0)
+    gate = tl.load(gate_ptr + token * gate_stride + head * gate_head + columns, mask, 0.0)
+    y = x.to(tl.float32) * sigmoid(gate.to(tl.float32))
+    tl.store(out_ptr + row * size + columns, y.to(out_ptr.dtype.element_ty), mask)
+
+
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(gate), [T, N] or [T, H, N] each, with any strides of tokens and heads."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.dim() == 2:
+        x, gate = x[:, None], gate[:, None]
+    tokens, heads, size = x.shape
+    assert x.stride(2) == gate.stride(2) == 1
+    block = min(triton.next_power_of_2(size), BLOCK)
+    if tokens:
+        _sigmoid_mul_kernel[tokens * heads, triton.cdiv(size, block)](
+            x,
+            gate,
+            out,
+            x.stride(0),
+            x.stride(1),
+            gate.stride(0),
+            gate.stride(1),
+            heads,
+            size,
+            block,
+            **launch_options(x.device),
+        )
+    return out
 
 
 def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:

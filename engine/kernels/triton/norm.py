@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.gated import sigmoid
 from engine.kernels.triton.overlap import launch_options, wait_for_inputs
 
 
@@ -107,6 +108,78 @@ def norm(
             **launch_options(x.device),
         )
     return total, normed
+
+
+# Inputs may be slices.
+@triton.jit(
+    do_not_specialize=["x_ptr", "gate_ptr", "x_stride", "x_head", "gate_stride", "gate_head"]
+)
+def _gated_norm_kernel(
+    x_ptr,
+    gate_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    x_head,
+    gate_stride,
+    gate_head,
+    weight_head,
+    heads,
+    size,
+    eps,
+    GATE_FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    wait_for_inputs(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    token, head = row // heads, row % heads
+    at = tl.arange(0, BLOCK)
+    mask = at < size
+    x = tl.load(x_ptr + token * x_stride + head * x_head + at, mask, 0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + token * gate_stride + head * gate_head + at, mask, 0.0)
+    gate = gate.to(tl.float32)
+    factor = gate * sigmoid(gate)
+    if GATE_FIRST:
+        x *= factor
+    x = _scale(x, mask, size, eps, False)
+    x *= tl.load(weight_ptr + head * weight_head + at, mask, 0.0).to(tl.float32)
+    if not GATE_FIRST:
+        x *= factor
+    tl.store(out_ptr + row * size + at, x.to(out_ptr.dtype.element_ty), mask)
+
+
+def gated_norm(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, gate_first: bool
+) -> torch.Tensor:
+    """Compute what ops.norm.gated_rms_norm does, for [T, N] or [T, H, N]."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.dim() == 2:
+        x, gate = x[:, None], gate[:, None]
+    tokens, heads, size = x.shape
+    assert x.stride(2) == gate.stride(2) == 1
+    assert weight.is_contiguous()
+    block = triton.next_power_of_2(size)
+    if tokens:
+        _gated_norm_kernel[(tokens * heads,)](
+            x,
+            gate,
+            weight,
+            out,
+            x.stride(0),
+            x.stride(1),
+            gate.stride(0),
+            gate.stride(1),
+            size if weight.dim() == 2 else 0,
+            heads,
+            size,
+            eps,
+            GATE_FIRST=gate_first,
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+            **launch_options(x.device),
+        )
+    return out
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,8 @@ import { Chart } from "./chart.js";
 import { Choice, FigureTable } from "./parts.js";
 import { exact, piecesOf } from "./text.js";
 
-const KINDS = { attention: ["o", 1], cross: ["+", 3], mlp: ["x", 2], "per-layer input": ["+", 4] };
+const KINDS = { attention: ["o", 1], recurrent: ["+", 4], cross: ["+", 3], mlp: ["x", 2],
+  "per-layer input": ["o", 4] };
 
 export default function Residual({ report, params, update }) {
   const stacks = report.residual.map(({ stack }) => stack);

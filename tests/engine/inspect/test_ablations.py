@@ -189,6 +189,27 @@ def test_aborted_ablated_request_leaves_nothing(model: Path) -> None:
     assert not norms
 
 
+def test_layers_of_a_model_with_states_are_switched_off_one_by_one(
+    goldens: Callable[[Any], Golden],
+) -> None:
+    """Recurrent layers are layers, too: they have no heads."""
+    golden = goldens(CASES["lfm2"])
+    driver, prompt, layers = Driver(golden.folder), golden.prompts[1], golden.reference.model.layers
+    assert driver.core.facts.ablatable_heads == (0, 0, 6, 0, 6)
+    ids = [
+        driver.submit(prompt, 1, logprobs=0, ablation=Ablation(layers=(layer,)))
+        for layer in range(len(layers))
+    ]
+    driver.run()
+    for layer, request_id in zip(layers, ids, strict=True):
+        handle = layer.register_forward_hook(lambda *given: given[1][0])
+        with torch.inference_mode():
+            expected = golden.reference(**golden.inputs(1)).logits[0, -1].log_softmax(-1)
+        handle.remove()
+        assert driver.tokens(request_id) == [int(expected.argmax())]
+        assert driver.logprobs(request_id) == pytest.approx([float(expected.max())], abs=2e-4)
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_model_without_layers_predicts_from_its_embedding(
     goldens: Callable[[Any], Golden], name: str

@@ -32,7 +32,10 @@ from tests.engine.models import (
     test_gpt_neox,
     test_gpt_oss,
     test_granite,
+    test_granite_hybrid,
     test_granite_moe,
+    test_lfm2,
+    test_lfm2_moe,
     test_llama,
     test_marian,
     test_ministral3,
@@ -46,7 +49,10 @@ from tests.engine.models import (
     test_qwen2,
     test_qwen2_moe,
     test_qwen3,
+    test_qwen3_5,
+    test_qwen3_5_moe,
     test_qwen3_moe,
+    test_qwen3_next,
     test_roformer,
     test_seed_oss,
     test_smollm3,
@@ -80,11 +86,17 @@ CASES = {
     "granite": test_granite.CASE,
     "cohere": test_cohere.CASE,
     "cohere2": test_cohere2.CASE,
+    "granite_hybrid": test_granite_hybrid.CASE,
+    "lfm2": test_lfm2.CASE,
+    "lfm2_moe": test_lfm2_moe.CASE,
     "olmo2": test_olmo2.CASE,
     "olmo3": test_olmo3.CASE,
     "mixtral": test_mixtral.CASE,
     "qwen2_moe": test_qwen2_moe.CASE,
     "qwen3_moe": test_qwen3_moe.CASE,
+    "qwen3_next": test_qwen3_next.CASE,
+    "qwen3_5": test_qwen3_5.CASE,
+    "qwen3_5_moe": test_qwen3_5_moe.CASE,
     "gpt_oss": test_gpt_oss.CASE,
     "deepseek_v2": test_deepseek_v2.LITE,
     "deepseek_v3": test_deepseek_v3.CASE,
@@ -206,7 +218,12 @@ def test_lens_update_scales_are_the_references(looked: Looked) -> None:
         if not getattr(looked.runner.model, "per_layer", None):
             kinds.remove("per-layer input")
         layers = len(stream.joins) // len(kinds)
-        expected = [(layer, kind) for layer in range(layers) for kind in kinds]
+        recurrent = ["recurrent", *kinds[1:]]
+        expected = [
+            (layer, kind)
+            for layer in range(layers)
+            for kind in (recurrent if layer in looked.inside.recurrent else kinds)
+        ]
         assert [(update.layer, update.kind) for update in updates] == expected
 
 
@@ -262,7 +279,7 @@ def test_lens_scores_before_the_softcap_give_the_weights(looked: Looked) -> None
     assert {layer.window for layer in looked.result.attention} == {20, None}
 
 
-@pytest.mark.parametrize("looked", ["gpt2", "t5", "gemma"], indirect=True)
+@pytest.mark.parametrize("looked", ["gpt2", "t5", "gemma", "lfm2"], indirect=True)
 def test_lens_changes_no_bit_of_the_cache_and_restores_the_model(looked: Looked) -> None:
     runner = looked.runner
     module: Any = runner.model
@@ -274,7 +291,8 @@ def test_lens_changes_no_bit_of_the_cache_and_restores_the_model(looked: Looked)
         assert torch.equal(kv.keys, keys)
         assert torch.equal(kv.values, values)
     assert [getattr(layer, "kernels", None) for layer in module.modules()] == kernels
-    assert not any("add" in vars(layer) for layer in module.modules())
+    for layer in module.modules():
+        assert not {"add", "forward"} & vars(layer).keys()
 
 
 @pytest.mark.parametrize("looked", ["llama", "marian", "bert"], indirect=True)

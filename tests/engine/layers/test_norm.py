@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from engine.device.ranks import Ranks
-from engine.layers.norm import SharedRMSNorm, norm_together
+from engine.layers.norm import GroupedRMSNorm, SharedRMSNorm, norm_together
 from tests.support.ranks import in_threads
 
 HEADS, KV_HEADS, DIM = 8, 2, 16
@@ -55,3 +55,37 @@ def test_ranks_norm_their_heads_by_the_root_mean_square_of_all(
             (due_q[:, ranks.units(sizes[0], HEADS)], due_k[:, ranks.units(sizes[1], KV_HEADS)]), 1
         )
         torch.testing.assert_close(found, due)
+
+
+def gated_norm(ranks: Ranks, groups: int, weight: torch.Tensor) -> GroupedRMSNorm:
+    norm = GroupedRMSNorm(HEADS * DIM, 1e-5, groups=groups, units=HEADS)
+    norm.divide(ranks)
+    norm.weight = nn.Parameter(weight[ranks.units(HEADS * DIM, HEADS)], requires_grad=False)
+    return norm
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 8])  # all ranks share one, two do, or none
+def test_ranks_gate_and_norm_in_groups_that_they_share(
+    groups: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    y, z = (torch.randn(9, HEADS * DIM, generator=generator).to(dtype) for _ in range(2))
+    y = y * torch.arange(1, HEADS * DIM + 1)  # groups of very different sizes
+    y = y.to(dtype)
+    weight = torch.randn(HEADS * DIM, generator=generator).to(dtype)
+
+    gated = (y.double() * torch.nn.functional.silu(z.double())).unflatten(1, (groups, -1))
+    due = gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    due = (due.flatten(1) * weight.double()).to(dtype)
+    torch.testing.assert_close(gated_norm(Ranks(), groups, weight)(y, z), due)
+
+    def work(ranks: Ranks) -> torch.Tensor:
+        own = ranks.units(HEADS * DIM, HEADS)
+        norm, parts = gated_norm(ranks, groups, weight), (y[:, own], z[:, own])
+        found = norm(*parts)
+        assert torch.equal(found[3:4], norm(*(part[3:4] for part in parts)))
+        return found
+
+    for own, found in enumerate(in_threads(4, tmp_path / "place", work)):
+        torch.testing.assert_close(found, due[:, Ranks(own, 4).units(HEADS * DIM, HEADS)])

@@ -46,6 +46,10 @@ VARIANTS: list[dict[str, Any]] = [
         "truncate": False,
     },
     {"rope_type": "yarn", "factor": 4.0, **ORIGINAL, "beta_fast": 0.5, "beta_slow": 8.0},
+    {"rope_type": "proportional"},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 8.0},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.05},  # of 16 dimensions none
     {"rope_type": "dynamic", "factor": 3.0},
     {"rope_type": "dynamic", "factor": 3.0, **ORIGINAL},  # not read by the reference
 ]

@@ -16,7 +16,15 @@ from safetensors.torch import load_file
 from engine.offline.merge.merge import merge
 from engine.offline.merge.recipe import parse
 from engine.protocol.adapters import AdapterLoaded, LoadAdapter
-from tests.engine.models import test_gpt_neox, test_mixtral, test_phi3
+from tests.engine.models import (
+    test_gpt_neox,
+    test_granite_hybrid,
+    test_lfm2,
+    test_mixtral,
+    test_phi3,
+    test_qwen3_5,
+    test_qwen3_next,
+)
 from tests.support.adapters import PREFIX, write_adapter
 from tests.support.driver import MODES, Driver
 from tests.support.golden import of_transformers
@@ -40,7 +48,7 @@ def base_and_adapter(folder: Path, config: Any, *, is_turned: bool) -> tuple[Pat
     for name, weight in load_file(folder / "base" / "model.safetensors").items():
         if weight.dim() != 2 or not any(character.isdigit() for character in name):
             continue
-        if ".experts." in name or ".gate." in name:
+        if any(part in name for part in (".experts.", ".gate.", ".router.")):
             continue
         rows, columns = weight.shape
         outputs, inputs = (columns, rows) if is_turned else (rows, columns)
@@ -64,8 +72,15 @@ def answer(driver: Driver, adapter: int = 0) -> tuple[list[int], list[float]]:
         (test_gpt_neox.config, False, "captured"),
         (gpt2, True, "captured"),
         (test_mixtral.config, False, "synchronous"),
+        (test_granite_hybrid.EXPERTS.config, False, "synchronous"),
+        (test_lfm2.config, False, "captured"),
+        (test_qwen3_next.config, False, "synchronous"),
+        (test_qwen3_5.config, False, "synchronous"),
     ],
-    ids=["phi3", "gpt-neox", "gpt2", "mixtral"],
+    ids=[
+        *("phi3", "gpt-neox", "gpt2", "mixtral"),
+        *("granite-hybrid", "lfm2", "qwen3-next", "qwen3-5"),
+    ],
 )
 def test_adapter_of_stacked_layers_answers_as_the_folded_model(
     tmp_path: Path, config: Callable[[], Any], is_turned: bool, mode: str
@@ -88,6 +103,8 @@ def test_adapter_of_stacked_layers_answers_as_the_folded_model(
         pytest.param(gpt2, True, id="gpt2"),
         pytest.param(test_gpt_neox.config, False, id="gpt-neox", marks=pytest.mark.slow),
         pytest.param(test_phi3.config, False, id="phi3", marks=pytest.mark.slow),
+        pytest.param(test_qwen3_next.config, False, id="qwen3-next", marks=pytest.mark.slow),
+        pytest.param(test_qwen3_5.config, False, id="qwen3-5", marks=pytest.mark.slow),
     ],
 )
 def test_adapter_of_stacked_layers_that_ranks_share_answers_as_with_one(

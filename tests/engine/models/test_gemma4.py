@@ -104,17 +104,18 @@ def with_padding(config: Any, folder: Path) -> Any:
 
 def published_spelling(config: dict[str, Any], tensors: Tensors) -> None:
     """Edit config.json to the form of published checkpoints."""
-    changes = config.pop("per_layer_config")
-    config["global_head_dim"] = changes["1"]["head_dim"]
-    config["num_global_key_value_heads"] = changes["1"]["num_key_value_heads"]
+    changes = next(iter(config.pop("per_layer_config").values()))
+    config["global_head_dim"] = changes["head_dim"]
+    config["num_global_key_value_heads"] = changes.get("num_key_value_heads")
 
 
 def copied_head(config: dict[str, Any], tensors: Tensors) -> None:
     tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"].clone()
 
 
-def unused_kv(config: dict[str, Any], tensors: Tensors) -> None:
+def published_e2b(config: dict[str, Any], tensors: Tensors) -> None:
     """Add the tensors that published checkpoints have for layers without KV of their own."""
+    published_spelling(config, tensors)
     for name in list(tensors):
         if "layers.2.self_attn." in name and name.split(".")[-2] in ("k_proj", "v_proj", "k_norm"):
             tensors[name.replace("layers.2.", "layers.4.")] = tensors[name].clone()
@@ -147,7 +148,7 @@ MIXTURE = Case(
 )
 SPELLINGS = [
     Case("published", config, edit=published_spelling),
-    Case("unused", shared, edit=unused_kv),
+    Case("published-e2b", shared, edit=published_e2b),
     Case("one-shape", lambda: config(global_head_dim=16, num_global_key_value_heads=2)),
     Case("biases", lambda: config(attention_bias=True)),
 ]

@@ -10,6 +10,7 @@ import torch
 from engine.errors import ConfigError
 from engine.layers.recurrent import CausalConv
 from engine.models.lfm2 import Lfm2
+from engine.scheduling.state_slots import least_slots
 from tests.support.golden import (
     Case,
     Equality,
@@ -55,8 +56,16 @@ CASE = Case(
         "engine.layers.attention.RotaryAttention.forward": unnormalised,
     },
 )
+
+
+def without_theta(config: dict[str, Any], tensors: Tensors) -> None:
+    del config["rope_parameters"]
+
+
 BIASES = Case(
-    "biases-tied", lambda: config(conv_bias=True, conv_L_cache=4, tie_word_embeddings=True)
+    "biases-tied",
+    lambda: config(conv_bias=True, conv_L_cache=4, tie_word_embeddings=True),
+    without_theta,
 )
 
 
@@ -74,13 +83,31 @@ def test_lfm2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
+@pytest.mark.parametrize("golden", [CASE], ids=["convolutions"], indirect=True)
+def test_lfm2_keeps_no_more_states_than_blocks_on_a_cpu(golden: Golden) -> None:
+    runner = golden.runner
+    assert runner.kv.states is not None
+    slots = len(runner.kv.states[0][0]) - 1
+    assert slots == least_slots(8) + runner.kv.num_blocks
+
+
 @golden_tests([BIASES, Case("published", config, as_published)], [full_prefill])
 def test_lfm2_spellings_match_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"layer_types": ["mamba"] * 5}, {"conv_L_cache": 0}, {"hidden_act": "relu"}], ids=str
+    "wrong",
+    [
+        {"layer_types": ["mamba"] * 5},
+        {"layer_types": ["conv"] * 5},
+        {"full_attn_idxs": 2},
+        {"full_attn_idxs": ["2"]},
+        {"conv_L_cache": 0},
+        {"conv_L_cache": 1},
+        {"hidden_act": "relu"},
+    ],
+    ids=str,
 )
 def test_lfm2_unsupported_config_raises_config_error(wrong: dict[str, Any]) -> None:
     pytest.importorskip("transformers")

@@ -93,6 +93,27 @@ DEEPSEEK = {
     "topk_group": 1,
 }
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+KINDS = ["conv", "full_attention", "conv", "conv"]
+LFM2 = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"layer_types": KINDS}
+GRANITE_HYBRID = LFM2 | {
+    "layer_types": ["mamba" if kind == "conv" else "attention" for kind in KINDS],
+    "shared_intermediate_size": 40,
+    "num_local_experts": 3,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+}
+HYBRID = LLAMA | {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4,
+}
+EXPERTS = {
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 20,
+}
 HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt-neox": ("GPTNeoXForCausalLM", BERT),
@@ -101,6 +122,9 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 16}),
     "qwen2": ("Qwen2ForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
     "qwen3": ("Qwen3ForCausalLM", LLAMA),
+    "qwen3_next": ("Qwen3NextForCausalLM", HYBRID | EXPERTS),
+    "qwen3_5": ("Qwen3_5ForCausalLM", HYBRID),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", HYBRID | EXPERTS),
     "gemma": ("GemmaForCausalLM", LLAMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA),
     "gemma3": ("Gemma3ForCausalLM", GEMMA | {"num_hidden_layers": 7}),
@@ -108,6 +132,8 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4 shared": ("Gemma4ForCausalLM", GEMMA4 | SHARED),
     "gemma4 experts": ("Gemma4ForCausalLM", GEMMA4 | EXPERTS),
     "granite": ("GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
+    "granite-hybrid": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID),
+    "lfm2": ("Lfm2ForCausalLM", LFM2),
     "olmo2": ("Olmo2ForCausalLM", LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
     "phi3": ("Phi3ForCausalLM", LLAMA | {"pad_token_id": None, "partial_rotary_factor": 0.5}),
@@ -221,6 +247,18 @@ def test_structure_of_a_pre_norm_block_joins_around_the_norm() -> None:
     attention, mlp = ["attention_norm", "attention"], ["mlp_norm", "mlp"]
     expected = [*attention, "embed + attention", *mlp, "add + mlp"]
     assert flow(found, "blocks.0") == expected
+
+
+def test_structure_of_granite_4_joins_its_layers_and_the_shared_mlp() -> None:
+    found, _ = of_transformers("granite-hybrid")
+    boxes = {box.name: index for index, box in enumerate(found.boxes)}
+    blocks = [box for box in found.boxes if box.layers]
+    assert [box.layers for box in blocks] == [(0, 2, 3), (1,)]
+    joined = [(box.name.split(".add")[0], box.inputs) for box in found.boxes if box.kind == "add"]
+    chosen = boxes["blocks.0.mlp.router"], boxes["blocks.0.mlp.expert_down"]
+    mlp = [inputs for name, inputs in joined if name == "blocks.0.mlp"]
+    assert mlp == [(*chosen, boxes["blocks.0.mlp.shared"])]
+    assert any(boxes["blocks.0.mamba"] in inputs for name, inputs in joined if name == "blocks.0")
 
 
 def test_structure_of_gemma_2_norms_before_and_after_each_sublayer() -> None:

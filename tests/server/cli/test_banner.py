@@ -151,6 +151,17 @@ def test_kv_cache_with_sliding_windows_shows_the_saving() -> None:
     assert "room for 1024 requests of 64 tokens" in "\n".join(kv_cache(small))
 
 
+def test_kv_cache_of_layers_of_two_shapes_shows_what_windows_save() -> None:
+    """Two narrow layers with a window take the room of a full one, as in Gemma 4."""
+    groups = (KVGroup(2, window=20), KVGroup(1))
+    for length, saved in ((128, 0), (4096, 45)):  # 64 + 6 of 128 blocks
+        ready = msgspec.structs.replace(
+            INFO, max_model_len=length, block_size=64, num_blocks=512, kv_groups=groups
+        )
+        page = "\n".join(kv_cache(ready))
+        assert f"2 of 3 layers keep only the last 20 tokens: {saved}% less KV cache" in page
+
+
 async def test_curl_with_short_context_leaves_room_for_the_template(served: Any) -> None:
     service = served.app.state.penstock
     for length in (16, 64, 8192):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.kernels.triton.codes_launches import KINDS
+from tests.engine.kernels.triton.recurrence_launches import STEPS
 from tests.support.aot import compile_ahead
 
 KERNELS = {
@@ -38,6 +39,18 @@ def test_experts_kernel_compiles_without_spills() -> None:
 def test_lora_kernels_compile_without_spills() -> None:
     reports = compile_ahead("tests.engine.kernels.triton.lora_launches", "everything")
     assert {report.kernel for report in reports} == {"_shrink_kernel", "_expand_kernel"}
+
+
+@pytest.mark.slow
+def test_kernels_of_recurrent_layers_compile_without_spills() -> None:
+    """Decodes have the machine code of chunks, so a token has the same bits in both."""
+    reports = compile_ahead("tests.engine.kernels.triton.recurrence_launches", "everything")
+    assert {report.kernel for report in reports} == {
+        *("_conv_kernel", "_recurrence_kernel", "_gated_norm_kernel", "_sigmoid_mul_kernel")
+    }
+    for report in reports:
+        for tokens in STEPS:
+            assert f"of {tokens}," in f"{report.used_by},", report
 
 
 @pytest.mark.slow

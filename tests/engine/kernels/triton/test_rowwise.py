@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.ops.embedding import embed
-from engine.ops.gated import gelu_tanh_mul, relu_squared, silu_mul
-from engine.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from engine.ops.gated import gelu_tanh_mul, relu_squared, sigmoid_mul, silu_mul
+from engine.ops.norm import add_layer_norm, add_rms_norm, gated_rms_norm, layer_norm, rms_norm
 from engine.ops.softcap import softcap
 from tests.support.interpreter import launches
 from tests.support.tolerances import TOLERANCE, check
@@ -98,6 +98,27 @@ def test_activation_kernels_equal_torch(shape: tuple[int, ...], dtype: torch.dty
 
 
 @dtypes
+@pytest.mark.parametrize("shape", [(3, 97), (2, 3, 80)], ids=str)
+def test_gate_kernels_equal_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, gate = draw(*shape, dtype=dtype), draw(*shape, dtype=dtype, seed=1)
+    same(sigmoid_mul, x, gate)
+    for weight in (draw(shape[-1], dtype=dtype, seed=2), draw(*shape[1:], dtype=dtype, seed=2)):
+        for gate_first in (False, True):
+            same(gated_rms_norm, x, gate, weight, 1e-5, gate_first=gate_first)
+
+
+def test_gate_kernels_with_any_strides_equal_torch() -> None:
+    wide = draw(4, 3, 100, dtype=torch.float32)
+    weight = draw(30, dtype=torch.float32)
+    for x, gate in ((wide[..., :30], wide[..., 40:70]), (wide[:, 1:, 5:35], wide[:, :2, 60:90])):
+        for part in (slice(None), 0):
+            given = x[:, part], gate[:, part]
+            same(sigmoid_mul, *given)
+            same(gated_rms_norm, *given, weight, 1e-5, gate_first=True)
+            same(gated_rms_norm, *given, weight, 1e-5, gate_first=False)
+
+
+@dtypes
 def test_softcap_kernel_equals_torch(dtype: torch.dtype) -> None:
     """The result is fp32 for every dtype. Near zero a tanh of exponentials is least accurate."""
     x = draw(3, 1030, dtype=dtype)
@@ -125,6 +146,8 @@ def test_kernels_without_rows_return_empty_tensors() -> None:
     nothing = torch.empty(0, 8)
     same(rms_norm, nothing, torch.ones(8), 1e-5)
     same(silu_mul, nothing)
+    same(sigmoid_mul, nothing, nothing)
+    same(gated_rms_norm, nothing, nothing, torch.ones(8), 1e-5, gate_first=True)
     same(embed, torch.empty(0, dtype=torch.int64), torch.ones(3, 8))
 
 
@@ -136,6 +159,8 @@ def test_ops_launch_kernels_only_with_triton(monkeypatch: pytest.MonkeyPatch) ->
         partial(layer_norm, x, x[0], x[0], 1e-5),
         partial(add_layer_norm, x, x, x[0], x[0], 1e-5),
         partial(silu_mul, x),
+        partial(sigmoid_mul, x, x),
+        partial(gated_rms_norm, x, x, x[0], 1e-5, gate_first=True),
         partial(gelu_tanh_mul, x),
         partial(relu_squared, x),
         partial(softcap, x, 2.0),
