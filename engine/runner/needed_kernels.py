@@ -52,11 +52,11 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
     """Return the kernels that loading the model of `plan` and its first token will request."""
     is_half = int(plan.dtype == torch.bfloat16)
     form = FORMS[plan.kv_dtype]
-    needed: set[Kernel] = {
-        ("store_kv.store_kernel", is_half, form),
-        ("attention.attention_kernel", is_half, form),
-    }
-    if plan.ranks.count == 1:
+    needed: set[Kernel] = set()
+    if plan.backend.name == "numba":
+        needed.add(("store_kv.store_kernel", is_half, form))
+        needed.add(("attention.attention_kernel", is_half, form))
+    if plan.backend.name == "numba" and plan.ranks.count == 1:
         needed.add(("program.program_kernel",))
     for layer in plan.module.modules():
         if isinstance(layer, Linear | LMHead) and plan.packs:
