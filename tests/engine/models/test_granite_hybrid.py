@@ -113,6 +113,11 @@ def as_published(config: dict[str, Any], tensors: Tensors) -> None:
 
 SPELLINGS = [
     Case("published", config, as_published),
+    # Granite 4.0 Micro, 1B and 350M, which have no recurrent layer.
+    Case(
+        "attention-only",
+        lambda: config(layer_types=["attention"] * 4, position_embedding_type="rope"),
+    ),
     Case(
         "tied-biases",
         lambda: config(
