@@ -34,6 +34,9 @@ SETTINGS = {
     "layer_norm_epsilon": "add_layer_norm_eps",
     "layer_norm_eps": "add_layer_norm_eps",
     "norm_epsilon": "add_layer_norm_eps",
+    "norm_eps": "add_layer_norm_rms_eps",
+    "conv_L_cache": "add_shortconv_l_cache",
+    "num_dense_layers": "add_leading_dense_block_count",
     "use_parallel_residual": "add_parallel_residual",
     "logit_scale": "add_logit_scale",
     "num_experts": "add_expert_count",
@@ -60,6 +63,11 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
+    if "conv_L_cache" in config:
+        heads = config["num_key_value_heads"]
+        config["num_key_value_heads"] = [heads * (kind != "conv") for kind in config["layer_types"]]
+    if architecture == "lfm2moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     for key, method in SETTINGS.items():
         if config.get(key) is not None:
             getattr(writer, method)(config[key])
@@ -77,7 +85,11 @@ def write_gguf(
     add_tokenizer(writer, config["vocab_size"], **more)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
     for name, tensor in stacked(tensors_of(folder)).items() if weights else ():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        # The converter gives the bias of LFM2's experts an ending, and Mixtral's names to them.
+        known = name.replace(".expert_bias", ".expert_bias.bias")
+        if ".feed_forward.experts." in name:
+            known = name.removeprefix("model.")
+        stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
         assert stored, name
         found = converted(name, tensor, architecture, config)
         own = next((other for part, other in (others or {}).items() if part in stored), kind)
@@ -158,6 +170,8 @@ def converted(
             return halves.swapaxes(1, 2).reshape(tensor.shape)
     if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return tensor + 1
+    if name.endswith(".conv.conv.weight"):
+        return tensor.squeeze(1)
     if name.endswith("shared_expert_gate.weight"):
         return tensor.reshape(-1)
     if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):

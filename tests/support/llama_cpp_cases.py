@@ -173,6 +173,16 @@ def family_cases() -> dict[str, TinyCase]:
             "yarn": YARN,
             "attn_factor": {f"{ROPE}attn_factor": 0.5},
         },
+        "lfm2": {
+            "linear": linear,
+            "yarn": YARN,
+            "attn_factor": {f"{ROPE}attn_factor": 0.5},
+            "other epsilon": {"attention.layer_norm_rms_epsilon": 0.1},
+        },
+        "lfm2moe": {
+            "linear": linear,
+            "three experts": {"expert_used_count": 3},
+        },
         "mistral3": {
             "linear": linear,
             "yarn": YARN,
@@ -226,6 +236,11 @@ def optional_tensor_cases() -> dict[str, TinyCase]:
     qkv = ("attn_q", "attn_k", "attn_v")
     tensors: dict[str, dict[str, dict[str, Any]]] = {
         "glm4": {"biases": biases(*qkv), "tied": {"output.weight": None}},
+        "lfm2": {
+            "head": {"output.weight": head},
+            "other taps": {"blk.0.shortconv.conv.weight": [[0.5, 0.0, 0.25]] * HIDDEN},
+        },
+        "lfm2moe": {"no bias of experts": {"blk.1.exp_probs_b.bias": [0.0] * 4}},
         "exaone4": {"tied": {"output.weight": None}, "rope_freqs": {"rope_freqs.weight": factors}},
         "starcoder2": {
             "head": {"output.weight": head},

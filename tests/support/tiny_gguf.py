@@ -12,9 +12,12 @@ import numpy as np
 ARCHITECTURES = (
     *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
     *("olmo2", "command-r", "cohere2", "gpt2", "glm4", "exaone4", "starcoder2", "stablelm"),
+    *("lfm2", "lfm2moe"),
 )
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
-LAYERS = {"gemma2": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4}
+LAYERS = {"gemma2": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
+HYBRIDS = ("lfm2", "lfm2moe")  # their second layer attends
+TAPS = 3  # of their convolutions
 EXPERTS, EXPERT_INNER, SHARED_INNER = 4, 32, 48
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 LETTERS = "abcdefghijklm"
@@ -80,6 +83,16 @@ def settings_of(architecture: str) -> dict[str, Any]:
             "expert_feed_forward_length": EXPERT_INNER,
             "expert_shared_feed_forward_length": SHARED_INNER,
         }
+    if architecture in HYBRIDS:
+        settings |= {"attention.head_count_kv": [0, 1, 0], "shortconv.l_cache": TAPS}
+    if architecture == "lfm2moe":
+        settings |= {
+            "expert_count": EXPERTS,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": EXPERT_INNER,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        }
     if architecture in WINDOWED:
         settings |= {
             "attention.sliding_window": 8,
@@ -113,6 +126,12 @@ def shapes_of(architecture: str, layers: int) -> dict[str, tuple[int, ...]]:
     shapes["output_norm.weight"] = (HIDDEN,)
     if architecture in BIASED_NORMS:
         shapes["output_norm.bias"] = (HIDDEN,)
+    if architecture in HYBRIDS:
+        shapes["token_embd_norm.weight"] = shapes.pop("output_norm.weight")
+        for block in range(layers):
+            parts = _hybrid_block(architecture, block)
+            shapes |= {f"blk.{block}.{part}": shape for part, shape in parts.items()}
+        return shapes
     matrices, norms = _matrices(architecture), _norms(architecture)
     biased: set[str] = set()
     if architecture in ("gpt2", "starcoder2"):
@@ -127,6 +146,25 @@ def shapes_of(architecture: str, layers: int) -> dict[str, tuple[int, ...]]:
             if part in biased:
                 shapes[f"blk.{block}.{part}.bias"] = shape[:1]
     return shapes
+
+
+def _hybrid_block(architecture: str, block: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a block of LFM2."""
+    matrices = _matrices(architecture)
+    mlp = {part: shape for part, shape in matrices.items() if part.startswith("ffn")}
+    if architecture == "lfm2moe" and block:
+        mlp = {part: shape for part, shape in EXPERT_MATRICES.items() if "shexp" not in part}
+    mixer = {part: shape for part, shape in matrices.items() if part.startswith("attn")}
+    mixer |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (WIDTH,))
+    if block != 1:
+        mixer = {
+            "shortconv.conv": (HIDDEN, TAPS),
+            "shortconv.in_proj": (3 * HIDDEN, HIDDEN),
+            "shortconv.out_proj": (HIDDEN, HIDDEN),
+        }
+    parts = mixer | mlp | dict.fromkeys(NORMS, (HIDDEN,))
+    found = {f"{part}.weight": shape for part, shape in parts.items()}
+    return found | ({"exp_probs_b.bias": (EXPERTS,)} if "ffn_gate_inp" in mlp else {})
 
 
 def _matrices(architecture: str) -> dict[str, tuple[int, ...]]:

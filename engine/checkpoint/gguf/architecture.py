@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from engine.checkpoint.gguf.families import GEMMAS
+from engine.checkpoint.gguf.hybrids import LFM2_NAMES
 from engine.checkpoint.gguf.settings import Settings
 
 LLAMA_NAMES = {
@@ -72,12 +73,16 @@ NAMES = {
     "gemma3": GEMMA2_NAMES,
     "glm4": GLM4_NAMES,
     "gpt2": GPT2_NAMES,
+    "lfm2": LFM2_NAMES,
+    "lfm2moe": LFM2_NAMES,
     "olmo2": OLMO2_NAMES,
     "qwen2moe": QWEN2_MOE_NAMES,
     "stablelm": STABLELM_NAMES,
     "starcoder2": STARCODER2_NAMES,
 }
-BLOCK = re.compile(r"blk\.(\d+)\.(\w+)")
+# Tensors that are no weight of a module in a checkpoint.
+WHOLE_NAMES = {"exp_probs_b.bias": "feed_forward.expert_bias"}
+BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+)")
 
 
 def tensor_name(name: str, architecture: str, number: int = 0) -> str:
@@ -86,6 +91,9 @@ def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     `number` is that of an expert or a head, of a tensor that has all of them.
     """
     names = NAMES.get(architecture, LLAMA_NAMES)
+    whole = BLOCK.fullmatch(name)
+    if whole and whole[2] in WHOLE_NAMES:
+        return f"model.layers.{whole[1]}.{WHOLE_NAMES[whole[2]]}"
     base, _, ending = name.rpartition(".")
     block = BLOCK.fullmatch(base)
     known = names.get(block[2] if block else base)

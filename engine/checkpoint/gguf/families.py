@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from engine.checkpoint.gguf.hybrids import lfm2_config
 from engine.checkpoint.gguf.settings import (
     EXAONE_LAYERS,
     LAYER_NORM,
@@ -154,4 +155,6 @@ FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "glm4": _partly_rotated,
     "starcoder2": _starcoder_config,
     "stablelm": _stablelm_config,
+    "lfm2": lfm2_config,
+    "lfm2moe": lfm2_config,
 }

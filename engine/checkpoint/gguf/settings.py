@@ -30,6 +30,8 @@ CLASSES = {
     "exaone4": "Exaone4ForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
 }
 COUNTS = (
     "block_count",
@@ -66,9 +68,20 @@ LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm")
 ROTATED = "rope.dimension_count"
 PARTLY_ROTATED = ("glm4", "stablelm")  # others rotate whole heads
 EXAONE_LAYERS = 64  # of the model with windows
+KV_HEADS = "attention.head_count_kv"
+HYBRIDS = ("lfm2", "lfm2moe")  # a layer without key/value heads is recurrent
+RECURRENT = "recurrent"  # whether each layer is; `own_settings` adds this list
+L_CACHE = "shortconv.l_cache"
+LEADING_DENSE, ROUTING = "leading_dense_block_count", "expert_gating_func"
+WITH_EXPERTS = ("qwen2moe", "lfm2moe")
 PARALLEL = "use_parallel_residual"  # llama.cpp decides by the tensors
 # Settings that llama.cpp needs besides COUNTS and the norm's.
-NEEDED = {"cohere2": ("attention.sliding_window", "logit_scale"), "qwen2moe": EXPERTS}
+NEEDED = {
+    "cohere2": ("attention.sliding_window", "logit_scale"),
+    "qwen2moe": EXPERTS,
+    "lfm2": (L_CACHE,),
+    "lfm2moe": (L_CACHE, *EXPERTS, EXPERT_SIZES[0], LEADING_DENSE, ROUTING),
+}
 LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
 ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
 COMPUTED = {
@@ -85,6 +98,8 @@ COMPUTED = {
     "exaone4": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
     "starcoder2": (*ALL, *ROPE, LAYER_NORM),
     "stablelm": (*ALL, *ROPE, LAYER_NORM, ROTATED, PARALLEL),
+    "lfm2": (*ALL, *ROPE, RMS, L_CACHE),
+    "lfm2moe": (*ALL, *ROPE, RMS, L_CACHE, *EXPERTS, EXPERT_SIZES[0], LEADING_DENSE, ROUTING),
 }
 # No value of these changes a number, in llama.cpp or here.
 HARMLESS = {
@@ -111,6 +126,7 @@ WIDTHS = (
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
+    "attention.sliding_window": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.scale": (0,),
     "attn_logit_softcapping": (0,),
@@ -134,6 +150,9 @@ UNREAD: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_beta_fast": (32,),
     "rope.scaling.yarn_beta_slow": (1,),
 }
+
+# Keys of UNREAD that llama.cpp reads for an architecture, and that Penstock does not compute.
+READ = {"lfm2": ("attention.sliding_window",)}
 
 
 def architecture_of(settings: Settings) -> str:
@@ -164,11 +183,12 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     needed = (*COUNTS, norm, *NEEDED.get(name, ()))
     if missing := [key for key in needed if key not in own]:
         raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
+    recurrent = _take_recurrent(start, own) if name in HYBRIDS else []
     for key in PER_LAYER:
         if isinstance(own.get(key), list):
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
     original = "rope.scaling.original_context_length"
-    sizes = (*EXPERTS, *EXPERT_SIZES) if name == "qwen2moe" else ()
+    sizes = (*EXPERTS, *EXPERT_SIZES) if name in WITH_EXPERTS else ()
     for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original, *sizes):
         _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
@@ -179,7 +199,7 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     if name in PARTLY_ROTATED:
         _check_rotated(start, own)
     _check_others(name, own)
-    return own
+    return own | {RECURRENT: recurrent or [False] * own["block_count"]}
 
 
 def notes_on(settings: Settings) -> list[str]:
@@ -194,6 +214,22 @@ def notes_on(settings: Settings) -> list[str]:
         for key, values in unread.items()
         if key in settings and settings[key] not in values
     ]
+
+
+def _take_recurrent(start: str, own: dict[str, Any]) -> list[bool]:
+    """Return which layers are recurrent, and give those the key/value heads of the others."""
+    heads = own.get(KV_HEADS)
+    if not isinstance(heads, list):
+        return []
+    recurrent = [count == 0 for count in heads]
+    if all(recurrent):
+        raise ConfigError(
+            f"The GGUF file has no key/value heads in any layer ({start}{KV_HEADS}). Penstock "
+            "serves recurrent layers together with at least one attention layer."
+        )
+    of_others = next(count for count in heads if count != 0)
+    own[KV_HEADS] = [count or of_others for count in heads]
+    return recurrent
 
 
 def _same_in_all_layers(key: str, values: list[Any], layers: Any) -> Any:
@@ -255,7 +291,8 @@ def _check_others(name: str, own: Settings) -> None:
     for key, value in own.items():
         width = own["attention.key_length"]
         served: tuple[Any, ...] = (width,) if key in WIDTHS else NEUTRAL.get(key, ())
-        is_known = key in COMPUTED[name] or key in HARMLESS or key in UNREAD
+        is_unread = key in UNREAD and key not in READ.get(name, ())
+        is_known = key in COMPUTED[name] or key in HARMLESS or is_unread
         without_rotary = name == "gpt2" and key.startswith("rope.")
         if is_known or without_rotary or value in served:
             continue

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.header import Header, StoredTensor
+from engine.checkpoint.gguf.hybrids import lfm2_block
 from engine.checkpoint.gguf.kinds import KINDS
-from engine.checkpoint.gguf.settings import Settings, architecture_of, own_settings
+from engine.checkpoint.gguf.settings import HYBRIDS, Settings, architecture_of, own_settings
 from engine.errors import ConfigError
 
 Shape = tuple[int, ...]
@@ -73,6 +74,13 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         required["position_embd.weight"] = (own["context_length"], hidden)
     if name in BIASED_NORMS:
         required["output_norm.bias"] = (hidden,)
+    if name in HYBRIDS:
+        required["token_embd_norm.weight"] = required.pop("output_norm.weight")
+        plain, _ = _block(name, own)
+        for number in range(own["block_count"]):
+            parts = lfm2_block(name, own, plain, number)
+            required |= {f"blk.{number}.{part}": shape for part, shape in parts.items()}
+        return Shapes(required, optional)
     of_block, with_bias = _gpt2_block(own) if name == "gpt2" else _block(name, own)
     always = {"gpt2": tuple(of_block), **BIASED}.get(name, ())
     for number in range(own["block_count"]):

@@ -104,6 +104,8 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
         has_heads = name.endswith("_norm.weight") and len(stored.shape) == 2
         if name.endswith(f"{STACKED}.weight") or has_heads:
             parts = split_parts(stored)
+        elif name.endswith(".shortconv.conv.weight"):  # of channels that are apart
+            parts = [replace(stored, shape=(rows, 1, *stored.shape[1:]))]
         elif name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix with one row
             parts = [replace(stored, shape=(1, *stored.shape))]
         for number, part in enumerate(parts):

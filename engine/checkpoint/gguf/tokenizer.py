@@ -43,13 +43,14 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "default": DEFAULT,
     **dict.fromkeys(("gpt-2", "exaone4", "olmo"), (GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", GPT2)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx"), (LLAMA3,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx"), (LLAMA3,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
     "tekken": (TEKKEN,),
 }
 SPLIT_OF_ARCHITECTURE = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2"}
-BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless add_bos_token is there
+# Unless add_bos_token is there.
+BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built from merges
 SPECIAL = (UNKNOWN, CONTROL)
 NORMALISED = ("qwen2", "deepseek-r1-qwen")  # by NFC

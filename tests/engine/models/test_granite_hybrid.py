@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.layers.norm import GroupedRMSNorm
 from engine.layers.recurrent import CausalConv
 from engine.models.granite import MULTIPLIERS
 from engine.models.granite_hybrid import GraniteHybrid
@@ -71,6 +72,12 @@ def of_own_input(self: CausalConv, x: torch.Tensor, *states: Any) -> torch.Tenso
     return silu(x * self.weight[:, 0, -1] + self.bias)
 
 
+def ungated(self: GroupedRMSNorm, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Stand-in for GroupedRMSNorm.forward with the same gate everywhere, which the norm removes."""
+    return _gated_norm(self, y, torch.full_like(z, 20.0))
+
+
+_gated_norm = GroupedRMSNorm.forward
 CASE = Case(
     "mamba",
     config,
@@ -83,7 +90,7 @@ CASE = Case(
     ],
     replaced={
         "engine.layers.recurrent.CausalConv.forward": of_own_input,
-        "engine.layers.norm.silu": torch.ones_like,
+        "engine.layers.norm.GroupedRMSNorm.forward": ungated,
     },
 )
 EXPERTS = Case(
@@ -113,6 +120,11 @@ def as_published(config: dict[str, Any], tensors: Tensors) -> None:
 
 SPELLINGS = [
     Case("published", config, as_published),
+    # Granite 4.0 Micro, 1B and 350M, which have no recurrent layer.
+    Case(
+        "attention-only",
+        lambda: config(layer_types=["attention"] * 4, position_embedding_type="rope"),
+    ),
     Case(
         "tied-biases",
         lambda: config(

@@ -163,6 +163,21 @@ def stablelm(**more: Any) -> Any:
     return StableLmConfig(**SIZES, **HEADS, **more)
 
 
+def lfm2(**more: Any) -> Any:
+    from transformers import Lfm2Config
+
+    kinds = ["conv", "full_attention", "conv"]
+    return Lfm2Config(**SIZES, **HEADS, layer_types=kinds, block_auto_adjust_ff_dim=False, **more)
+
+
+def lfm2_moe() -> Any:
+    from transformers import Lfm2MoeConfig
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    kinds = ["conv", "full_attention", "conv"]
+    return Lfm2MoeConfig(**SIZES, **HEADS, **experts, layer_types=kinds, num_dense_layers=1)
+
+
 NO_WINDOW = {"sliding_window": None, "layer_types": ["full_attention"] * 3}
 LARGE_STABLELM = {"use_parallel_residual": True, "qk_layernorm": True}
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -188,6 +203,9 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "starcoder2 15B": ("starcoder2", lambda: starcoder2(tie_word_embeddings=False)),
     "stablelm": ("stablelm", lambda: stablelm(use_qkv_bias=True)),
     "stablelm 12B": ("stablelm", lambda: stablelm(**LARGE_STABLELM)),
+    "lfm2": ("lfm2", lfm2),
+    "lfm2 untied": ("lfm2", lambda: lfm2(tie_word_embeddings=False)),
+    "lfm2_moe": ("lfm2moe", lfm2_moe),
     "gpt2": ("gpt2", gpt2),
 }
 

@@ -117,6 +117,11 @@ def test_settings_without_effect_are_served(architecture: str) -> None:
         ("exaone4", {"rope__freq_base_swa": 5.0}, "exaone4.rope.freq_base_swa = 5.0, another base"),
         ("gemma3", {"attention__sliding_window_pattern": [True]}, "sliding_window_pattern = .True"),
         ("gemma3", {"attn_logit_softcapping": 1.0}, "gemma3.attn_logit_softcapping"),
+        ("lfm2", {"attention__sliding_window": 8}, "lfm2.attention.sliding_window to 8"),
+        ("lfm2", {"attention__head_count_kv": [0, 0, 0]}, "no key/value heads in any layer"),
+        ("lfm2", {"attention__head_count_kv": [2, 1, 0]}, "in lfm2.attention.head_count_kv: .2, 1"),
+        ("lfm2", {"attention__head_count_kv": [0, 1]}, "head_count_kv has 2 entries, for 3 layers"),
+        ("lfm2moe", {"expert_gating_func": 1}, "lfm2moe.expert_gating_func = 1; served is 2"),
     ],
 )  # fmt: skip
 def test_value_that_is_not_served_is_refused(
@@ -142,6 +147,8 @@ def test_missing_setting_is_named(key: str) -> None:
         ("cohere2", "logit_scale"),
         ("command-r", "attention.layer_norm_epsilon"),
         ("qwen2moe", "expert_count"),
+        ("lfm2", "shortconv.l_cache"),
+        ("lfm2moe", "expert_gating_func"),
     ],
 )
 def test_missing_setting_of_an_architecture_is_named(architecture: str, key: str) -> None:
