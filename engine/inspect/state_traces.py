@@ -55,9 +55,14 @@ def traced_layers(
 ) -> list[RecurrentLayer] | None:
     """Return the layers whose traces are kept; None if those `wanted` are too large.
 
-    Without `wanted` these are all layers, or none if they are too large together.
+    Without `wanted` these are all layers, or none if they are too large together. A state before
+    the first layer has no number that could be wanted, so it is one of them.
     """
-    kept = [layer for layer in layers if wanted is None or layer.number in wanted]
+    kept = [
+        layer
+        for layer in layers
+        if wanted is None or layer.number is None or layer.number in wanted
+    ]
     if sum(layer.trace_bytes(tokens) for layer in kept) <= MAX_STATE_BYTES:
         return kept
     return [] if wanted is None else None

@@ -40,7 +40,7 @@ class LensRequest(Message, frozen=True):
     top: int = 10  # number of tokens in a prediction
     attention: bool = True  # whether the answer has AttentionWeights
     # The layers whose weights and state traces are kept, as the model numbers them. None: all
-    # weights if they fit into MAX_TOGETHER_BYTES, else none; all traces within MAX_STATE_BYTES, else none.
+    # weights if they fit into MAX_TOGETHER_BYTES, else none. Likewise traces and MAX_STATE_BYTES.
     layers: tuple[int, ...] | None = None
     predictions: bool = True  # whether the answer has them
     states: bool = True  # whether the answer has StateTraces
@@ -142,8 +142,8 @@ class LensResult(Message, frozen=True):
     """The answer to a LensRequest.
 
     `error` is "busy" if requests waited for MAX_LENS_WAIT seconds, "large" if the weights of the
-    wanted layers exceed MAX_LENS_BYTES or their traces MAX_STATE_BYTES, and "failed" if the engine's log has the reason; nothing
-    else is set then.
+    wanted layers exceed MAX_LENS_BYTES or their traces MAX_STATE_BYTES, and "failed" if the
+    engine's log has the reason; nothing else is set then.
     Encoders have no predictions. `logit_lens` has one prediction for each layer, from 0, and each
     position of the request; `predictions` are those of all positions after the last layer.
     """
