@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { useTrace } from "./data.js";
 import { HeatMap } from "./heat.js";
 import { Choice, FigureTable, Scale } from "./parts.js";
-import { exact, figure, piecesOf } from "./text.js";
+import { figure, piecesOf } from "./text.js";
 
 const FIGURES = [
   { part: "norms", name: "norm", meaning: "the norm of the state behind the token" },
@@ -13,6 +13,8 @@ const FIGURES = [
     meaning: "the factor on what the token writes" },
   { part: "decays", name: "decay", mark: "x", hue: 2, meaning: "the factor on the state before it" },
 ];
+
+const MANY = 32; // heads whose cells are small
 
 const nameOf = ({ layer }) => (layer === null ? "before layer 0" : String(layer));
 
@@ -59,8 +61,11 @@ function Layer({ report, found, params, update }) {
   const tokens = piecesOf(report, report.tokens);
   const head = headOf(found, params);
   if (found.heads === 1) {
-    return html`<${Head} found=${found} head=${0} tokens=${tokens} />
-      <p class="muted">The norm of the inputs that a short convolution keeps.</p>`;
+    return html`<div class="lens-two">
+      <${Head} found=${found} head=${0} tokens=${tokens} />
+      ${!found.decays && html`<p class="muted">A short convolution keeps the last inputs. The
+        figure is their norm.</p>`}
+    </div>`;
   }
   return html`<div class="lens-two">
     <${Heads} found=${found} shown=${figureOf(found, params)} head=${head} tokens=${tokens}
@@ -79,7 +84,7 @@ function Heads({ found, shown, head, tokens, update }) {
     <h2>All heads <small class="muted">${shown.meaning}</small></h2>
     <${HeatMap} id=${values} rows=${found.heads} columns=${tokens.length}
       rowLabels=${values.map((_, row) => `H${row}`)} columnLabels=${tokens}
-      start=${[head, tokens.length - 1]} pinned=${head} readOut=${readOut}
+      largest=${found.heads > MANY ? 10 : 28} start=${[head, tokens.length - 1]} pinned=${head} readOut=${readOut}
       shadeAt=${(row, column) => Math.round((255 * values[row][column]) / most)}
       label=${`${shown.name} of heads: rows are heads, columns tokens`}
       onPin=${(row) => update({ head: String(row) })} />
@@ -103,6 +108,6 @@ function Head({ found, head, tokens }) {
     <${FigureTable} id="lens-state" summary="Figures of the head as a table" label="State"
       heads=${["position", "token", ...figures.map(({ name }) => name)]}
       rows=${tokens.map((text, at) => [at, visible(text),
-        ...figures.map(({ part }) => exact(found[part][head][at]))])} />
+        ...figures.map(({ part }) => figure(found[part][head][at]))])} />
   </section>`;
 }
