@@ -11,7 +11,7 @@ from engine.ops.state_runs import StateRuns
 
 
 class Stepped(NamedTuple):
-    """What one token does to the state of its sequence."""
+    """The change that one token makes to the state of its sequence."""
 
     state: torch.Tensor  # [heads, ...], behind the token
     result: torch.Tensor

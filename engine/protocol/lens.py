@@ -113,7 +113,7 @@ class NormSizes(Record, frozen=True):
 
 
 class StateTrace(Record, frozen=True):
-    """What a recurrent layer keeps behind each token, [heads, tokens] each.
+    """The state of a recurrent layer behind each token, [heads, tokens] each.
 
     `norms` are those of the state of a head. `strengths` are the factors on what a token writes,
     and `decays` those on the state before it. Both are empty for a layer that keeps only the last
