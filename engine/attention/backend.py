@@ -74,6 +74,8 @@ class AttentionPlan(Protocol):
     ) -> torch.Tensor:
         """Store key and value [T, Hkv, D] in their slots and attend; query and result [T, H, D].
 
+        With a spec's `value_dim`, value is None and the result [T, H, value_dim].
+
         Key and value are None if they are already in their slots. `store` writes those of a cross
         layer, a fused rotation writes its own, and some layers read the KV of an earlier one.
         `kv` is None for a layer without a KV cache, which attends only to the tokens of each
@@ -81,7 +83,7 @@ class AttentionPlan(Protocol):
         `sinks` [H] belongs to one with `has_sinks`.
         """
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         """Write key and value [T, Hkv, D] of the step's tokens into their slots."""
 
 

@@ -42,18 +42,24 @@ class LayerKV:
     # [rows, num_kv_heads, block_size, head_dim]: a row for each entry that a table may have. Row 0
     # belongs to the null block.
     keys: torch.Tensor
-    values: torch.Tensor  # same shape
+    values: torch.Tensor | None  # same shape; None: they are parts of the keys
     group: int  # index of the KV group whose block tables refer to these blocks
     # Keys and values are codes if there are scales. See engine/ops/kv_codes.py.
     key_scales: torch.Tensor | None = None  # [rows, num_kv_heads, block_size] fp32
-    value_scales: torch.Tensor | None = None  # same shape
+    value_scales: torch.Tensor | None = None  # same shape; None without values
 
 
 class KVShape(NamedTuple):
-    """The size of one layer's keys, and of its values, of one token."""
+    """The size of one layer's keys, and of its values if there are any, of one token."""
 
     num_kv_heads: int
     head_dim: int
+    has_values: bool
+
+    @property
+    def copies(self) -> int:
+        """How many tensors of this size a slot has: keys, and values if there are any."""
+        return 2 if self.has_values else 1
 
     @property
     def width(self) -> int:
@@ -72,8 +78,8 @@ class LayerClass(NamedTuple):
 class KVGroups:
     """The KV groups of a model's layers. Layer i is number `places[i]` of group `owners[i]`.
 
-    A slot of `width` numbers for keys, and as many for values, holds `strides[g]` layers of group g
-    for each token.
+    A slot of `width` numbers for keys, and as many for values if a layer has any, holds
+    `strides[g]` layers of group g for each token.
     """
 
     groups: tuple[KVGroup, ...]
@@ -84,6 +90,10 @@ class KVGroups:
     num_slots: int
     width: int
 
+    @property
+    def has_values(self) -> bool:
+        return any(shape.has_values for shape in self.shapes)
+
 
 def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
     """Assign the layers of a model to KV groups.
@@ -92,7 +102,7 @@ def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
     """
     classes: dict[LayerClass, list[int]] = {}
     for layer, spec in enumerate(specs):
-        shape = KVShape(spec.num_kv_heads, spec.head_dim)
+        shape = KVShape(spec.num_kv_heads, spec.head_dim, spec.value_dim is None)
         classes.setdefault(LayerClass(spec.window, spec.kind == "cross", shape), []).append(layer)
     width = math.lcm(*(keys.shape.width for keys in classes))
     strides = {keys: width // keys.shape.width for keys in classes}
@@ -149,14 +159,16 @@ class KVCache:
         slots = range(layout.num_slots)
         # Zeros, not empty: masked keys have weight 0, and 0 * NaN would be NaN.
         self._keys = [untouched_zeros(blocks, kept, device) for _ in slots]
-        self._values = [untouched_zeros(blocks, kept, device) for _ in slots]
+        values = slots if layout.has_values else ()
+        self._values = [untouched_zeros(blocks, kept, device) for _ in values]
         # Each shape has its own scales: they are few, and no whole fraction of a slot.
         self._scales: dict[KVShape, list[torch.Tensor]] = {}
         if is_coded(dtype):
             for shape, stride in set(zip(layout.shapes, layout.strides, strict=True)):
                 rows = (num_blocks + 1, stride * shape.num_kv_heads * block_size)
+                count = shape.copies * len(slots)
                 self._scales[shape] = [
-                    untouched_zeros(rows, torch.float32, device) for _ in range(2 * len(slots))
+                    untouched_zeros(rows, torch.float32, device) for _ in range(count)
                 ]
         self.layers = [
             self._layer(owner, place, dtype)
@@ -165,17 +177,21 @@ class KVCache:
 
     def _layer(self, group: int, place: int, dtype: torch.dtype) -> LayerKV:
         slot, first = divmod(place, self.strides[group])
-        heads, dim = self.layout.shapes[group]
-        size = self.block_size
-        keys = self._keys[slot].view(-1, heads, size, dim)[first:].view(dtype)
-        values = self._values[slot].view(-1, heads, size, dim)[first:].view(dtype)
+        shape = self.layout.shapes[group]
+        heads, size = shape.num_kv_heads, self.block_size
+        values = None
+
+        def of_layer(slots: list[torch.Tensor]) -> torch.Tensor:
+            rows = slots[slot].view(-1, heads, size, shape.head_dim)
+            return rows[first:].view(dtype)
+
+        if shape.has_values:
+            values = of_layer(self._values)
         if not is_coded(dtype):
-            return LayerKV(keys, values, group)
-        scales = self._scales[self.layout.shapes[group]]
-        of_keys, of_values = scales[2 * slot], scales[2 * slot + 1]
-        key_scales = of_keys.view(-1, heads, size)[first:]
-        value_scales = of_values.view(-1, heads, size)[first:]
-        return LayerKV(keys, values, group, key_scales, value_scales)
+            return LayerKV(of_layer(self._keys), values, group)
+        scales = self._scales[shape][shape.copies * slot :][: shape.copies]
+        own = [each.view(-1, heads, size)[first:] for each in scales]
+        return LayerKV(of_layer(self._keys), values, group, *own)
 
     @property
     def _tensors(self) -> list[torch.Tensor]:
@@ -208,7 +224,8 @@ class KVCache:
             if kv.group != group:
                 continue
             _copy(kv.keys, source, target, is_rest, transposed=transposed_keys)
-            _copy(kv.values, source, target, is_rest, transposed=False)
+            if kv.values is not None:
+                _copy(kv.values, source, target, is_rest, transposed=False)
             for scales in (kv.key_scales, kv.value_scales):
                 if scales is not None:
                     copies = scales.index_select(0, source).masked_fill_(is_rest, 0)
@@ -243,8 +260,9 @@ def _copy(
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size of one block in bytes: keys and values of all layers of a group."""
     layout = group_layers(specs)
-    size = layout.width * dtype.itemsize
+    copies = 2 if layout.has_values else 1
+    size = copies * layout.width * dtype.itemsize
     if is_coded(dtype):
         for shape, stride in set(zip(layout.shapes, layout.strides, strict=True)):
-            size += stride * shape.num_kv_heads * SCALE_BYTES
-    return 2 * layout.num_slots * size * block_size
+            size += shape.copies * stride * shape.num_kv_heads * SCALE_BYTES
+    return layout.num_slots * size * block_size

@@ -86,6 +86,8 @@ class NumbaBackend:
             return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
         if spec.kind != "causal" or spec.relative is not None:
             return "supports only causal layers without a bias"
+        if spec.value_dim is not None:
+            return "does not read values out of keys"
         if spec.head_dim % 8:
             return f"head_dim {spec.head_dim} is not a multiple of 8"
         return None
@@ -147,6 +149,7 @@ class NumbaPlan:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert kv is not None
+        assert kv.values is not None
         only_reads = key is None
         kernels = self._kernels.get((kv.group, spec, only_reads))
         if kernels is None:
@@ -183,7 +186,7 @@ class NumbaPlan:
             self._attend_chunks(spec, kv, query, out)
         return out
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         raise AssertionError("only cross layers use store, and this backend does not support them")
 
     def _attend_chunks(
@@ -196,6 +199,7 @@ class NumbaPlan:
             groups = chunk_groups(self.layout, self.layout.groups[kv.group])
             chunks = [FusedAttention(group, spec, size, query.dtype, None) for group in groups]
             self._chunks[kv.group, spec] = chunks
+        assert kv.values is not None
         num_blocks, heads, size, dim = kv.values.shape
         keys = kv.keys.view(num_blocks, heads, dim, size).transpose(2, 3)
         blocks = replace(kv, keys=keys)

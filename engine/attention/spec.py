@@ -28,6 +28,9 @@ class AttentionSpec:
     including the query's own: position p sees keys p - window + 1 to p. `softcap` c replaces a
     score s by c * tanh(s / c) before the mask. With `has_sinks` each head has a learned score that
     takes part in the softmax like that of a further key, whose value is 0 (arXiv 2309.17453).
+
+    With `value_dim` there are no values in the cache: a key's first `value_dim` numbers are its
+    value (multi-head latent attention, arXiv 2405.04434).
     """
 
     num_heads: int
@@ -39,9 +42,16 @@ class AttentionSpec:
     softcap: float | None = None
     relative: RelativeBias | None = None
     has_sinks: bool = False
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0, "num_heads % num_kv_heads must be 0"
         assert self.window is None or (self.window >= 1 and self.kind == "causal")
         assert self.relative is None or self.window is None
         assert not self.has_sinks or self.kind == "causal"
+        assert self.value_dim is None or (self.kind == "causal" and self.value_dim <= self.head_dim)
+
+    @property
+    def result_dim(self) -> int:
+        """The numbers of a head's result."""
+        return self.head_dim if self.value_dim is None else self.value_dim

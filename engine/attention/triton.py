@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonBackend:
-    """Supports every AttentionSpec with head_dim up to 512, on a GPU."""
+    """Supports every AttentionSpec with head_dim up to 512 and values of its own, on a GPU."""
 
     name = "triton"
     supports_capture = True
@@ -42,6 +42,8 @@ class TritonBackend:
             return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
         if self._device.type == "cuda" and dtype == torch.bfloat16 and not gpu_has_bf16():
             return "needs a GPU with bfloat16 instructions, or --dtype float32"
+        if spec.value_dim is not None:
+            return "does not read values out of keys"
         if spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim {spec.head_dim} is above the maximum of {MAX_HEAD_DIM}"
         return None
@@ -80,6 +82,7 @@ class TritonPlan:
             return out
         if key is not None and value is not None:
             self.store(kv, key, value)
+        assert kv.values is not None
         group = layout.groups[kv.group]
         tables = group.block_tables
         lengths = layout.lengths if group.key_lengths is None else group.key_lengths
@@ -113,7 +116,9 @@ class TritonPlan:
             )
         return out
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
+        assert kv.values is not None
+        assert value is not None
         blocks = self.layout.groups[kv.group].token_blocks
         offsets = self.layout.token_offsets
         scales = _scales(kv)

@@ -145,7 +145,7 @@ class AblatedPlan:
         self._plan, self._masks = plan, masks
         self.layout = plan.layout
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         self._plan.store(kv, key, value)
 
     def attend(

@@ -48,7 +48,8 @@ class LensPlan:
         # By id of the LayerKV: keys and values [T, Hkv, D] of the source, or of an earlier layer.
         self._sources: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
+        assert value is not None
         self._sources[id(kv)] = key, value
 
     def attend(
@@ -61,6 +62,8 @@ class LensPlan:
         bias: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if key is not None and spec.value_dim is not None:
+            value = key[..., : spec.value_dim]
         if key is None or value is None:
             key, value = self._sources[id(kv)]
         elif id(kv) in self._read_again:

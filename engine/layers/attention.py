@@ -58,6 +58,7 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """q [T, H, D], k and v [T, Hkv, D] (None if another layer's KV is read) -> [T, H * D].
 
+        With the spec's `value_dim`, v is None and the result [T, H * value_dim].
         A cross layer's k and v are None, too: `store` has written them. `bias` and `sinks` are as
         in AttentionPlan.attend. An encoder's layer has no KV and ignores `index`.
         """
@@ -92,6 +93,7 @@ class Attention(nn.Module):
             return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
+        assert kv.values is not None
         cache = (kv.keys, kv.values, blocks, layout.token_offsets)
         qkv = (qk[:, :heads], qk[:, heads:], v)
         q = rotate_and_store(qkv, angles, cache, norm, pairs=pairs)

@@ -151,6 +151,7 @@ class GroupedRMSNorm(LoadedLayer):
         self.weight = nn.Parameter(torch.empty(dim))
         self.eps, self.groups, self.units = eps, groups, units
         self.ranks = Ranks()
+        self.kernels: Kernels = "torch"
 
     def divide(self, ranks: Ranks) -> None:
         """Keep the weights of this rank's units. Raises ConfigError if that is not possible."""
@@ -162,11 +163,13 @@ class GroupedRMSNorm(LoadedLayer):
     def forward(self, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """y and z [T, dim] -> [T, dim], in y's dtype."""
         own = max(self.groups // self.ranks.count, 1)  # groups of this rank
-        gated = (y.float() * silu(z.float())).unflatten(1, (own, -1))
-        squares = mean_square(gated)
-        if self.groups < self.ranks.count:
-            squares = self._mean_of_ranks(squares)
-        weight = self.weight.unflatten(0, (own, -1))
+        y, z = y.unflatten(1, (own, -1)), z.unflatten(1, (own, -1))
+        weight, kernels = self.weight.unflatten(0, (own, -1)), self.kernels
+        if self.groups >= self.ranks.count:
+            normed = gated_rms_norm(y, z, weight, self.eps, gate_first=True, kernels=kernels)
+            return normed.flatten(1)
+        gated = y.float() * silu(z.float())
+        squares = self._mean_of_ranks(mean_square(gated))
         return divide_by_rms(gated, squares, weight, self.eps).flatten(1).to(y.dtype)
 
     def _mean_of_ranks(self, squares: torch.Tensor) -> torch.Tensor:

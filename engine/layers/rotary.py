@@ -323,6 +323,7 @@ class RotaryEmbedding(PositionTables):
         *,
         pairs: bool = False,
     ) -> None:
+        """With `pairs`, tables are for ops.rotary.apply_rotary_pairs."""
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
         shape = (max_positions, 1, 2 * len(frequencies))

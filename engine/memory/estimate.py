@@ -42,13 +42,28 @@ def weight_bytes(plan: ModelPlan) -> int:
     tied = [head for head in heads if head.weight is None and _packs(plan, head, head.table)]
     numbers += sum(head.table.numel() for head in tied)
     tables = sum(buffer.nbytes for buffer in plan.module.buffers())
-    return numbers * plan.dtype.itemsize + tables
+    return numbers * plan.dtype.itemsize + _wider_bytes(plan) + tables
+
+
+def _wider_bytes(plan: ModelPlan) -> int:
+    """The bytes that parameters take more because they do not have the dtype of the model."""
+    total = 0
+    for layer in _layers(plan, Linear):
+        wider = _dtype_of(plan, layer).itemsize - plan.dtype.itemsize
+        total += wider * sum(each.numel() for each in layer.parameters(recurse=False))
+    return total
+
+
+def _dtype_of(plan: ModelPlan, layer: Linear | LMHead) -> torch.dtype:
+    return layer.tensors.dtype or plan.dtype
 
 
 def plain_bytes(plan: ModelPlan) -> int:
     """Weights that are not packed, and tables."""
-    packed = sum(weight.numel() for _, weight in _packed(plan))
-    return weight_bytes(plan) - packed * plan.dtype.itemsize
+    packed = sum(
+        weight.numel() * _dtype_of(plan, layer).itemsize for layer, weight in _packed(plan)
+    )
+    return weight_bytes(plan) - packed
 
 
 def packed_bytes(plan: ModelPlan) -> int:
@@ -58,10 +73,11 @@ def packed_bytes(plan: ModelPlan) -> int:
             weight.shape[0],
             weight.shape[1],
             isinstance(layer, LMHead),
-            plan.dtype,
+            _dtype_of(plan, layer),
             plan.kernels,
             _rounds_to(plan, layer),
             layer.tensors.stored_form,
+            has_bias=isinstance(layer, Linear) and layer.bias is not None,
         )
         for layer, weight in _packed(plan)
     )
@@ -117,6 +133,8 @@ def step_bytes(plan: ModelPlan) -> int:
     size = plan.dtype.itemsize
     linears = [layer.weight for layer in _layers(plan, Linear)]
     widths = [sum(weight.shape) for weight in linears if weight is not None]
+    specs = plan.attention_specs
+    widths += [spec.num_heads * (spec.head_dim + spec.result_dim) for spec in specs]
     layer = 2 * _layer_tokens(plan) * max(widths, default=0) * size
     samples = 0
     if plan.kind != "encoder":

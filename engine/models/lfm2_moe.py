@@ -12,7 +12,7 @@ from engine.layers.experts import ExpertsShape, RouterShape
 from engine.models.base import experts_per_token, positive, positive_float, required
 from engine.models.lfm2 import Lfm2, Lfm2Config
 
-# What only dense checkpoints have; the reference ignores it here.
+# Keys that only dense checkpoints have; the reference ignores them here.
 OF_DENSE = {"full_attn_idxs": None, "block_ff_dim": None, "block_auto_adjust_ff_dim": False}
 EPS = 1e-6  # of renormalised weights; no config has it
 BIAS = "gate.e_score_correction_bias"

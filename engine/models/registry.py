@@ -51,6 +51,8 @@ DECODERS = {
     "Lfm2ForCausalLM": ("engine.models.lfm2", "Lfm2"),
     "Lfm2MoeForCausalLM": ("engine.models.lfm2_moe", "Lfm2Moe"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
+    "DeepseekV2ForCausalLM": ("engine.models.deepseek_v2", "DeepseekV2"),
+    "DeepseekV3ForCausalLM": ("engine.models.deepseek_v3", "DeepseekV3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
 ENCODERS = {
@@ -65,7 +67,11 @@ ENCODER_DECODERS = {
     "T5ForConditionalGeneration": ("engine.models.t5", "T5"),
 }
 # Classes in published checkpoints that became part of transformers, our reference.
-KNOWN_CODE = {"Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+KNOWN_CODE = {
+    "Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    "DeepseekV2ForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+}
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
     **{name: ("decoder", *where) for name, where in DECODERS.items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},

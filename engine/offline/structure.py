@@ -81,7 +81,7 @@ class _NoAttention:
     def attend(
         self, spec: AttentionSpec, kv: None, q: torch.Tensor, *others: torch.Tensor | None
     ) -> torch.Tensor:
-        return q.clone()
+        return q[..., : spec.result_dim].clone()
 
     def store(self, kv: None, k: torch.Tensor, v: torch.Tensor) -> None:
         pass

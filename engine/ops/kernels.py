@@ -19,7 +19,7 @@ Kernels = Literal["torch", "triton", "numba"]
 
 
 def select_kernels(device: torch.device, attention_backend: str) -> Kernels:
-    """Return the kernels for a device: Triton's on a GPU, Numba's if attention uses them."""
+    """Return the kernels for a device: Triton's on a GPU, Numba's if that backend is named."""
     if device.type == "cuda" and find_spec("triton") is not None:
         return "triton"
     return "numba" if attention_backend == "numba" else "torch"

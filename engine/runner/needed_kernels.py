@@ -11,14 +11,33 @@ from collections.abc import Iterator
 import torch
 
 from engine.attention.numba import FORMS
-from engine.kernels.numba.call import GELU_TANH, NORM, PAIR_ROTATION, ROTATION, SILU
-from engine.kernels.numba.linear import HEAD_PANEL, can_multiply_head, has_kernel
+from engine.kernels.numba.call import (
+    GATE_THEN_NORM,
+    GELU_TANH,
+    NORM,
+    NORM_THEN_GATE,
+    PAIR_ROTATION,
+    ROTATION,
+    SIGMOID_MUL,
+    SILU,
+)
+from engine.kernels.numba.linear import (
+    HEAD_PANEL,
+    PANEL,
+    can_multiply_head,
+    has_kernel,
+    takes_few_outputs,
+)
 from engine.kernels.numba.machine_code import Kernel
+from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead
 from engine.layers.experts import Experts
+from engine.layers.gated_delta_net import GatedDeltaNet
 from engine.layers.linear import Linear
+from engine.layers.mamba2 import Mamba2
 from engine.layers.mlp import GATED, MLP
-from engine.layers.norm import PlainRMSNorm, RMSNorm
+from engine.layers.norm import GatedRMSNorm, GroupedRMSNorm, PlainRMSNorm, RMSNorm
+from engine.layers.recurrent import CausalConv
 from engine.layers.rotary import PairRotaryEmbedding, RotaryEmbedding
 from engine.layers.weights.pack import has_kernel as has_codes_kernel
 from engine.layers.weights.pack import kind_of
@@ -33,17 +52,18 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
     """Return the kernels that loading the model of `plan` and its first token will request."""
     is_half = int(plan.dtype == torch.bfloat16)
     form = FORMS[plan.kv_dtype]
-    needed: set[Kernel] = {
-        ("store_kv.store_kernel", is_half, form),
-        ("attention.attention_kernel", is_half, form),
-    }
-    if plan.ranks.count == 1:
+    needed: set[Kernel] = set()
+    if plan.backend.name == "numba":
+        needed.add(("store_kv.store_kernel", is_half, form))
+        needed.add(("attention.attention_kernel", is_half, form))
+    if plan.backend.name == "numba" and plan.ranks.count == 1:
         needed.add(("program.program_kernel",))
     for layer in plan.module.modules():
         if isinstance(layer, Linear | LMHead) and plan.packs:
             needed.update(_of_weight(plan, layer))
         for operation in _row_operations(layer):
             needed.add(("rowwise.rows_kernel", operation, is_half))
+        needed.update(_of_recurrent(layer, is_half))
     return needed
 
 
@@ -58,6 +78,23 @@ def _row_operations(layer: torch.nn.Module) -> Iterator[int]:
         case MLP() | Experts():
             if layer.activation in ACTIVATIONS:
                 yield ACTIVATIONS[layer.activation]
+
+
+def _of_recurrent(layer: torch.nn.Module, is_half: int) -> Iterator[Kernel]:
+    """Yield the kernels of a part of a recurrent layer, or of an attention with gated outputs."""
+    match layer:
+        case CausalConv():
+            yield "causal_conv.conv_kernel", is_half
+        case GatedDeltaNet():
+            yield "recurrence.recurrence_kernel", 1, is_half
+        case Mamba2():
+            yield "recurrence.recurrence_kernel", 0, is_half
+        case GatedRMSNorm():
+            yield "gated.gated_kernel", NORM_THEN_GATE, is_half
+        case GroupedRMSNorm():
+            yield "gated.gated_kernel", GATE_THEN_NORM, is_half
+        case RotaryAttention() if layer.is_gated:
+            yield "gated.gated_kernel", SIGMOID_MUL, is_half
 
 
 def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
@@ -78,7 +115,8 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
         return
     else:
         if has_kernel(plan.dtype) and not is_head:
-            yield "linear.rows_kernel", USUAL_WIDTH, has_bias, 0
+            few = not has_bias and takes_few_outputs(len(weight), inputs, plan.dtype)
+            yield "linear.rows_kernel", PANEL if few else USUAL_WIDTH, has_bias, 0
         return
     yield ("codes.round_kernel",)
     yield "codes.multiply_kernel", bits, int(has_offsets), has_bias, int(is_head)

@@ -70,6 +70,7 @@ def paged_attention(bench: Bench, batch: int, context: int) -> tuple[Callable[[]
     runner.rows.apply(Step(new_rows=tuple(rows), new_blocks=tuple(tables)))
     for layer in runner.kv.layers:
         layer.keys.normal_()
+        assert layer.values is not None
         layer.values.normal_()
     row_ids = torch.arange(batch, device=runner.device)
     spec = engine.loaded.plan.kv_specs[0]

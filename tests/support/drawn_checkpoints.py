@@ -136,7 +136,7 @@ def _steps(model: Any, prompt_ids: list[int]) -> Iterator[tuple[int, float]]:
     unread, past = prompt_ids, None
     for _ in range(TOKENS):
         step = model(torch.tensor([unread]), use_cache=True, **{name: past})
-        past = step[name] if name in step else step.past_key_values
+        past = step.get(name, step.past_key_values)
         values, tokens = step.logits[0, -1].log_softmax(-1).topk(2)
         best, second = values.tolist()
         token = int(tokens[0])

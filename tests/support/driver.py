@@ -21,6 +21,7 @@ from engine.core import EngineCore
 from engine.inspect.inspectors import Inspectors
 from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
+from engine.layers.latent import HeadsLinear
 from engine.layers.linear import Linear
 from engine.protocol.embed import EmbedOutput, EmbedRequest, Pooling
 from engine.protocol.generate import (
@@ -245,7 +246,10 @@ class Driver:
         forms = [m.tensors.packed for m in model.modules() if isinstance(m, Linear | LMHead)]
         packed = [form._packed for form in forms if form is not None]
         experts = [m.tensors for m in model.modules() if isinstance(m, ExpertLinear)]
-        packed += [form._packed for each in experts for form in each.packed_experts.weights]
+        packed_forms = [each.packed_experts for each in experts]
+        heads = [m.tensors for m in model.modules() if isinstance(m, HeadsLinear)]
+        packed_forms += [form for each in heads for form in (each.packed_keys, each.packed_values)]
+        packed += [form._packed for each in packed_forms for form in each.weights]
         owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         if runner.kv.states is not None:

@@ -45,6 +45,8 @@ def random_sequences(
     queries, keys, values = (
         draw(heads) for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
     )
+    if spec.value_dim is not None:
+        values = [key[..., : spec.value_dim] for key in keys]
     sinks = None
     if spec.has_sinks:
         sinks = (torch.randn(spec.num_heads, generator=generator) * 2 + 2).to(dtype)
@@ -76,8 +78,12 @@ class PagedRun:
         kv = self.cache.layers[0]
         for blocks, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)):
             poisoned = blocks if scales is None else scales
-            poisoned[self.unowned] = float("nan")
-        self.outputs = [torch.full_like(query, float("nan")) for query in sequences.queries]
+            if poisoned is not None:
+                poisoned[self.unowned] = float("nan")
+        width = sequences.spec.result_dim
+        self.outputs = [
+            torch.full_like(query[..., :width], float("nan")) for query in sequences.queries
+        ]
 
     def _seen(self, index: int, start: int) -> list[int]:
         """Return the block table of a sequence, with unowned blocks before the window."""
@@ -121,7 +127,8 @@ class PagedRun:
 
         plan = self.backend.plan(self.layout(parts))
         kv = self.cache.layers[0]
-        arguments = gathered(s.queries), gathered(s.keys), gathered(s.values)
+        value = None if s.spec.value_dim is not None else gathered(s.values)
+        arguments = gathered(s.queries), gathered(s.keys), value
         result = plan.attend(s.spec, kv, *arguments, sinks=s.sinks)
         for (i, start, count), part in zip(parts, result.split([p[2] for p in parts]), strict=True):
             self.outputs[i][start : start + count] = part
@@ -151,7 +158,7 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
         zip(sequences.queries, sequences.keys, sequences.values, strict=True)
     ):
         q, k, v = q.double(), k.double(), v.double()
-        out = torch.zeros_like(q)
+        out = torch.zeros_like(q[..., : v.shape[-1]])
         for position in range(len(q)):
             last = position if spec.kind == "causal" else (seen[index] if seen else len(k)) - 1
             first = max(0, position - spec.window + 1) if spec.window else 0

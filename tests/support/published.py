@@ -44,6 +44,22 @@ def gemma_3(hidden: int, heads: int, kv_heads: int, window: int) -> dict[str, An
     return decoder("Gemma3", hidden, heads, kv_heads, 256, **facts)
 
 
+def deepseek(
+    version: str, hidden: int, heads: int, query_rank: int | None, **more: Any
+) -> dict[str, Any]:
+    facts = {
+        "q_lora_rank": query_rank,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "moe_intermediate_size": 64,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+    }
+    return decoder(f"Deepseek{version}", hidden, heads, heads, 64, **facts | more)
+
+
 def gemma_4(hidden: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
     facts = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 2}
     facts |= {"num_hidden_layers": 4, "global_head_dim": 512, "hidden_size_per_layer_input": 0}
@@ -220,6 +236,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         sliding_window=128,
         num_local_experts=32,
         num_experts_per_tok=4,
+    ),
+    "DeepSeek-V2-Lite": deepseek("V2", 2048, 16, None, n_routed_experts=64, num_experts_per_tok=6),
+    "DeepSeek-V3": deepseek(
+        "V3",
+        *(7168, 128, 1536),
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        n_group=8,
+        topk_group=4,
     ),
     "nanochat-d20": decoder("NanoChat", 1280, 10, 10, hidden_act="relu2"),
     "bert-base": encoder("BertModel", 768, 12),

@@ -62,7 +62,7 @@ class TorchPlan:
             assert key is not None
             assert value is not None
             kv = token_blocks(key, value, group=len(self.layout.groups))
-        elif key is not None and value is not None:
+        elif key is not None:
             self.store(kv, key, value)
         attentions = self._attentions.get((kv.group, spec, id(bias)))
         if attentions is None:
@@ -70,7 +70,7 @@ class TorchPlan:
             self._attentions[kv.group, spec, id(bias)] = attentions
         if len(attentions) == 1 and attentions[0].rows.order is None:
             return attentions[0](kv, query, sinks)
-        result = torch.empty_like(query)
+        result = query.new_empty(*query.shape[:2], spec.result_dim)
         for attention in attentions:
             attention.rows.write(attention(kv, query, sinks), result)
         return result
@@ -93,14 +93,16 @@ class TorchPlan:
             return text_groups(self.layout)
         return query_groups(self.layout, self.layout.groups[kv_group])
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         heads = key.shape[1]
         index = self._store_indices.get((kv.group, heads))
         if index is None:
             index = self._store_index(kv.group, heads)
             self._store_indices[kv.group, heads] = index
         _store(kv.keys, kv.key_scales, index, key)
-        _store(kv.values, kv.value_scales, index, value)
+        if kv.values is not None:
+            assert value is not None
+            _store(kv.values, kv.value_scales, index, value)
 
     def _store_index(self, kv_group: int, num_heads: int) -> tuple[torch.Tensor, ...]:
         """Return block, head and offset in the block, [T, Hkv] each, of the step's tokens."""

@@ -30,6 +30,8 @@ class FusedAttention:
     def supports(spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> bool:
         if spec.softcap or spec.has_sinks or spec.head_dim < FUSED_HEAD_DIM:
             return False
+        if spec.value_dim is not None:  # the kernel needs keys and values of one width
+            return False
         return dtype == torch.bfloat16 and onednn_has_matmul(device, dtype) and cpu_has_amx()
 
     def __init__(
@@ -70,6 +72,7 @@ class FusedAttention:
     ) -> torch.Tensor:
         """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
         assert sinks is None
+        assert kv.values is not None
         gather_pieces(kv.keys, kv.key_scales, self._index, self._key_pieces)
         gather_pieces(kv.values, kv.value_scales, self._index, self._value_pieces)
         rows = self.rows.gather(query, self._padding)

@@ -46,17 +46,20 @@ class MatmulAttention:
         pieces = (len(self._index), block_size, spec.head_dim)
         self._pieces = torch.empty(pieces, dtype=dtype, device=tables.device)
         self._keys = self._pieces.view(num_matmuls, num_keys, spec.head_dim).transpose(1, 2)
-        # Values reuse the keys' buffer: they are gathered once the scores are computed.
-        self._values = self._pieces.view(num_matmuls * self._num_splits, -1, spec.head_dim)
+        # Values reuse the keys' buffer: they are gathered once the scores are computed, if the keys
+        # do not hold them.
+        by_split = self._pieces.view(num_matmuls * self._num_splits, -1, spec.head_dim)
+        self._values = by_split[..., : spec.result_dim]
 
     def __call__(
         self, kv: LayerKV, query: torch.Tensor, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the outputs [S * count, H, D] for the queries [T, H, D]."""
+        """Return the outputs [S * count, H, result_dim] for the queries [T, H, D]."""
         gather_pieces(kv.keys, kv.key_scales, self._index, self._pieces)
         rows = self.rows.gather(query, self._padding)
         weights = self._weights(rows, sinks)
-        gather_pieces(kv.values, kv.value_scales, self._index, self._pieces)
+        if kv.values is not None:
+            gather_pieces(kv.values, kv.value_scales, self._index, self._pieces)
         if self._num_splits == 1:
             return self.rows.by_token(torch.bmm(weights, self._values))
         num_matmuls, num_rows, _ = weights.shape

@@ -28,15 +28,15 @@ class QueryRows:
         count = group.count
         heads = spec.num_kv_heads
         shared = spec.num_heads // heads
-        dim = spec.head_dim
+        dim, result_dim = spec.head_dim, spec.result_dim
         self.order = group.order
         self._tokens = slice(group.first, group.first + sequences * count)
         self.num_matmuls = sequences * heads
         self.num_rows = shared * count
         self._token_shape = (sequences, count, heads, shared, dim)
-        self._head_shape = (sequences, heads, shared, count, dim)
+        self._head_shape = (sequences, heads, shared, count, result_dim)
         self._row_shape = (self.num_matmuls, self.num_rows, dim)
-        self._result_shape = (sequences * count, spec.num_heads, dim)
+        self._result_shape = (sequences * count, spec.num_heads, result_dim)
 
     def gather(self, query: torch.Tensor, padding: int) -> torch.Tensor:
         """Return the rows [N, R + padding, D] of the step's queries [T, H, D]."""
@@ -55,12 +55,12 @@ class QueryRows:
         return F.pad(own.reshape(self.num_matmuls, self.num_rows), (0, padding))
 
     def by_token(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the outputs [S * count, H, D] in rows [N, R + padding, D]."""
+        """Return the outputs [S * count, H, result_dim] in rows [N, R + padding, result_dim]."""
         by_head = rows[:, : self.num_rows].view(self._head_shape)
         return by_head.permute(0, 3, 1, 2, 4).reshape(self._result_shape)
 
     def write(self, outputs: torch.Tensor, result: torch.Tensor) -> None:
-        """Write the group's outputs [S * count, H, D] to those of the step [T, H, D]."""
+        """Write the group's outputs [S * count, H, result_dim] to those of the step."""
         if self.order is None:
             result[self._tokens] = outputs
         else:

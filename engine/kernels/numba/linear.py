@@ -24,6 +24,7 @@ from engine.kernels.numba.prepared import PreparedRows, aligned
 # With AMX, oneDNN is faster above this number of rows. Without, it never is.
 MOST_ROWS_AMX = 4
 ANY_ROWS = 2**31
+FEW_OUTPUTS = 128
 WIDTHS = (64, 32, 16)  # outputs per panel that oneDNN is known to use
 PANEL = 16  # outputs per panel of weights that we pack
 HEAD_PANEL, HEAD_SPLIT = 64, 256  # of a head: the panel that is fastest, and oneDNN's usual split
@@ -123,6 +124,22 @@ def narrow(weight: torch.Tensor) -> PackedMultiply:
     """
     packed = aligned(_in_panels(weight, PANEL))
     return PackedMultiply(PackedLinear(weight, packed, None, PANEL), max(SPLITS))
+
+
+def takes_few_outputs(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+    """Return whether `few_outputs` multiplies a weight of this size: oneDNN has no panel for it."""
+    few = outputs < FEW_OUTPUTS and outputs % max(WIDTHS) > 0
+    takes_any_rows = not uses_amx(torch.device("cpu"), dtype)
+    return few and inputs % 2 == 0 and takes_any_rows and has_kernel(dtype)
+
+
+def few_outputs(weight: torch.Tensor) -> PackedMultiply:
+    """Return our kernel for a weight [out, in] of few outputs, which is padded with zeros.
+
+    The products have columns of zeros behind the others.
+    """
+    missing = -len(weight) % PANEL
+    return narrow(torch.cat((weight, weight.new_zeros(missing, weight.shape[1]))))
 
 
 def head_multiply(weight: torch.Tensor) -> PackedMultiply:

@@ -32,27 +32,43 @@ class PackedWeight:
         *,
         kernels: Kernels = "torch",
     ) -> None:
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+        self._packed: torch.Tensor | None = None
         self._bias = bias
         self._kernel: PackedMultiply | None = None
         self.any_rows: PackedMultiply | None = None  # our own kernel, if it takes all rows
         self._max_rows = 0  # the largest number of rows for our own kernel
+        self._outputs = len(weight)
+        if kernels == "numba":
+            from engine.kernels.numba.linear import few_outputs, takes_few_outputs
+
+            if bias is None and takes_few_outputs(len(weight), weight.shape[1], weight.dtype):
+                self._kernel = few_outputs(weight)
+                self._max_rows = self._kernel.most
+                return
+        self._pack(weight, kernels)
+
+    def _pack(self, weight: torch.Tensor, kernels: Kernels) -> None:
+        self._packed = packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
         if kernels == "numba":
             from engine.kernels.numba.linear import ANY_ROWS, multiply_for
 
-            if kernel := multiply_for(weight, self._packed, bias):
+            if kernel := multiply_for(weight, packed, self._bias):
                 self._kernel, self._max_rows = kernel, kernel.most
                 self.any_rows = kernel if kernel.most == ANY_ROWS else None
 
     @property
     def nbytes(self) -> int:
-        return self._packed.nbytes
+        if self._packed is not None:
+            return self._packed.nbytes
+        assert self._kernel is not None
+        return self._kernel.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> [T, out]."""
         count = x.shape[0]
         if self._kernel is not None and count <= self._max_rows:
-            return self._kernel(x)
+            y = self._kernel(x)
+            return y if y.shape[1] == self._outputs else y[:, : self._outputs]
         rows = torch.cat((x, x)) if count == 1 else x
         y = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
         return y[:1] if count == 1 else y

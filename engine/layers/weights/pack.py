@@ -122,6 +122,8 @@ def nbytes_of(
     kernels: Kernels,
     quantization: Quantization | None,
     stored_form: CodesForm | None = None,
+    *,
+    has_bias: bool = False,
 ) -> int:
     """Return the bytes of a packed weight [outputs, inputs], with scales and padding."""
     if stored_form is not None:
@@ -131,6 +133,11 @@ def nbytes_of(
         is_narrow_head = is_head and dtype != torch.float32
         if is_narrow_head:
             return head_nbytes(outputs, inputs, dtype, kernels)
+        if kernels == "numba" and not has_bias:
+            from engine.kernels.numba.linear import PANEL, takes_few_outputs
+
+            if takes_few_outputs(outputs, inputs, dtype):
+                outputs = -(-outputs // PANEL) * PANEL
         return outputs * inputs * dtype.itemsize
     panel = LANES if kernels == "numba" else 1
     rows = -(-outputs // panel) * panel

@@ -36,7 +36,7 @@ def test_memory_of_a_dropped_cache_is_given_back() -> None:
 
 
 def test_cache_that_cannot_be_mapped_raises_memory_error() -> None:
-    with pytest.raises(MemoryError, match=f"{1 << 60} bytes of KV cache cannot be mapped"):
+    with pytest.raises(MemoryError, match=f"{1 << 60} bytes of cache cannot be mapped"):
         untouched_zeros((1 << 60,), torch.int8, CPU)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.attention.kv_cache import KVCache, block_bytes
-from engine.attention.select import select_backend
+from engine.attention.select import kernels_backend, select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch.batching import MAX_PADDING, SPLIT, query_groups
 from engine.attention.torch.fused import FusedAttention
@@ -288,6 +288,52 @@ def last_tokens(sequences: Sequences) -> Sequences:
         [keys[-window:] for keys in sequences.keys],
         [values[-window:] for values in sequences.values],
     )
+
+
+# ---- values in keys --------------------------------------------------------------------------
+
+LATENT = AttentionSpec(4, 1, 40, scale=40**-0.5, value_dim=32)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_torch_attention_values_in_keys_match_dense(dtype: torch.dtype) -> None:
+    """Over several splits of keys. Chunks, and texts of other lengths, change no bit."""
+    sequences = random_sequences(LATENT, [1, 16, 33, SPLIT + 9], dtype)
+    found = PagedRun(sequences, 16).whole()
+    check(sequences, found)
+    for size in (1, 7):
+        for chunked, whole in zip(PagedRun(sequences, 16).chunked(size), found, strict=True):
+            assert torch.equal(chunked, whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.bfloat16], ids=str)
+def test_kv_cache_values_in_keys_take_no_bytes(dtype: torch.dtype) -> None:
+    """A row of 512 + 64 numbers, and the scale of its codes, for a token and a layer."""
+    spec = AttentionSpec(16, 1, 576, scale=1.0, value_dim=512)
+    row = 576 + 4 if dtype.itemsize == 1 else 2 * 576
+    assert block_bytes([spec] * 3, 16, dtype) == 3 * 16 * row
+    cache = KVCache([spec] * 3, 5, 16, dtype, torch.device("cpu"))
+    assert cache.num_bytes == 6 * 3 * 16 * row
+    cache.layers[1].keys.view(torch.int8).fill_(1)
+    cache.copy_parts(0, [1], [2], [3], transposed_keys=False)
+    kept = cache.layers[1].keys.view(torch.int8)[2, 0, :, 0]
+    assert kept.tolist() == [1] * 3 + [0] * 13
+    cache.scrub([1])
+    assert not cache.layers[1].keys.view(torch.int8)[1].any()
+    assert all(layer.values is None for layer in cache.layers)
+
+
+def test_values_in_keys_are_refused_by_other_backends_by_name() -> None:
+    pytest.importorskip("numba")
+    cpu = torch.device("cpu")
+    backend, why = select_backend([LATENT], torch.float32, cpu)
+    assert backend.name == "torch"
+    assert "does not read values out of keys" in why
+    around = kernels_backend([LATENT], backend, torch.float32, cpu, "auto")
+    assert around == "numba", "other layers need no attention"
+    assert kernels_backend([LATENT], backend, torch.float32, cpu, "torch") == "torch"
+    odd = replace(LATENT, num_heads=2, num_kv_heads=2, head_dim=36)
+    assert kernels_backend([odd], backend, torch.float32, cpu, "auto") == "torch"
 
 
 # ---- the cache -------------------------------------------------------------------------------

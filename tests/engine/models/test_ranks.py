@@ -15,6 +15,8 @@ from tests.engine.models import (
     test_arcee,
     test_bert,
     test_cohere2,
+    test_deepseek_v2,
+    test_deepseek_v3,
     test_exaone4,
     test_gemma2,
     test_gemma3,
@@ -54,7 +56,10 @@ from tests.support.ranks import ranked
 pytestmark = pytest.mark.usefixtures("one_thread")
 BIASES = {"attention_bias": True, "mlp_bias": True}
 # These linear layers are not shared.
-WHOLE = ("router", "shared_gate", "smear_gate", "gate.enter", "gate.leave", "per_layer.project")
+WHOLE = (
+    *("router", "shared_gate", "smear_gate", "gate.enter", "gate.leave", "per_layer.project"),
+    *("attention.kv_down", "attention.q.down"),
+)
 FAST = [
     Case("llama", lambda: test_llama.config(**BIASES)),
     Case("qwen3", test_qwen3.config),
@@ -87,6 +92,8 @@ SLOW = [
     Case("qwen3-next", test_qwen3_next.config),
     Case("qwen3-5", test_qwen3_5.config),
     test_gpt_oss.CASE,
+    test_deepseek_v2.LITE,
+    test_deepseek_v3.CASE,
     # Ranks share a group of heads, or have groups of their own.
     test_granite_hybrid.EXPERTS,
     replace(test_granite_hybrid.CASE, name="granite-hybrid-dense"),

@@ -77,6 +77,21 @@ MARIAN = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
+DEEPSEEK = {
+    **{key: value for key, value in LLAMA.items() if key != "head_dim"},
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 KINDS = ["conv", "full_attention", "conv", "conv"]
 LFM2 = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"layer_types": KINDS}
@@ -123,6 +138,8 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", LLAMA | {"pad_token_id": None}),
     "phi3": ("Phi3ForCausalLM", LLAMA | {"pad_token_id": None, "partial_rotary_factor": 0.5}),
     "nanochat": ("NanoChatForCausalLM", {k: v for k, v in LLAMA.items() if k != "head_dim"}),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", DEEPSEEK),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"q_lora_rank": 20}),
     "bert": ("BertModel", BERT),
     "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
     "t5": ("T5ForConditionalGeneration", T5 | {"tie_word_embeddings": True}),
@@ -148,6 +165,8 @@ def of_transformers(name: str) -> tuple[ModelStructure, int]:
     count = model.num_parameters(only_trainable=True)  # sinusoids are no parameters of ours
     if name.startswith("gemma4"):
         count += config.num_hidden_layers  # layer_scalar, which is a buffer there
+    if name == "deepseek_v3":
+        count += 4 * (config.num_hidden_layers - 1)  # e_score_correction_bias, likewise
     if name == "marian":
         count += config.vocab_size  # final_logits_bias, which is a buffer there
     return structure(config.to_dict()), count

@@ -16,6 +16,7 @@ from engine.attention.backend import GroupLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache, LayerKV
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.parameters import parameters_of
 from engine.layers.attention import kv_specs
 from engine.layers.state import new_states, state_specs
 from engine.models.registry import model_class
@@ -44,9 +45,9 @@ class NoAttention:
     def attend(
         self, spec: AttentionSpec, kv: LayerKV | None, query: torch.Tensor, *rest: Any, **named: Any
     ) -> torch.Tensor:
-        return torch.empty_like(query, memory_format=torch.contiguous_format)
+        return query.new_empty(*query.shape[:2], spec.result_dim)
 
-    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor) -> None:
+    def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         pass
 
 
@@ -82,6 +83,9 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
     device = torch.device("meta")
     with device:
         model = build(config, max_positions=512, dtype=dtype).to(device, dtype)
+    for layer in model.modules():
+        if (own := parameters_of(layer).dtype) is not None:
+            layer.to(own)
     use_kernels(model, "triton")
     states = new_states(state_specs(model), 3, dtype, device)
     kv = KVCache(kv_specs(model), 9, 64, dtype, device, states)
@@ -106,5 +110,5 @@ def benchmarked() -> Iterator[str]:
 
 
 def experts() -> Iterator[str]:
-    for name in ("Mixtral-8x7B-v0.1", "Qwen3-30B-A3B"):
+    for name in ("Mixtral-8x7B-v0.1", "Qwen3-30B-A3B", "DeepSeek-V3"):
         yield from launches(name, PUBLISHED[name], torch.bfloat16)
