@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from engine.attention.spec import AttentionSpec
 from engine.protocol.lens import MAX_LENS_BYTES, MAX_LENS_TOKENS, MAX_TOGETHER_BYTES
@@ -29,19 +29,20 @@ def longest_text(specs: Sequence[AttentionSpec]) -> int:
 
 
 def kept_layers(
-    stacks: Sequence[Sequence[AttentionSpec]], tokens: int, wanted: Collection[int] | None
+    stacks: Sequence[Mapping[int, AttentionSpec]], tokens: int, wanted: Collection[int] | None
 ) -> frozenset[int] | None:
     """Return the layers of each stack whose weights are kept; None if those `wanted` are too large.
 
     Without `wanted` these are all layers, or none if they are too large together.
     """
     most = MAX_TOGETHER_BYTES if wanted is None else MAX_LENS_BYTES
-    count = max(map(len, stacks), default=0)
-    layers = frozenset(range(count) if wanted is None else wanted)
+    layers = frozenset(layer for stack in stacks for layer in stack)
+    if wanted is not None:
+        layers = frozenset(wanted)
     total = sum(
         attention_bytes(spec, tokens)
         for stack in stacks
-        for layer, spec in enumerate(stack)
+        for layer, spec in stack.items()
         if layer in layers
     )
     if total <= most:

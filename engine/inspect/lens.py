@@ -15,12 +15,19 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.kv_cache import KVCache
+from engine.attention.kv_cache import KVCache, LayerStates
 from engine.attention.spec import AttentionSpec
 from engine.attention.weights_size import kept_layers, longest_text
 from engine.device.transfer import to_device
+from engine.inspect.ablations import decoder_mixers
 from engine.inspect.lens_plan import LensPlan, as_bytes
 from engine.inspect.residual import ResidualTaps
+from engine.inspect.state_traces import (
+    RecurrentLayer,
+    StateTraces,
+    recurrent_layers,
+    traced_layers,
+)
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
 from engine.models.base import Model
@@ -68,7 +75,12 @@ def _pieces(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | 
         if kept is None:
             yield LensResult(request.id, error="large")
             return
-    passed = LensPass(runner, request, kept)
+    recurrent = recurrent_layers(cast(nn.Module, runner.model)) if request.states else []
+    traced = traced_layers(recurrent, len(request.tokens), request.layers)
+    if traced is None:
+        yield LensResult(request.id, error="large")
+        return
+    passed = LensPass(runner, request, kept, traced)
     with reference_ops(runner):
         hidden = passed.compute()
     predictions: list[Prediction] = []
@@ -92,6 +104,7 @@ def _pieces(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | 
         attention=passed.plan.attention,
         updates=passed.taps.updates,
         norms=passed.taps.norms,
+        states=passed.traces.of_text(recurrent, len(request.tokens)),
         predictions=predictions,
         logit_lens=logit_lens,
     )
@@ -112,19 +125,27 @@ class LensPass:
     """One pass of a request through the model."""
 
     def __init__(
-        self, runner: ModelRunner, request: LensRequest, kept: frozenset[int] | None = None
+        self,
+        runner: ModelRunner,
+        request: LensRequest,
+        kept: frozenset[int] | None = None,
+        traced: Sequence[RecurrentLayer] = (),
     ) -> None:
-        """`kept` are the layers whose attention weights are kept; None: no layer is looked at."""
+        """`kept` are the layers whose attention weights are kept; None: no layer is looked at.
+
+        `traced` are the layers whose states are traced.
+        """
         self._runner, self._request = runner, request
         self._model = runner.model
         ids = [list(request.positions), list(request.tokens)]
         positions, tokens = to_device(ids, runner.device)
         module, device = cast(nn.Module, runner.model), runner.device
         self.taps = ResidualTaps(module, positions)
-        states = None
+        states: list[LayerStates] | None = None
         if runner.kv.states is not None:  # the text has only slot 0, the state before it
             states = [tuple(part[:1].clone() for part in layer) for layer in runner.kv.states]
         self._kv = KVCache(kv_specs(module), 0, 1, torch.float32, device, states)
+        self.traces = StateTraces(traced, states or [])
         readers = [a for a in module.modules() if isinstance(a, Attention) and not a.has_kv]
         read_again = {id(self._kv.layers[a.index]) for a in readers if a.spec.kind == "causal"}
         self.plan = LensPlan(self.taps, tokens, kept, read_again)
@@ -148,7 +169,7 @@ class LensPass:
         ids, positions = to_device(columns, self._runner.device)
         batch = ForwardBatch(ids, positions, positions, self._kv, self.plan, count)
         if self._kv.states is not None:
-            batch = replace(batch, runs=StateRuns.of_text(count, ids.device))
+            batch = replace(batch, runs=StateRuns.of_text(count, ids.device, self.traces.observer))
         return batch.padded(self._runner.forward.round_up(count, TEXT_TOKENS_MULTIPLE))
 
     @property
@@ -202,13 +223,21 @@ def _cosines(model: Model, tokens: Sequence[int], device: torch.device) -> torch
     return rows @ rows.T
 
 
-def stack_specs(model: Model) -> list[list[AttentionSpec]]:
-    """Return the specs of a model's layers by kind: self-attention of a decoder, cross, full."""
+def stack_specs(model: Model) -> list[dict[int, AttentionSpec]]:
+    """Return the specs by kind: self-attention of a decoder, cross, full.
+
+    The keys are the numbers of the layers in their stack. A recurrent layer has a number, too.
+    """
     layers = [layer for layer in cast(nn.Module, model).modules() if isinstance(layer, Attention)]
-    kinds = ("causal", "cross", "full")
-    return [[layer.spec for layer in layers if layer.spec.kind == kind] for kind in kinds]
+    stacks = [decoder_mixers(model)]
+    for kind in ("cross", "full"):
+        stacks.append([layer for layer in layers if layer.spec.kind == kind])
+    return [
+        {at: layer.spec for at, layer in enumerate(stack) if isinstance(layer, Attention)}
+        for stack in stacks
+    ]
 
 
 def max_lens_tokens(model: Model) -> int:
     """Return the longest text whose attention weights a lens may hold, in tokens."""
-    return longest_text([spec for stack in stack_specs(model) for spec in stack])
+    return longest_text([spec for stack in stack_specs(model) for spec in stack.values()])

@@ -72,7 +72,12 @@ class LensPlan:
         keys = key.float().repeat_interleave(shared, dim=1)  # [K, H, D]
         values = value.float().repeat_interleave(shared, dim=1)
         size = max(1, MOST_SCORES // (spec.num_heads * len(key)))
-        layer = self._layer(spec, len(query), len(key))
+        number = self._taps.attended("cross" if spec.kind == "cross" else "attention")
+        layer = None
+        if self._kept is not None:
+            tokens = self._tokens if spec.kind == "causal" else None
+            shape = len(query), len(key)
+            layer = LayerWeights(spec, number, shape, tokens, keeps_weights=number in self._kept)
         outputs = []
         for first in range(0, len(query), size):
             part = query[first : first + size]
@@ -87,30 +92,23 @@ class LensPlan:
                 layer.add(first, shares, found)
         if layer is not None:
             self.attention.append(layer.result())
-        self._taps.attended("cross" if spec.kind == "cross" else "attention")
         return torch.cat(outputs).to(query.dtype)
-
-    def _layer(self, spec: AttentionSpec, queries: int, keys: int) -> LayerWeights | None:
-        """Return what collects the weights of the next layer of a stack."""
-        if self._kept is None:
-            return None
-        index = sum(layer.stack == STACKS[spec.kind] for layer in self.attention)
-        tokens = self._tokens if spec.kind == "causal" else None
-        return LayerWeights(spec, (queries, keys), tokens, keeps_weights=index in self._kept)
 
 
 class LayerWeights:
-    """Collects the weights of one layer of `size` (queries, keys)."""
+    """Collects the weights of layer `number` of a stack, of `size` (queries, keys)."""
 
     def __init__(
         self,
         spec: AttentionSpec,
+        number: int,
         size: tuple[int, int],
         tokens: torch.Tensor | None,
         *,
         keeps_weights: bool,
     ) -> None:
-        self._spec, (self._queries, self._keys) = spec, size
+        self._spec, self._number = spec, number
+        self._queries, self._keys = size
         self._summary = SummaryBuilder(spec, self._keys, tokens)
         pairs = self._pairs(self._queries) if keeps_weights else 0
         self._weights = np.empty((spec.num_heads, pairs), "<f4")
@@ -138,6 +136,7 @@ class LayerWeights:
         spec = self._spec
         return AttentionWeights(
             stack=STACKS[spec.kind],
+            layer=self._number,
             heads=spec.num_heads,
             queries=self._queries,
             keys=self._keys,

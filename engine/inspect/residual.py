@@ -77,11 +77,12 @@ class ResidualTaps:
                 restored.callback(vars(layer).pop, "add", None)
             yield
 
-    def attended(self, kind: SublayerKind) -> None:
-        """Note what has been computed; self-attention or a recurrence begins a layer."""
+    def attended(self, kind: SublayerKind) -> int:
+        """Return the layer of what is computed. Self-attention or a recurrence begins a layer."""
         self._kind = kind
         if kind != "cross":
             self._layers += 1
+        return self._layers - 1
 
     def _tap(self, name: str, layer: nn.Module, add: Add) -> Add:
         def tapped(
@@ -144,7 +145,7 @@ def mixes(layer: nn.Module) -> TypeGuard[LayerState]:
 
 
 @contextlib.contextmanager
-def noting(state: LayerState, note: Callable[[], None]) -> Iterator[None]:
+def noting(state: LayerState, note: Callable[[], object]) -> Iterator[None]:
     """Call `note` whenever a recurrent layer reads its state."""
     forward = state.forward
 

@@ -50,6 +50,8 @@ def causal_conv(
     results = _sum(inputs[::-1], weight, bias)
     slots = runs.writes
     news = torch.stack(inputs[: width - 1][::-1], dim=2)  # [T, C, W - 1]
+    if runs.observer is not None:
+        runs.observer.note_inputs(tails, news)
     tails.index_copy_(0, slots, torch.where((slots > 0)[:, None, None], news, tails[:1]))
     return (apply_silu(results) if silu else results).to(x.dtype)
 

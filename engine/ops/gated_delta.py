@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.ops.kernels import Kernels
-from engine.ops.recurrence import recur
+from engine.ops.recurrence import Stepped, recur
 from engine.ops.state_runs import StateRuns
 
 L2_EPS = 1e-6  # of the norms of queries and keys; no config has it
@@ -49,7 +49,7 @@ def gated_delta(
     rate = -a_log.float().exp()
     scale = q.shape[2] ** -0.5
 
-    def step(state: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(state: torch.Tensor, token: int) -> Stepped:
         query = (_unit(q[token]) * scale).repeat_interleave(group, dim=0)
         key = _unit(k[token]).repeat_interleave(group, dim=0)
         decay = (rate * F.softplus(a[token].float() + dt_bias.float())).exp()
@@ -57,7 +57,7 @@ def gated_delta(
         state = state * decay[:, None, None]
         change = beta[:, None] * (v[token].float() - _read(state, key))
         state = state + key[:, :, None] * change[:, None, :]
-        return state, _read(state, query)
+        return Stepped(state, _read(state, query), beta, decay)
 
     results = v.new_zeros(v.shape)
     recur(step, states, runs, results)

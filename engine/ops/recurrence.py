@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from engine.ops.state_runs import StateRuns
 
-# Returns the state behind a token of the step and the token's result, for the state before it.
-Step = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+
+class Stepped(NamedTuple):
+    """The change that one token makes to the state of its sequence."""
+
+    state: torch.Tensor  # [heads, ...], behind the token
+    result: torch.Tensor
+    strength: torch.Tensor  # [heads]: the factor on what the token writes
+    decay: torch.Tensor  # [heads]: the factor on the state before the token
+
+
+# Takes the state before a token of the step, and the token's number.
+Step = Callable[[torch.Tensor, int], Stepped]
 
 
 def recur(step: Step, states: torch.Tensor, runs: StateRuns, results: torch.Tensor) -> None:
@@ -22,6 +33,9 @@ def recur(step: Step, states: torch.Tensor, runs: StateRuns, results: torch.Tens
     state = states[0]
     for token in range(len(results)):
         state = torch.where(begins[token], states.index_select(0, reads[token])[0], state)
-        state, results[token] = step(state, token)
+        stepped = step(state, token)
+        state, results[token] = stepped.state, stepped.result
+        if runs.observer is not None:
+            runs.observer.note_step(states, state, stepped.strength, stepped.decay)
         slot = runs.writes[token : token + 1]
         states.index_copy_(0, slot, torch.where(slot > 0, state, states[0])[None])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.ops.kernels import Kernels
-from engine.ops.recurrence import recur
+from engine.ops.recurrence import Stepped, recur
 from engine.ops.state_runs import StateRuns
 
 
@@ -43,14 +43,15 @@ def selective_scan(
     heads = x.shape[1] // b.shape[1]
     rate = -a_log.float().exp()
 
-    def step(state: torch.Tensor, token: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(state: torch.Tensor, token: int) -> Stepped:
         into = b[token].float().repeat_interleave(heads, dim=0)[:, :, None]
         out = c[token].float().repeat_interleave(heads, dim=0)[:, :, None]
         inputs = x[token].float()
-        time = F.softplus(dt[token].float() + dt_bias.float())[:, None]
-        decay = (rate[:, None] * time).exp()
-        state = state * decay[:, :, None] + into * (time * inputs)[:, None, :]
-        return state, (state * out).sum(1) + d.float()[:, None] * inputs
+        time = F.softplus(dt[token].float() + dt_bias.float())
+        decay = (rate * time).exp()
+        state = state * decay[:, None, None] + into * (time[:, None] * inputs)[:, None, :]
+        result = (state * out).sum(1) + d.float()[:, None] * inputs
+        return Stepped(state, result, time, decay)
 
     results = x.new_zeros(x.shape)
     recur(step, states, runs, results)

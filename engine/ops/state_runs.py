@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
+
+from engine.ops.state_observer import StateObserver
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,15 @@ class StateRuns:
     starts: torch.Tensor  # [R + 1] int64: the first token of each run, and the end of the last
     reads: torch.Tensor  # [R] int64: the slot with the state before each run
     writes: torch.Tensor  # [T] int64: the slot that gets the state behind each token; 0: none
+    observer: StateObserver | None = field(default=None, kw_only=True)  # of a lens
 
     @classmethod
-    def of_text(cls, count: int, device: torch.device) -> StateRuns:
+    def of_text(
+        cls, count: int, device: torch.device, observer: StateObserver | None = None
+    ) -> StateRuns:
         """Return the run of a text of `count` tokens, none of whose states is kept."""
         zeros = torch.zeros(count, dtype=torch.int64, device=device)
-        return cls(torch.tensor([0, count], device=device), zeros[:1], zeros)
+        return cls(torch.tensor([0, count], device=device), zeros[:1], zeros, observer=observer)
 
     def padded(self, missing: int) -> StateRuns:
         """Return it with `missing` tokens of padding behind the others."""

@@ -13,6 +13,7 @@ from msgspec import field
 from engine.protocol.message import Message, Record, TokenIds
 
 MAX_LENS_TOKENS = 1024  # of a text
+MAX_STATE_BYTES = 4 << 20  # the state traces of one lens
 # Attention weights of one lens: 32 heads of the longest text. Weights of all layers are kept
 # together up to a smaller limit; those of a longer text one layer at a time.
 MAX_LENS_BYTES, MAX_TOGETHER_BYTES = 68 << 20, 40 << 20
@@ -38,9 +39,11 @@ class LensRequest(Message, frozen=True):
     positions: tuple[int, ...] = ()  # tokens with a logit lens, at most MAX_LOGIT_POSITIONS
     top: int = 10  # number of tokens in a prediction
     attention: bool = True  # whether the answer has AttentionWeights
-    # The layers whose weights are kept; None: all if they fit into MAX_TOGETHER_BYTES, else none.
+    # The layers whose weights and state traces are kept, as the model numbers them. None: all
+    # weights if they fit into MAX_TOGETHER_BYTES, else none. Likewise traces and MAX_STATE_BYTES.
     layers: tuple[int, ...] | None = None
     predictions: bool = True  # whether the answer has them
+    states: bool = True  # whether the answer has StateTraces
     embeddings: bool = False
 
 
@@ -74,6 +77,7 @@ class AttentionWeights(Record, frozen=True):
     """
 
     stack: Stack
+    layer: int  # its number in the stack, which may have other layers
     heads: int
     queries: int
     keys: int
@@ -108,6 +112,21 @@ class NormSizes(Record, frozen=True):
     after: bytes
 
 
+class StateTrace(Record, frozen=True):
+    """The state of a recurrent layer behind each token, [heads, tokens] each.
+
+    `norms` are those of the state of a head. `strengths` are the factors on what a token writes,
+    and `decays` those on the state before it. Both are empty for a layer that keeps only the last
+    inputs of a convolution, as one head. All are empty for a layer whose trace is not kept.
+    """
+
+    layer: int | None  # None: before the first layer
+    heads: int
+    norms: bytes
+    strengths: bytes = b""
+    decays: bytes = b""
+
+
 class Prediction(Record, frozen=True):
     """The most likely next tokens after `position`, read from the stream after `layer` layers."""
 
@@ -123,8 +142,8 @@ class LensResult(Message, frozen=True):
     """The answer to a LensRequest.
 
     `error` is "busy" if requests waited for MAX_LENS_WAIT seconds, "large" if the weights of the
-    wanted layers exceed MAX_LENS_BYTES, and "failed" if the engine's log has the reason; nothing
-    else is set then.
+    wanted layers exceed MAX_LENS_BYTES or their traces MAX_STATE_BYTES, and "failed" if the
+    engine's log has the reason; nothing else is set then.
     Encoders have no predictions. `logit_lens` has one prediction for each layer, from 0, and each
     position of the request; `predictions` are those of all positions after the last layer.
     """
@@ -133,6 +152,7 @@ class LensResult(Message, frozen=True):
     attention: list[AttentionWeights] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
     norms: list[NormSizes] = field(default_factory=list)
+    states: list[StateTrace] = field(default_factory=list)  # of a model with recurrent layers
     predictions: list[Prediction] = field(default_factory=list)
     logit_lens: list[Prediction] = field(default_factory=list)
     cosines: bytes = b""  # [tokens, tokens]

@@ -44,11 +44,11 @@ class Capture:
 
     id: str
     tenant: str
-    stacks: dict[str, list[AttentionWeights]]  # by stack: its layers
+    stacks: dict[str, dict[int, AttentionWeights]]  # by stack: its layers, by their number
 
     @property
     def num_bytes(self) -> int:
-        layers = (layer for stack in self.stacks.values() for layer in stack)
+        layers = (layer for stack in self.stacks.values() for layer in stack.values())
         return sum(len(layer.weights) + len(layer.scores) for layer in layers)
 
 
@@ -102,9 +102,9 @@ class LensDesk:
 
         All captures together hold at most MAX_LENS_BYTES. The largest one makes room.
         """
-        stacks: dict[str, list[AttentionWeights]] = {}
+        stacks: dict[str, dict[int, AttentionWeights]] = {}
         for layer in attention:
-            stacks.setdefault(layer.stack, []).append(layer)
+            stacks.setdefault(layer.stack, {})[layer.layer] = layer
         capture = Capture(secrets.token_urlsafe(12), tenant, stacks)
         self._captures.pop(tenant, None)
         self._captures[tenant] = capture

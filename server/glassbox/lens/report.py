@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from engine.protocol.lens import AttentionWeights, LensRequest, LensResult, Prediction
+from engine.protocol.lens import AttentionWeights, LensRequest, LensResult, Prediction, StateTrace
 from server.glassbox.lens.attention_maps import floats
 from server.text.tokenizer import Tokenizer
 
@@ -28,6 +28,8 @@ def lens_report(
     if "predictions" in want:
         report["predictions"] = [_prediction(found) for found in result.predictions]
         shown |= _ids(result.predictions)
+    if result.states:
+        report["states"] = [_state(trace) for trace in result.states]
     if request.positions:
         report["logit"] = [
             [found.layer, found.position, found.entropy, found.top] for found in result.logit_lens
@@ -66,12 +68,13 @@ def _stack(layers: Sequence[AttentionWeights]) -> dict[str, Any]:
     summaries = [layer.summary for layer in layers if layer.summary is not None]
     return {
         "layers": len(layers),
+        "numbers": [layer.layer for layer in layers],
         "heads": first.heads,
         "queries": first.queries,
         "keys": first.keys,
         "windows": [layer.window for layer in layers],
         "softcap": first.softcap,
-        "kept": [place for place, layer in enumerate(layers) if layer.weights],
+        "kept": [layer.layer for layer in layers if layer.weights],
         "thumb_rows": summaries[0].thumb_rows,
         "thumb_columns": summaries[0].thumb_columns,
         "thumbs": base64.b64encode(b"".join(one.thumbs for one in summaries)).decode(),
@@ -80,6 +83,15 @@ def _stack(layers: Sequence[AttentionWeights]) -> dict[str, Any]:
         "first": [one.first for one in summaries],
         "induction": [one.induction for one in summaries],
     }
+
+
+def _state(trace: StateTrace) -> dict[str, Any]:
+    """Return the trace of a layer; null for what it does not have, or what is not kept."""
+    found: dict[str, Any] = {"layer": trace.layer, "heads": trace.heads}
+    arrays = {"norms": trace.norms, "strengths": trace.strengths, "decays": trace.decays}
+    for name, array in arrays.items():
+        found[name] = floats(array).reshape(trace.heads, -1).tolist() if array else None
+    return found
 
 
 def _residual(result: LensResult) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,10 +19,13 @@ from engine.protocol.lens import (
     MAX_LENS_TOKENS,
     MAX_LENS_WAIT,
     MAX_LOGIT_POSITIONS,
+    MAX_STATE_BYTES,
     MAX_TOGETHER_BYTES,
+    AttentionWeights,
     LensRequest,
     LensResult,
     Stack,
+    StateTrace,
 )
 from server.api.openai.schemas.fields import TokenId
 from server.api.receive import read_unqueued, thread_turn
@@ -42,8 +46,8 @@ from server.state import AppState, state_of
 
 router = APIRouter()
 MAX_TOP, DEFAULT_TOP = 20, 10
-PartOfAnswer = Literal["thumbs", "residual", "predictions"]
-PARTS: tuple[PartOfAnswer, ...] = ("thumbs", "residual", "predictions")
+PartOfAnswer = Literal["thumbs", "residual", "predictions", "states"]
+PARTS: tuple[PartOfAnswer, ...] = ("thumbs", "residual", "predictions", "states")
 Layers = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)
 ]
@@ -78,10 +82,12 @@ class LensBody(TextBody):
     DEFAULTS: ClassVar[dict[str, Any]] = {"want": list(PARTS)}
 
     want: Annotated[list[PartOfAnswer], Field(max_length=MAX_PARTS)] | None = None
-    """Parts of the answer. Without `thumbs`, no attention weights are kept."""
+    """Parts of the answer. Without `thumbs`, no attention weights are kept. Default: those that the
+    model has; only recurrent layers have `states`."""
     layers: Layers | None = None
-    """Layers whose weights are kept for the routes of a head. Default: all, if they take at most 40
-    MiB. The weights of a longer text are kept one layer at a time."""
+    """Layers whose weights are kept for the routes of a head, and whose states are returned.
+    Default: all weights, if they take at most 40 MiB, and all states, if they take at most 4 MiB.
+    Those of a longer text are computed one layer at a time."""
     logit: LogitLens | None = None
     """Ask for a logit lens."""
 
@@ -106,9 +112,10 @@ class EmbeddingsBody(Body):
 async def lens(request: Request) -> Response:
     """Return what the model does inside for a text.
 
-    The answer has attention thumbnails, the residual stream, predictions at every position, and a
-    logit lens, if they are wanted and the model has them. It is computed between the steps
-    of other requests, at most once a second. Attention weights are kept for 60 s.
+    The answer has attention thumbnails, the residual stream, predictions at every position, the
+    states of recurrent layers, and a logit lens, if they are wanted and the model has them. It is
+    computed between the steps of other requests, at most once a second. Attention weights are kept
+    for 60 s.
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, LensBody)
@@ -116,6 +123,8 @@ async def lens(request: Request) -> Response:
     _refuse_adapter(state, body)
     tokens, source = await _texts(request, body)
     want = set(PARTS if body.want is None else body.want)
+    if body.want and "states" in want and not state.loaded().state_bytes:
+        raise invalid("want", "This model has no recurrent layers, so it has no states.")
     positions: tuple[int, ...] = ()
     if body.logit is not None:
         positions = tuple(sorted(set(body.logit.positions)))
@@ -132,8 +141,10 @@ async def lens(request: Request) -> Response:
         attention="thumbs" in want,
         layers=None if body.layers is None else tuple(sorted(set(body.layers))),
         predictions="predictions" in want or bool(positions),
+        states="states" in want,
     )
     result = await _look(request, state, wanted)
+    _check_layers(wanted, [*result.attention, *result.states])
     capture = None
     if result.attention:
         capture = glassbox_of(request).lens.keep(request.state.tenant, result.attention).id
@@ -162,7 +173,10 @@ async def attention_map(request: Request, capture: str, layer: str, head: str) -
     if stack not in stacks:
         raise invalid("stack", f"stack is {stack[:32]!r}; this capture has {', '.join(stacks)}.")
     layers = stacks[stack]
-    weights = layers[_index("layer", layer, len(layers))]
+    place = _index("layer", layer, max(layers) + 1)
+    if place not in layers:
+        raise invalid("layer", f"Layer {place} has no attention. {_those(layers)}")
+    weights = layers[place]
     if not weights.weights:
         message = f"The capture has no weights of layer {layer}. Make one with 'layers': [{layer}]."
         raise ApiError(404, "not_kept", message)
@@ -201,15 +215,14 @@ async def attention(request: Request) -> Response:
         source=source,
         layers=None if body.layers is None else tuple(sorted(set(body.layers))),
         predictions=False,
+        states=False,
     )
     result = await _look(request, state, wanted)
     stack = body.stack or result.attention[-1].stack
     found = [layer for layer in result.attention if layer.stack == stack]
     if not found:
         raise invalid("stack", f"This model has no stack {stack!r}.")
-    for place in wanted.layers or ():
-        if place >= len(found):
-            raise invalid("layers", f"There is no layer {place}; this stack has {len(found)}.")
+    _check_layers(wanted, found)
     kept = [layer for layer in found if layer.weights]
     if not kept:
         message = (
@@ -238,6 +251,19 @@ async def embeddings(request: Request) -> Response:
     return json_response(request, answer)
 
 
+def _check_layers(wanted: LensRequest, found: Sequence[AttentionWeights | StateTrace]) -> None:
+    """Raise a 400 ApiError if the answer cannot have a layer that the request names."""
+    layers = {one.layer for one in found if one.layer is not None}
+    for place in wanted.layers or ():
+        if layers and place not in layers:
+            message = f"The answer has no layer {place}. {_those(layers)}"
+            raise invalid("layers", message)
+
+
+def _those(layers: Iterable[int]) -> str:
+    return f"Choose from {', '.join(map(str, sorted(layers)))}."
+
+
 async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
     """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
     _refuse_ranks(state)
@@ -252,7 +278,8 @@ async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensR
         raise ApiError(503, "busy", message, headers={"retry-after": "5"}) from None
     except LensTooLargeError:
         message = (
-            f"The weights of these layers take more than {MAX_LENS_BYTES >> 20} MiB; ask for fewer."
+            f"The weights of these layers take more than {MAX_LENS_BYTES >> 20} MiB, or their "
+            f"states more than {MAX_STATE_BYTES >> 20} MiB; ask for fewer."
         )
         raise invalid("layers", message) from None
     except LensFailedError:

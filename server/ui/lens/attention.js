@@ -1,11 +1,11 @@
 // Attention: thumbnails of all heads, and one head at full size.
 import { html, useMemo, useState } from "../html.js";
 import { visible } from "../text.js";
-import { SHADES, cellStyle, shadeOf } from "./colours.js";
+import { cellStyle, shadeOf } from "./colours.js";
 import { bytesOf, useHead, useRow } from "./data.js";
 import { HeatMap } from "./heat.js";
 import { Kinds, byKind, kindOf, scoresOf } from "./kinds.js";
-import { Choice, FigureTable } from "./parts.js";
+import { Choice, FigureTable, Scale } from "./parts.js";
 import { exact, figure, piecesOf, short } from "./text.js";
 import { Thumbs } from "./thumbs.js";
 
@@ -17,7 +17,8 @@ export default function Attention({ report, body, params, update, answerFrom }) 
   const stacks = Object.keys(report.attention);
   const stack = stacks.includes(params.stack) ? params.stack : stacks.at(-1);
   const found = report.attention[stack];
-  const layer = place(params.layer, found.layers);
+  const row = rowOf(found.numbers, params.layer);
+  const layer = found.numbers[row];
   const head = place(params.head, found.heads);
   const sorting = ORDERS.some(([name]) => name === params.order) ? params.order : "";
   const order = useMemo(() => orders(found, sorting), [found, sorting]);
@@ -32,13 +33,15 @@ export default function Attention({ report, body, params, update, answerFrom }) 
         <${Choice} label="Heads" value=${sorting} options=${ORDERS}
           pick=${(chosen) => update({ order: chosen })} />
       </div>
-      <${Thumbs} found=${found} shades=${shades} order=${order} isLabelled=${!sorting} layer=${layer} head=${head}
+      <${Thumbs} found=${found} shades=${shades} order=${order} isLabelled=${!sorting} layer=${row} head=${head}
         pick=${(one) => update({ ...one, row: params.row })} />
-      <${Scale} />
+      <${Scale} most="1" text="weight; the shade is its square root" />
       <${Kinds} found=${found} pick=${(one) => update({ ...one, row: params.row })} />
+      ${isHybrid(found) && html`<p class="muted">Layers with attention:
+        ${" "}${found.numbers.join(", ")}. The others are recurrent, see State.</p>`}
     </section>
     <${Head} key=${`${stack} ${layer} ${head}`} report=${report} body=${body} found=${found}
-      which=${{ stack, layer, head }} params=${params} update=${update}
+      which=${{ stack, layer, head }} at=${row} params=${params} update=${update}
       answerFrom=${answerFrom} />
   </div>`;
 }
@@ -47,6 +50,14 @@ export default function Attention({ report, body, params, update, answerFrom }) 
 function place(text, count) {
   const number = Number.parseInt(text ?? "0", 10) || 0;
   return Math.max(0, Math.min(count - 1, number));
+}
+
+const isHybrid = ({ numbers }) => numbers.some((number, row) => number !== row);
+
+/** The place in `numbers` of the layer that a URL names; the layer before it if it has none. */
+function rowOf(numbers, text) {
+  const wanted = place(text, Infinity);
+  return Math.max(0, numbers.findLastIndex((number) => number <= wanted));
 }
 
 /** The heads of each layer in the order shown: one of ORDERS. */
@@ -59,25 +70,16 @@ function orders(found, sorting) {
   });
 }
 
-/** What the colours mean. */
-function Scale() {
-  const stops = [0, 64, 128, 191, 255];
-  const colours = stops.map((shade) => `rgb(${SHADES[shade].join(" ")})`).join(", ");
-  return html`<p class="lens-scale"><span>0</span>
-    <span class="lens-bar" style=${{ background: `linear-gradient(to right, ${colours})` }} />
-    <span>1</span> <small class="muted">weight; the shade is its square root</small></p>`;
-}
-
-function Head({ report, body, found, which, params, update, answerFrom }) {
+function Head({ report, body, found, which, at, params, update, answerFrom }) {
   const { stack, layer, head } = which;
   const answer = useHead(report, body, which);
   const [cursor, setCursor] = useState(null);
   const keys = piecesOf(report, stack === "decoder" ? report.tokens : keyIds(report, stack));
   const queries = piecesOf(report, stack === "encoder" ? keyIds(report, stack) : report.tokens);
-  const window = found.windows[layer];
+  const window = found.windows[at];
   const pinned = params.row ? place(params.row, queries.length) : null;
   const title = `L${layer} H${head}`;
-  const [kind, scores] = [kindOf(found, layer, head), scoresOf(found, layer, head)];
+  const [kind, scores] = [kindOf(found, at, head), scoresOf(found, at, head)];
   const opened = answerFrom && stack !== "encoder" ? answerFrom : queries.length - 1;
   if (answer.error) return html`<p class="warn" role="alert">${answer.error}</p>`;
   if (!answer.value) return html`<p class="muted" role="status">Loading ${title}…</p>`;
@@ -93,7 +95,7 @@ function Head({ report, body, found, which, params, update, answerFrom }) {
   return html`<section aria-label="One head">
     <h2>${title} <small class="muted">${kind && html`<strong>${kind.title}</strong> · `}
       ${NAMES[stack]}${scores && `, ${scores}`}, flatness${" "}
-      ${figure(found.flatness[layer][head])}
+      ${figure(found.flatness[at][head])}
       ${window !== null && ` · window ${window}`}
       ${found.softcap !== null && ` · softcap ${found.softcap}`}</small></h2>
     <${HeatMap} id=${shades} rows=${queries.length} columns=${keys.length} rowLabels=${queries}

@@ -9,7 +9,10 @@ const MARKS = { o: circle, x: cross, "+": plus };
 
 /** The ends of an axis, and its ticks. */
 function axisOf(values, isLog) {
-  if (!isLog) return { low: 0, high: 1, ticks: [0, 0.25, 0.5, 0.75, 1] };
+  if (!isLog) {
+    const high = Math.ceil(Math.max(...values, 1));
+    return { low: 0, high, ticks: [0, 0.25, 0.5, 0.75, 1].map((share) => share * high) };
+  }
   const finite = values.filter((value) => value > 0);
   const low = Math.floor(Math.log10(Math.min(...finite, 1)));
   const high = Math.ceil(Math.log10(Math.max(...finite, 1)));
@@ -24,9 +27,10 @@ function tickText(tick) {
 
 /**
  * `series` are `{name, mark, hue, points: [[x, y], ...]}`; `xs` the labels of the horizontal axis,
- * by x. The arrows move a cursor along it, whose figures are read out.
+ * by x, and `names` their names in full. The arrows move a cursor along it, whose figures are read
+ * out.
  */
-export function Chart({ label, series, xs, isLog = false, xTitle }) {
+export function Chart({ label, series, xs, names = xs, isLog = false, xTitle }) {
   const [at, setAt] = useState(xs.length - 1);
   const cursor = Math.min(at, xs.length - 1);
   const all = series.flatMap(({ points }) => points);
@@ -41,7 +45,7 @@ export function Chart({ label, series, xs, isLog = false, xTitle }) {
   };
   const shown = series.flatMap(({ name, points }) => points
     .filter(([place]) => place === cursor).map(([, value]) => `${name} ${figure(value)}`));
-  const readOut = `${xs[cursor]}: ${shown.join(", ") || "–"}`;
+  const readOut = `${names[cursor]}: ${shown.join(", ") || "–"}`;
 
   function onKey(event) {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

@@ -58,6 +58,17 @@ export function useRow(report, body, { stack, layer, head }, row) {
   });
 }
 
+/** What a recurrent layer keeps; it is computed if the report, which has many layers, lacks it. */
+export function useTrace(report, body, trace) {
+  const key = JSON.stringify([report.tokens, "states", trace.layer]);
+  const again = useAnswer(trace.norms ? null : key, async (signal) => {
+    const wanted = { ...body, want: ["states"], layers: [trace.layer] };
+    const { states } = await post(PATH, wanted, { signal });
+    return states.find(({ layer }) => layer === trace.layer);
+  });
+  return trace.norms ? { value: trace } : again;
+}
+
 const pause = (ms, signal) => new Promise((resolve, reject) => {
   const timer = setTimeout(resolve, ms);
   signal.addEventListener("abort", () => {

@@ -15,7 +15,7 @@ export const KINDS = [
 
 const scoreOf = (found, name, layer, head) => found[name]?.[layer]?.[head] ?? 0;
 
-/** The kind of a head; null if it has none. */
+/** The kind of a head in a row of layers; null if it has none. */
 export function kindOf(found, layer, head) {
   const scored = KINDS.map((kind) => [scoreOf(found, kind.name, layer, head), kind]);
   const [score, kind] = scored.reduce((best, one) => (one[0] > best[0] ? one : best));
@@ -40,8 +40,9 @@ export function Kinds({ found, pick }) {
 }
 
 function Kind({ kind, found, pick }) {
-  const all = found[kind.name].flatMap((row, layer) => row.map((score, head) => (
-    { layer, head, score }))).filter(({ layer, head }) => kindOf(found, layer, head) === kind);
+  const all = found[kind.name].flatMap((row, at) => row.map((score, head) => (
+    { at, layer: found.numbers[at], head, score })))
+    .filter(({ at, head }) => kindOf(found, at, head) === kind);
   const shown = all.sort((a, b) => b.score - a.score).slice(0, MOST_NAMED);
   const isKnown = found[kind.name][0].length > 0;
   const none = isKnown ? "no head" : "no token is repeated";

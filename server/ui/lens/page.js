@@ -1,4 +1,4 @@
-// Lens: what the model does inside for one text, in five tabs.
+// Lens: what the model does inside for one text, in tabs.
 import { post } from "../api.js";
 import { html, useEffect, useRef, useState, useStyle } from "../html.js";
 import { navigate } from "../router.js";
@@ -10,6 +10,7 @@ import Embeddings from "./embeddings.js";
 import Logit from "./logit.js";
 import Predictions from "./predictions.js";
 import Residual from "./residual.js";
+import State from "./state.js";
 import { piecesOf } from "./text.js";
 
 const TABS = [
@@ -17,6 +18,7 @@ const TABS = [
   ["attention", "Attention", Attention],
   ["logit", "Logit lens", Logit],
   ["residual", "Residual", Residual],
+  ["state", "State", State],
   ["embeddings", "Embeddings", Embeddings],
 ];
 const EXAMPLE = "I want to move";
@@ -130,8 +132,9 @@ function Tokens({ report, omitted, facts, answerFrom }) {
 }
 
 function Tabs({ report, body, params, update, facts, answerFrom }) {
-  const first = facts.ready.kind === "encoder" ? TABS[1] : TABS[0]; // an encoder predicts nothing
-  const shown = TABS.find(([id]) => id === params.tab) ?? first;
+  const all = TABS.filter(([id]) => id !== "state" || report.states);
+  const first = facts.ready.kind === "encoder" ? all[1] : all[0]; // an encoder predicts nothing
+  const shown = all.find(([id]) => id === params.tab) ?? first;
   const tabs = useRef(null);
   const wasMoved = useRef(false);
   useEffect(() => {
@@ -146,11 +149,11 @@ function Tabs({ report, body, params, update, facts, answerFrom }) {
     if (!move) return;
     event.preventDefault();
     wasMoved.current = true;
-    update({ tab: TABS[(TABS.indexOf(shown) + move + TABS.length) % TABS.length][0] });
+    update({ tab: all[(all.indexOf(shown) + move + all.length) % all.length][0] });
   };
   return html`
     <div class="lens-tabs" role="tablist" aria-label="Views" ref=${tabs} onKeyDown=${onKey}>
-      ${TABS.map(([id, title]) => html`<button type="button" role="tab" key=${id}
+      ${all.map(([id, title]) => html`<button type="button" role="tab" key=${id}
         id=${`lens-tab-${id}`} aria-controls="lens-panel" tabindex=${id === shown[0] ? 0 : -1}
         aria-selected=${id === shown[0] ? "true" : "false"}
         onClick=${() => update({ tab: id })}>${title}</button>`)}

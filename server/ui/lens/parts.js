@@ -1,6 +1,7 @@
 // Parts that several tabs use.
 import { Scroll } from "./scroll.js";
 import { html, useEffect, useRef, useState } from "../html.js";
+import { SHADES } from "./colours.js";
 
 /** A list to choose from: `options` are `[value, text]`. */
 export function Choice({ label, value, options, pick }) {
@@ -8,6 +9,15 @@ export function Choice({ label, value, options, pick }) {
     <select value=${value} onChange=${(event) => pick(event.target.value)}>
       ${options.map(([id, text]) => html`<option value=${id} key=${id}>${text}</option>`)}
     </select></label>`;
+}
+
+/** What the colours mean, from 0 to `most`. */
+export function Scale({ most, text }) {
+  const stops = [0, 64, 128, 191, 255];
+  const colours = stops.map((shade) => `rgb(${SHADES[shade].join(" ")})`).join(", ");
+  return html`<p class="lens-scale"><span>0</span>
+    <span class="lens-bar" style=${{ background: `linear-gradient(to right, ${colours})` }} />
+    <span>${most}</span> <small class="muted">${text}</small></p>`;
 }
 
 /** Return a ref for an element and its width in whole pixels; 0 before it is known. */

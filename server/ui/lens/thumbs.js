@@ -41,7 +41,7 @@ function draw(canvas, { found, shades, order, layer, head, isLabelled }, cell, s
     const y = TOP + row * (cell + GAP);
     context.fillStyle = colour("muted");
     context.textAlign = "left";
-    context.fillText(`L${row}`, 0, y + cell / 2);
+    context.fillText(`L${found.numbers[row]}`, 0, y + cell / 2);
     heads.forEach((one, column) => {
       const x = LABEL + column * (cell + GAP);
       context.drawImage(thumbOf(found, shades, row, one), x, y, cell, cell);
@@ -72,7 +72,7 @@ function drawLetter(context, letter, right, top, colour) {
 }
 
 /**
- * `order` has the heads of each layer in the order shown; `pick({layer, head})` chooses one. With
+ * `order` has the heads of each row in the order shown; `layer` is a row; `pick({layer, head})` chooses one. With
  * `isLabelled` a letter says what a head does.
  */
 export function Thumbs(props) {
@@ -86,7 +86,7 @@ export function Thumbs(props) {
     if (width) draw(canvas.current, props, cell, size);
   }, [found, order, layer, head, width, theme.value]);
 
-  const choose = (row, column) => pick({ layer: String(row), head: String(order[row][column]) });
+  const choose = (row, column) => pick({ layer: String(found.numbers[row]), head: String(order[row][column]) });
   function onKey(event) {
     const move = MOVES[event.key];
     if (!move) return;
@@ -104,7 +104,7 @@ export function Thumbs(props) {
   }
 
   const kind = kindOf(found, layer, head);
-  const text = `layer ${layer}, head ${head}${kind ? `, ${kind.title}` : ""}, flatness ${figure(found.flatness[layer][head])}`;
+  const text = `layer ${found.numbers[layer]}, head ${head}${kind ? `, ${kind.title}` : ""}, flatness ${figure(found.flatness[layer][head])}`;
   return html`<div class="lens-heat" ref=${frame}>
     <${Scroll} className="lens-wide" moved=${size[0]}><canvas ref=${canvas} style=${{ width: `${size[0]}px`, height: `${size[1]}px` }} tabindex="0"
       role="slider" aria-label="Head" aria-valuemin="0"
@@ -113,6 +113,6 @@ export function Thumbs(props) {
       onKeyDown=${onKey} onClick=${onClick} /><//>
     <${FigureTable} summary="Flatness of all heads as a table" label="Flatness"
       heads=${["layer", ...found.flatness[0].map((_, one) => `H${one}`)]}
-      rows=${found.flatness.map((row, at) => [at, ...row.map((value) => value.toFixed(3))])} />
+      rows=${found.flatness.map((row, at) => [found.numbers[at], ...row.map((value) => value.toFixed(3))])} />
   </div>`;
 }

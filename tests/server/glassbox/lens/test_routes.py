@@ -66,13 +66,13 @@ def floats(*values: float) -> bytes:
     return np.array(values, "<f4").tobytes()
 
 
-def layer(stack: Any, maps: Any, *rest: Any) -> AttentionWeights:
+def layer(stack: Any, number: int, maps: Any, *rest: Any) -> AttentionWeights:
     """A layer whose summary has one cell for each head."""
     heads, queries, keys = maps.shape
     numbers = tuple(float(head) for head in range(heads))
     thumbs = bytes(range(heads))
     summary = HeadSummaries(1, 1, thumbs, numbers, numbers, numbers[::-1], ())
-    found = AttentionWeights(stack, heads, queries, keys, *rest)
+    found = AttentionWeights(stack, number, heads, queries, keys, *rest)
     return msgspec.structs.replace(found, summary=summary)
 
 
@@ -81,9 +81,9 @@ def scripted(request: LensRequest) -> LensResult:
         size = len(request.tokens)
         return LensResult(request.id, cosines=np.eye(size, dtype="<f4").tobytes())
     attention = [
-        layer("decoder", MAPS[0], packed(MAPS[0]), None, CAP, packed(SCORES[0])),
-        layer("decoder", MAPS[1], packed(MAPS[1]), WINDOW, CAP, packed(SCORES[1])),
-        layer("cross", CROSS, CROSS.tobytes()),
+        layer("decoder", 0, MAPS[0], packed(MAPS[0]), None, CAP, packed(SCORES[0])),
+        layer("decoder", 1, MAPS[1], packed(MAPS[1]), WINDOW, CAP, packed(SCORES[1])),
+        layer("cross", 0, CROSS, CROSS.tobytes()),
     ]
     if request.layers is not None:
         attention = [
@@ -456,9 +456,9 @@ async def test_replaced_capture_takes_no_memory() -> None:
     weights = b"\0" * 4096
     held = sys.getrefcount(weights)
     for _ in range(3):
-        lenses.keep("alice", [AttentionWeights("decoder", 1, 1, 1, weights)])
+        lenses.keep("alice", [AttentionWeights("decoder", 0, 1, 1, 1, weights)])
     assert sys.getrefcount(weights) == held + 1
-    lenses.keep("alice", [AttentionWeights("decoder", 1, 1, 1, b"")])
+    lenses.keep("alice", [AttentionWeights("decoder", 0, 1, 1, 1, b"")])
     assert sys.getrefcount(weights) == held
 
 
