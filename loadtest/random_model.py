@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -41,32 +42,109 @@ LLAMA_1B = LLAMA_125M | {
 }
 
 
-def write_random_llama(folder: Path, config: dict[str, object]) -> None:
-    """Write config, bf16 weights (seed 0) and a byte-level tokenizer of the right size."""
+# LFM2 of SmolLM2-135M's size: 134 million weights, and 5 of 16 layers attend. `block_dim` and
+# `conv_dim` are read by vLLM only.
+LFM2_134M = LLAMA_125M | {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "layer_types": ["full_attention" if i % 3 == 2 else "conv" for i in range(16)],
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 768,
+    "block_dim": 768,
+    "block_ff_dim": 2048,
+    "block_auto_adjust_ff_dim": False,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "rope_theta": 1000000.0,
+    "tie_embedding": True,
+}
+
+
+def write_random_model(folder: Path, config: Mapping[str, object]) -> None:
+    """Write config, bf16 weights (seed 0) and a byte-level tokenizer of the right size.
+
+    `config` is a Llama's or that of an LFM2.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    c = {k: v for k, v in config.items() if isinstance(v, int)}
-    hidden, ffn, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
-    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    shapes = _lfm2_shapes(config) if config["model_type"] == "lfm2" else _llama_shapes(config)
     generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            weight = torch.ones(shape)
+        else:
+            # A convolution's three numbers are larger, so that its layers have an effect.
+            weight = torch.randn(shape, generator=generator) * (0.5 if len(shape) == 3 else 0.02)
+        tensors[f"{name}.weight"] = weight.bfloat16()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    byte_tokenizer(_sizes(config)["vocab_size"]).save(str(folder / "tokenizer.json"))
 
-    def weight(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator) * 0.02).bfloat16()
 
-    tensors = {"model.embed_tokens.weight": weight(c["vocab_size"], hidden)}
-    tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+def _sizes(config: Mapping[str, object]) -> dict[str, int]:
+    return {key: value for key, value in config.items() if isinstance(value, int)}
+
+
+def _llama_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a Llama's weights by module. A shape of one number is a norm's."""
+    c = _sizes(config)
+    hidden, ffn = c["hidden_size"], c["intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (c["vocab_size"], hidden)}
+    shapes["model.norm"] = (hidden,)
     for i in range(c["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
-        for name, rows in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            tensors[f"{layer}.self_attn.{name}_proj.weight"] = weight(rows * dim, hidden)
-        tensors[f"{layer}.self_attn.o_proj.weight"] = weight(hidden, heads * dim)
-        tensors[f"{layer}.mlp.gate_proj.weight"] = weight(ffn, hidden)
-        tensors[f"{layer}.mlp.up_proj.weight"] = weight(ffn, hidden)
-        tensors[f"{layer}.mlp.down_proj.weight"] = weight(hidden, ffn)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    byte_tokenizer(c["vocab_size"]).save(str(folder / "tokenizer.json"))
+            shapes[f"{layer}.{name}"] = (hidden,)
+        shapes |= _attention_shapes(f"{layer}.self_attn", c, "o_proj")
+        shapes[f"{layer}.mlp.gate_proj"] = (ffn, hidden)
+        shapes[f"{layer}.mlp.up_proj"] = (ffn, hidden)
+        shapes[f"{layer}.mlp.down_proj"] = (hidden, ffn)
+    return shapes
+
+
+def _lfm2_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the same of an LFM2. The shape of a convolution has three numbers."""
+    c = _sizes(config)
+    hidden, ffn = c["hidden_size"], c["intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (c["vocab_size"], hidden)}
+    shapes["model.embedding_norm"] = (hidden,)
+    for i, kind in enumerate(config["layer_types"]):
+        layer = f"model.layers.{i}"
+        for name in ("operator_norm", "ffn_norm"):
+            shapes[f"{layer}.{name}"] = (hidden,)
+        if kind == "conv":
+            shapes[f"{layer}.conv.in_proj"] = (3 * hidden, hidden)
+            shapes[f"{layer}.conv.conv"] = (hidden, 1, c["conv_L_cache"])
+            shapes[f"{layer}.conv.out_proj"] = (hidden, hidden)
+        else:
+            shapes |= _attention_shapes(f"{layer}.self_attn", c, "out_proj")
+            for name in ("q_layernorm", "k_layernorm"):
+                shapes[f"{layer}.self_attn.{name}"] = (c["head_dim"],)
+        shapes[f"{layer}.feed_forward.w1"] = (ffn, hidden)
+        shapes[f"{layer}.feed_forward.w3"] = (ffn, hidden)
+        shapes[f"{layer}.feed_forward.w2"] = (hidden, ffn)
+    return shapes
+
+
+def _attention_shapes(module: str, c: Mapping[str, int], out: str) -> dict[str, tuple[int, ...]]:
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    queries = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    shapes = {f"{module}.{name}": (count * dim, hidden) for name, count in queries.items()}
+    return shapes | {f"{module}.{out}": (hidden, heads * dim)}
 
 
 def write_random_adapter(

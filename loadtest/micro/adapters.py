@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from loadtest.http_client import Completion, Target, stream
 from loadtest.micro.case import Case, Table, in_turn
-from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_adapter, write_random_llama
+from loadtest.random_model import LLAMA_1B, LLAMA_125M, write_random_adapter, write_random_model
 from loadtest.schedule import Ask
 from loadtest.servers import Penstock
 
@@ -110,7 +110,7 @@ def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
 def write_models(root: Path, options: Namespace) -> list[Path]:
     """Write a model into `root`, and adapters. Return the adapters' folders."""
     model = root / "model"
-    write_random_llama(model, SHAPES[options.shape])
+    write_random_model(model, SHAPES[options.shape])
     weights = load_file(model / "model.safetensors")
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     folders = [root / f"a{number}" for number in range(options.streams + options.loads)]

@@ -33,7 +33,7 @@ from loadtest.micro.case import Case, Samples, Table, in_turn
 from loadtest.micro.grammar_times import GrammarTimes, read_schemas
 from loadtest.micro.grammar_times import measure as grammar_times
 from loadtest.micro.hostile_grammars import hostile_bodies
-from loadtest.random_model import LLAMA_125M, write_random_llama
+from loadtest.random_model import LLAMA_125M, write_random_model
 from loadtest.servers import Penstock
 
 PATH = "/v1/completions"
@@ -128,7 +128,7 @@ def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     folder = model_folder("demo")
     if options.model != "demo":
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        write_random_llama(folder, LLAMA_125M)
+        write_random_model(folder, LLAMA_125M)
     if options.files:
         yield from tables_of_times(folder, options)
     if not options.rounds:

@@ -47,16 +47,22 @@ class OverHttp:
     def __init__(
         self, start: Callable[[Room], Server], fields: dict[str, Any], *, sized: bool = False
     ) -> None:
-        self._start, self._fields, self.sized = start, fields, sized
+        self._start, self.fields, self.sized = start, fields, sized
 
     @contextmanager
-    def running(self, room: Room) -> Iterator[Measure]:
+    def serving(self, room: Room) -> Iterator[Server]:
         """Run a fresh server. Raises RuntimeError with the reason if it does not start."""
         with ExitStack() as stack:
             try:
                 server = stack.enter_context(self._start(room))
             except SystemExit as error:
                 raise RuntimeError(str(error)) from None
+            yield server
+
+    @contextmanager
+    def running(self, room: Room) -> Iterator[Measure]:
+        """Run a fresh server for measurements. Raises RuntimeError as `serving`."""
+        with self.serving(room) as server:
             yield lambda job: asyncio.run(self._measure(server, job))
 
     async def _measure(self, server: Server, job: Job) -> Figures:
@@ -81,7 +87,7 @@ class OverHttp:
         return times
 
     def _body(self, prompt: list[int], new: int) -> dict[str, Any]:
-        return streamed(Ask(0.0, prompt, new).body | self._fields)
+        return streamed(Ask(0.0, prompt, new).body | self.fields)
 
 
 async def open_loop(
@@ -141,12 +147,13 @@ def vllm(environment: Path, folder: Path) -> OverHttp:
         command = [str(environment / "bin" / "vllm"), "serve", str(folder), "--dtype", "bfloat16"]
         flags = ["--host", "127.0.0.1", "--served-model-name", "peer", "--max-num-seqs", "64"]
         length = ["--max-model-len", str(max(2048, room.context + 1))]
+        usage = "--enable-prompt-tokens-details"  # for prefix_hits.py
         settings = [
             "VLLM_CPU_KVCACHE_SPACE=2",  # GB
             "VLLM_CPU_OMP_THREADS_BIND=nobind",
             "VLLM_NO_USAGE_STATS=1",
             f"OMP_NUM_THREADS={torch.get_num_threads()}",
         ]
-        return Server(["env", *settings, *command, *flags, *length], "/health")
+        return Server(["env", *settings, *command, *flags, *length, usage], "/health")
 
     return OverHttp(start, {"model": "peer"})

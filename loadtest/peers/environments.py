@@ -122,14 +122,26 @@ def _build_llama(folder: Path) -> None:
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(folder / "source", filter="data")
-    [source] = (folder / "source").glob("*/vendor/llama.cpp")
+    source = llama_source(folder)
     options = [f"-D{option}" for option in ["CMAKE_BUILD_TYPE=Release", *LLAMA_OPTIONS]]
     run(["cmake", "-S", source, "-B", folder / "build", *options])
     run(["cmake", "--build", folder / "build", "--target", "llama-server", "-j2"])
 
 
+def llama_source(folder: Path) -> Path:
+    [source] = (folder / "source").glob("*/vendor/llama.cpp")
+    return source
+
+
 def llama_server(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
+
+
+def converted(model: Path, out: Path, kind: str, root: Path) -> None:
+    """Write `model` to the GGUF file `out` with llama.cpp's converter. Raises InstallError."""
+    source = llama_source(environment("llama.cpp", root))
+    script = Path(__file__).with_name("convert_gguf.py")
+    run([sys.executable, script, source, model, out, kind.lower()])
 
 
 def smollm2(root: Path) -> Path:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from loadtest.bench_cpu import print_table
 from loadtest.gguf_model import FILE_TYPES, HEAD_OF, write_gguf
-from loadtest.random_model import LLAMA_125M, write_random_llama
+from loadtest.random_model import LLAMA_125M, write_random_model
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 300}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -28,7 +28,7 @@ def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", FILE_TYPES)
 def test_write_gguf_file_has_every_weight(tmp_path: Path, kind: str) -> None:
-    write_random_llama(tmp_path, LLAMA_125M | SMALL | HEADS)
+    write_random_model(tmp_path, LLAMA_125M | SMALL | HEADS)
     write_gguf(tmp_path, tmp_path / "model.gguf", kind)
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     found = {}

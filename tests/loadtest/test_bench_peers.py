@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from loadtest.bench_cpu import bound
-from loadtest.bench_peers import Plan, link_model, measure, parse, started
+from loadtest import bench_peers
+from loadtest.bench_cpu import bound, counts
+from loadtest.bench_peers import Plan, gguf_file, link_model, measure, parse, started
 from loadtest.contenders import Load
 from loadtest.http_client import streamed
 from loadtest.peers import environments, in_process
@@ -43,7 +44,7 @@ from loadtest.peers.jobs import (
 )
 from loadtest.peers.report import OURS, Facts, bounds, notes, picture, table, write
 from loadtest.peers.worker import Times
-from loadtest.random_model import LLAMA_1B, LLAMA_125M, byte_tokenizer
+from loadtest.random_model import LFM2_134M, LLAMA_1B, LLAMA_125M, byte_tokenizer
 from loadtest.servers import Server
 from tests.support.scripted import scripted
 
@@ -373,6 +374,25 @@ def test_bounds_are_of_the_given_model() -> None:
     without = {k: v for k, v in LLAMA_125M.items() if k != "head_dim"}
     load = Load(128, 64)
     assert bound(load, 8, 1000.0, 40.0, 2, without) == small["8 streams"]
+
+
+def test_counts_of_lfm2_are_its_matrices_and_the_kv_of_layers_that_attend() -> None:
+    found = counts(LFM2_134M)
+    assert found.body == 11 * (4 * 768 * 768 + 3 * 768) + 5 * 2 * 768 * 1024 + 16 * 3 * 768 * 2048
+    assert (found.head, found.kv) == (32000 * 768, 5 * 2 * 4 * 64)
+
+
+def test_gguf_of_a_model_that_is_no_llama_is_written_by_the_converter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr(bench_peers, "write_gguf", lambda *given: calls.append(("ours", *given)))
+    monkeypatch.setattr(bench_peers, "converted", lambda *given: calls.append(("theirs", *given)))
+    for kind in ("llama", "lfm2"):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert gguf_file(tmp_path, "BF16", Path("root")) == tmp_path / "BF16.gguf"
+    common = (tmp_path, tmp_path / "BF16.gguf", "BF16")
+    assert calls == [("ours", *common), ("theirs", *common, Path("root"))]
 
 
 def test_table_has_medians_ratios_and_shares() -> None:

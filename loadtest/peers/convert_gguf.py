@@ -1,0 +1,34 @@
+"""Write a folder with random weights as GGUF, by the converter of llama.cpp's source.
+
+Arguments: the source, the folder, the GGUF file and its type, like bf16. The converter knows
+tokenizers by what they return for a text, and the random models' is none of them. It takes no BPE
+without merges. So both are given to it. Prompts are token ids, so that neither changes a figure.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def convert(source: Path, folder: str, out: str, kind: str) -> None:
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    import gguf
+    from conversion.base import TextModel  # type: ignore
+
+    def one_merge(vocabulary: Any, path: Path) -> bool:
+        """Stand-in for reading merges.txt, which is called if tokenizer.json has no merges."""
+        vocabulary.merges = ["Ġ w"]
+        return True
+
+    gguf.SpecialVocab._try_load_merges_txt = one_merge  # type: ignore[method-assign]
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    program = source / "convert_hf_to_gguf.py"
+    sys.argv = [str(program), folder, "--outfile", out, "--outtype", kind]
+    runpy.run_path(str(program), run_name="__main__")
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), *sys.argv[2:])
