@@ -51,7 +51,11 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
+    "qwen3_5": Family("test_qwen3_5", 3e-3, 260),
     "lfm2": Family("test_lfm2", 1e-3, 260),
+    "granite_hybrid": Family("test_granite_hybrid", 1e-3, 260),
+    "gemma4": Family("test_gemma4", 1e-3, 212),
+    "deepseek_v3": Family("test_deepseek_v3", 1e-3, 260),
 }
 
 
