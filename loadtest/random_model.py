@@ -143,8 +143,10 @@ def _attention_shapes(module: str, c: Mapping[str, int], out: str) -> dict[str, 
     hidden, dim = c["hidden_size"], c["head_dim"]
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     queries = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
-    shapes = {f"{module}.{name}": (count * dim, hidden) for name, count in queries.items()}
-    return shapes | {f"{module}.{out}": (hidden, heads * dim)}
+    shapes: dict[str, tuple[int, ...]] = {f"{module}.{out}": (hidden, heads * dim)}
+    for name, count in queries.items():
+        shapes[f"{module}.{name}"] = (count * dim, hidden)
+    return shapes
 
 
 def write_random_adapter(

@@ -23,7 +23,7 @@ def convert(source: Path, folder: str, out: str, kind: str) -> None:
         vocabulary.merges = ["Ġ w"]
         return True
 
-    gguf.SpecialVocab._try_load_merges_txt = one_merge  # type: ignore[method-assign]
+    gguf.SpecialVocab._try_load_merges_txt = one_merge
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     program = source / "convert_hf_to_gguf.py"
     sys.argv = [str(program), folder, "--outfile", out, "--outtype", kind]

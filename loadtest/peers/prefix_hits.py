@@ -118,7 +118,7 @@ def hits(contender: OverHttp, words: Words) -> dict[str, Hit]:
     }
 
 
-def sender(address: str, fields: Mapping[str, Any]) -> Send:
+def sender(address: str, fields: dict[str, Any]) -> Send:
     target = Target.parse(address)
 
     def send(prompt: list[int]) -> Answer:

@@ -1,4 +1,4 @@
-"""What servers reuse of a prompt: the cases, the two formats of responses, and the verdict."""
+"""Prefix hits of several servers: the cases, the two formats of responses, and the verdict."""
 
 from __future__ import annotations
 
