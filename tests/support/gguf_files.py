@@ -43,6 +43,10 @@ SETTINGS = {
     "num_experts_per_tok": "add_expert_used_count",
     "moe_intermediate_size": "add_expert_feed_forward_length",
     "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
+    "linear_conv_kernel_dim": "add_ssm_conv_kernel",
+    "linear_key_head_dim": "add_ssm_state_size",
+    "linear_num_key_heads": "add_ssm_group_count",
+    "linear_num_value_heads": "add_ssm_time_step_rank",
 }
 
 
@@ -82,9 +86,14 @@ def write_gguf(
             writer.add_rope_dimension_count(int(width * share))
         if "factor" in given:
             add_scaling(writer, given, config)
+    if architecture in DELTAS:
+        add_delta(writer, architecture, config)
     add_tokenizer(writer, config["vocab_size"], **more)
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
-    for name, tensor in stacked(tensors_of(folder)).items() if weights else ():
+    tensors = stacked(tensors_of(folder))
+    if architecture in DELTAS:
+        tensors = delta_tensors(tensors, architecture, config)
+    for name, tensor in tensors.items() if weights else ():
         # The converter gives the bias of LFM2's experts an ending, and Mixtral's names to them.
         known = name.replace(".expert_bias", ".expert_bias.bias")
         if ".feed_forward.experts." in name:
@@ -93,13 +102,69 @@ def write_gguf(
         assert stored, name
         found = converted(name, tensor, architecture, config)
         own = next((other for part, other in (others or {}).items() if part in stored), kind)
-        is_matrix = found.ndim > 1 and not name.endswith("norm.weight")
+        always_plain = ("norm.weight", "shared_expert_gate.weight", "conv1d.weight")
+        is_matrix = found.ndim > 1 and not name.endswith(always_plain)
         add_tensor(writer, stored, found, own if is_matrix else "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_delta(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
+    """Store the settings of gated delta nets that are no values of the config."""
+    values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    writer.add_ssm_inner_size(values)
+    recurs = [kind == "linear_attention" for kind in config["layer_types"]]
+    writer.add_array(f"{architecture}.attention.recurrent_layers", recurs)
+    writer.add_uint32(f"{architecture}.full_attention_interval", 4)
+    if architecture != "qwen3next":
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def delta_tensors(
+    tensors: Mapping[str, np.ndarray], architecture: str, config: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Change the tensors of gated delta nets, and the norms, as the converter does."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    each = values // keys
+    first = 2 * keys * key_dim
+
+    def tiled(x: np.ndarray) -> np.ndarray:
+        """Order value heads along the first dimension: the first of each key head, and so on."""
+        if architecture == "qwen3next":
+            return x
+        heads = x.reshape(keys, each, -1, *x.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(x.shape)
+
+    found: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        x, part = tensor, name.partition(".linear_attn.")[2].partition(".")[0]
+        if part in ("in_proj_qkv", "conv1d"):
+            x = x.squeeze(1) if part == "conv1d" else x
+            x = np.concatenate([x[:first], tiled(x[first:])])
+        elif part in ("in_proj_z", "in_proj_a", "in_proj_b", "dt_bias"):
+            x = tiled(x)
+        elif part == "A_log":
+            x = tiled(-np.exp(x))
+        elif part == "out_proj":
+            x = np.ascontiguousarray(tiled(x.T).T)
+        elif part == "in_proj_qkvz":
+            sizes = [key_dim, key_dim, each * value_dim, each * value_dim]
+            heads = x.reshape(keys, sum(sizes), -1)
+            split = np.split(heads, np.cumsum(sizes)[:-1], axis=1)
+            *qkv, z = [piece.reshape(-1, x.shape[1]) for piece in split]
+            found[name.replace("in_proj_qkvz", "in_proj_z")] = z
+            name, x = name.replace("in_proj_qkvz", "in_proj_qkv"), np.concatenate(qkv)
+        elif name.endswith("norm.weight") and part != "norm":
+            x = x + 1
+        found[name.replace(".dt_bias", ".dt_proj.bias")] = x
+    return found
+
+
+DELTAS = ("qwen3next", "qwen35", "qwen35moe")
 
 
 def add_scaling(
@@ -172,8 +237,6 @@ def converted(
         return tensor + 1
     if name.endswith(".conv.conv.weight"):
         return tensor.squeeze(1)
-    if name.endswith("shared_expert_gate.weight"):
-        return tensor.reshape(-1)
     if architecture == "gpt2" and ".c_" in name and name.endswith(".weight"):
         return np.ascontiguousarray(tensor.T)
     return tensor

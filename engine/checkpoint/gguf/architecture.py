@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
+from engine.checkpoint.gguf import delta
 from engine.checkpoint.gguf.families import GEMMAS
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
-from engine.checkpoint.gguf.settings import Settings
+from engine.checkpoint.gguf.settings import DELTAS
 
 LLAMA_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -68,6 +69,7 @@ GPT2_NAMES = {
     "ffn_down": "mlp.c_proj",
 }
 NAMES = {
+    **dict.fromkeys(DELTAS, QWEN2_MOE_NAMES | delta.NAMES),
     "exaone4": OLMO2_NAMES,
     "gemma2": GEMMA2_NAMES,
     "gemma3": GEMMA2_NAMES,
@@ -81,7 +83,7 @@ NAMES = {
     "starcoder2": STARCODER2_NAMES,
 }
 # Tensors that are no weight of a module in a checkpoint.
-WHOLE_NAMES = {"exp_probs_b.bias": "feed_forward.expert_bias"}
+WHOLE_NAMES = {"exp_probs_b.bias": "feed_forward.expert_bias", **delta.WHOLE_NAMES}
 BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+)")
 
 
@@ -104,21 +106,10 @@ def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     return f"{blocks}.{block[1]}.{known}.{ending}" if block else f"{known}.{ending}"
 
 
-def row_order(name: str, architecture: str, own: Settings) -> int | None:
-    """Return the number of heads if the tensor's rows were reordered per head, else None.
-
-    `own` are the architecture's settings (`own_settings`).
-    """
-    if architecture not in ("llama", "mistral3"):
-        return None
-    keys = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
-    key = next((key for part, key in keys.items() if part in name), None)
-    return own[key] if key else None
-
-
 def stored_offset(name: str, architecture: str) -> float:
     """Return what the converter has added to the tensor."""
-    return 1.0 if architecture in GEMMAS and name.endswith("norm.weight") else 0.0
+    has_offset = architecture in (*GEMMAS, *DELTAS) and not name.endswith(".ssm_norm.weight")
+    return 1.0 if has_offset and name.endswith("norm.weight") else 0.0
 
 
 def is_transposed(name: str, architecture: str) -> bool:

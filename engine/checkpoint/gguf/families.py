@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from engine.checkpoint.gguf.delta import head_sizes, recurrent_layers
 from engine.checkpoint.gguf.hybrids import lfm2_config
 from engine.checkpoint.gguf.settings import (
     EXAONE_LAYERS,
     LAYER_NORM,
+    MIXTURES,
     ROTATED,
     TEMPERATURE,
     Settings,
@@ -107,6 +109,21 @@ def _qwen2_moe_config(name: str, own: Settings) -> dict[str, Any]:
     }
 
 
+def _delta_config(name: str, own: Settings) -> dict[str, Any]:
+    kinds = ("full_attention", "linear_attention")
+    key_dim, value_dim = head_sizes(own)
+    config = {
+        "layer_types": [kinds[recurs] for recurs in recurrent_layers(name, own)],
+        "linear_conv_kernel_dim": own["ssm.conv_kernel"],
+        "linear_num_key_heads": own["ssm.group_count"],
+        "linear_num_value_heads": own["ssm.time_step_rank"],
+        "linear_key_head_dim": key_dim,
+        "linear_value_head_dim": value_dim,
+        **_partly_rotated(name, own),
+    }
+    return config | _qwen2_moe_config(name, own) if name in MIXTURES else config
+
+
 def _mistral_config(name: str, own: Settings) -> dict[str, Any]:
     """Return the class of Ministral 3 if queries are scaled; the scale is with the rotary keys."""
     if not own.get(TEMPERATURE):
@@ -150,6 +167,9 @@ FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "command-r": _cohere_config,
     "cohere2": _cohere_config,
     "qwen2moe": _qwen2_moe_config,
+    "qwen3next": _delta_config,
+    "qwen35": _delta_config,
+    "qwen35moe": _delta_config,
     "mistral3": _mistral_config,
     "exaone4": _exaone_config,
     "glm4": _partly_rotated,

@@ -18,6 +18,7 @@ from typing import Any
 
 from engine.checkpoint.folder import NOTES
 from engine.checkpoint.gguf.config import config_of
+from engine.checkpoint.gguf.delta import without_drafter
 from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.parts import name_of, present_parts
 from engine.checkpoint.gguf.sampling import sampling_of
@@ -65,10 +66,11 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
     """Write the folder completely or not at all. Another process may write it too."""
     headers = [read_header(file) for file in files]
     settings = headers[0].settings
-    longest = own_settings(settings)["context_length"]
+    own = own_settings(settings)
+    longest = own["context_length"]
     tokenizer = build_tokenizer(settings)
     count = len(tokens_of(settings))
-    tensors = all_tensors(headers)
+    tensors = without_drafter(all_tensors(headers), own)
     check_tensors(settings, count, tensors)
     factors = read_floats(tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else []
     config = config_of(settings, count, tensors, factors)

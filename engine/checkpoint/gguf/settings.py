@@ -32,6 +32,9 @@ CLASSES = {
     "stablelm": "StableLmForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2moe": "Lfm2MoeForCausalLM",
+    "qwen3next": "Qwen3_5MoeForCausalLM",  # the same computation; see delta.py
+    "qwen35": "Qwen3_5ForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
 }
 COUNTS = (
     "block_count",
@@ -57,6 +60,17 @@ WINDOWS = (
 )
 EXPERTS = ("expert_count", "expert_used_count")
 EXPERT_SIZES = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
+DELTAS = ("qwen3next", "qwen35", "qwen35moe")
+MIXTURES = ("qwen2moe", "qwen3next", "qwen35moe")  # each layer also has a shared expert
+WITH_EXPERTS = (*MIXTURES, "lfm2moe")
+RECURRENT_LAYERS = "attention.recurrent_layers"  # llama.cpp's key for DELTAS
+SSM = (
+    "ssm.conv_kernel",
+    "ssm.state_size",
+    "ssm.group_count",
+    "ssm.time_step_rank",
+    "ssm.inner_size",
+)
 TEMPERATURE = "attention.temperature_scale"
 YARN = (
     "rope.scaling.yarn_log_multiplier",
@@ -66,14 +80,13 @@ YARN = (
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm")
 ROTATED = "rope.dimension_count"
-PARTLY_ROTATED = ("glm4", "stablelm")  # others rotate whole heads
+PARTLY_ROTATED = ("glm4", "stablelm", *DELTAS)  # others rotate whole heads
 EXAONE_LAYERS = 64  # of the model with windows
 KV_HEADS = "attention.head_count_kv"
 HYBRIDS = ("lfm2", "lfm2moe")  # a layer without key/value heads is recurrent
-RECURRENT = "recurrent"  # whether each layer is; `own_settings` adds this list
+RECURRENT = "recurrent"  # whether each layer is; `own_settings` adds this list for HYBRIDS
 L_CACHE = "shortconv.l_cache"
 LEADING_DENSE, ROUTING = "leading_dense_block_count", "expert_gating_func"
-WITH_EXPERTS = ("qwen2moe", "lfm2moe")
 PARALLEL = "use_parallel_residual"  # llama.cpp decides by the tensors
 # Settings that llama.cpp needs besides COUNTS and the norm's.
 NEEDED = {
@@ -81,9 +94,20 @@ NEEDED = {
     "qwen2moe": EXPERTS,
     "lfm2": (L_CACHE,),
     "lfm2moe": (L_CACHE, *EXPERTS, EXPERT_SIZES[0], LEADING_DENSE, ROUTING),
+    "qwen3next": (*SSM, *EXPERTS),
+    "qwen35": SSM,
+    "qwen35moe": (*SSM, *EXPERTS),
 }
 LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
 ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
+DRAFTING = "nextn_predict_layers"  # behind the others; they draft tokens, and are not served
+DELTA_KEYS = (
+    DRAFTING,
+    *EXPERTS,
+    *EXPERT_SIZES,
+    "full_attention_interval",
+    "rope.dimension_sections",  # of positions in images; a text has the same in all
+)
 COMPUTED = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
     "mistral3": (*ALL, *ROPE, RMS, TEMPERATURE, *YARN),
@@ -100,6 +124,7 @@ COMPUTED = {
     "stablelm": (*ALL, *ROPE, LAYER_NORM, ROTATED, PARALLEL),
     "lfm2": (*ALL, *ROPE, RMS, L_CACHE),
     "lfm2moe": (*ALL, *ROPE, RMS, L_CACHE, *EXPERTS, EXPERT_SIZES[0], LEADING_DENSE, ROUTING),
+    **dict.fromkeys(DELTAS, (*ALL, *ROPE, RMS, ROTATED, *SSM, RECURRENT_LAYERS, *DELTA_KEYS)),
 }
 # No value of these changes a number, in llama.cpp or here.
 HARMLESS = {
@@ -179,6 +204,8 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     name = architecture_of(settings)
     start = f"{name}."
     own = {key.removeprefix(start): v for key, v in settings.items() if key.startswith(start)}
+    if name in MIXTURES and name in DELTAS:  # no layer has a plain network of this size
+        own.setdefault("feed_forward_length", own.get(EXPERT_SIZES[0], 0))
     norm = LAYER_NORM if name in LAYER_NORMED else RMS
     needed = (*COUNTS, norm, *NEEDED.get(name, ()))
     if missing := [key for key in needed if key not in own]:
@@ -187,8 +214,11 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     for key in PER_LAYER:
         if isinstance(own.get(key), list):
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
+    if name in DELTAS:
+        own["block_count"] -= _drafting_layers(start, own)
     original = "rope.scaling.original_context_length"
-    sizes = (*EXPERTS, *EXPERT_SIZES) if name in WITH_EXPERTS else ()
+    experts = (*EXPERTS, *EXPERT_SIZES) if name in WITH_EXPERTS else ()
+    sizes = (*experts, *(SSM if name in DELTAS else ()))
     for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original, *sizes):
         _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
@@ -199,7 +229,9 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     if name in PARTLY_ROTATED:
         _check_rotated(start, own)
     _check_others(name, own)
-    return own | {RECURRENT: recurrent or [False] * own["block_count"]}
+    if name in HYBRIDS:
+        own[RECURRENT] = recurrent or [False] * own["block_count"]
+    return own
 
 
 def notes_on(settings: Settings) -> list[str]:
@@ -254,6 +286,18 @@ def _check_number(key: str, value: Any, kind: type[int] | type[float], limit: fl
         raise ConfigError(
             f"The GGUF file has {key} = {value!r:.99}; it must be {what} above 0{most}."
         )
+
+
+def _drafting_layers(start: str, own: Settings) -> int:
+    """Return how many of the last layers only draft tokens."""
+    count, layers = own.get(DRAFTING, 0), own["block_count"]
+    _check_number(f"{start}block_count", layers, int, LIMITS["block_count"])
+    if type(count) is not int or not 0 <= count < layers:
+        raise ConfigError(
+            f"The GGUF file has {start}{DRAFTING} = {count!r:.99}; it must be a whole number from "
+            f"0 on, and below its {layers} layers."
+        )
+    return count
 
 
 def _check_heads(start: str, own: Settings) -> None:

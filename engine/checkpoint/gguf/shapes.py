@@ -6,10 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from engine.checkpoint.gguf.delta import ENDINGS, delta_parts, recurrent_layers
 from engine.checkpoint.gguf.header import Header, StoredTensor
 from engine.checkpoint.gguf.hybrids import lfm2_block
 from engine.checkpoint.gguf.kinds import KINDS
-from engine.checkpoint.gguf.settings import HYBRIDS, Settings, architecture_of, own_settings
+from engine.checkpoint.gguf.settings import (
+    DELTAS,
+    HYBRIDS,
+    MIXTURES,
+    Settings,
+    architecture_of,
+    own_settings,
+)
 from engine.errors import ConfigError
 
 Shape = tuple[int, ...]
@@ -27,6 +35,7 @@ BIASED = {
 }
 # Parts that some models have, in all blocks.
 SOMETIMES = {"stablelm": ("ffn_norm", "attn_q_norm", "attn_k_norm")}
+HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
 
@@ -83,11 +92,17 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         return Shapes(required, optional)
     of_block, with_bias = _gpt2_block(own) if name == "gpt2" else _block(name, own)
     always = {"gpt2": tuple(of_block), **BIASED}.get(name, ())
-    for number in range(own["block_count"]):
-        for part, shape in of_block.items():
+    for number, recurs in enumerate(recurrent_layers(name, own)):
+        parts = of_block
+        if recurs:
+            attention = (*ATTENTION, "attn_output", *HEAD_NORMS)
+            parts = {part: shape for part, shape in of_block.items() if part not in attention}
+            parts |= delta_parts(name, own)
+        for part, shape in parts.items():
             stored = f"blk.{number}.{part}"
             is_optional = part in SOMETIMES.get(name, ())
-            (optional if is_optional else required)[f"{stored}.weight"] = shape
+            ending = ENDINGS.get(part, f"{part}.weight")
+            (optional if is_optional else required)[f"blk.{number}.{ending}"] = shape
             if part in with_bias or part in always:
                 found = required if part in always and not is_optional else optional
                 found[f"{stored}.bias"] = shape[:1]
@@ -124,8 +139,8 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    if name in ("qwen3", "gemma3", "exaone4"):
-        parts |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (width,))
+    if name in ("qwen3", "gemma3", "exaone4", *DELTAS):
+        parts |= dict.fromkeys(HEAD_NORMS, (width,))
     if name in ("gemma2", "gemma3", "olmo2", "glm4", "exaone4"):
         parts |= dict.fromkeys(POST_NORMS, (hidden,))
     if name in ("olmo2", "exaone4"):
@@ -141,9 +156,14 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         parts["ffn_up"] = (2 * inner, hidden)
     if name in ("command-r", "cohere2"):
         del parts["ffn_norm"]
-    if name == "qwen2moe":
+    if name in DELTAS:
+        parts["attn_q"] = (2 * queries, hidden)  # with gates
+        parts["post_attention_norm"] = parts.pop("ffn_norm")
+    if name in MIXTURES:
         parts = {part: shape for part, shape in parts.items() if part not in MLP}
         parts |= _experts(own)
+    if name in DELTAS:
+        return parts, ()
     return parts, (*ATTENTION, "attn_output", *MLP) if name == "llama" else ATTENTION
 
 
@@ -235,7 +255,8 @@ def check_tensors(settings: Settings, vocab_size: int, tensors: Mapping[str, Sto
                 f"{stored.file} holds the tensor {tensor!r:.99}, which Penstock does not compute "
                 f"for {name} models. Use another file of this model, or its original."
             )
-        if stored.shape != known[tensor]:
+        # Like llama.cpp, take a vector that is stored as a matrix with one row.
+        if stored.shape not in (known[tensor], (1, *known[tensor])):
             raise ConfigError(
                 f"{tensor} in {stored.file} has the shape {list(stored.shape)}; by the settings of "
                 f"the file it should be {list(known[tensor])}."

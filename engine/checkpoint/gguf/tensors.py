@@ -10,13 +10,14 @@ import torch
 
 from engine.checkpoint.gguf.architecture import (
     is_transposed,
-    row_order,
     stored_offset,
     tensor_name,
 )
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
+from engine.checkpoint.gguf.delta import RATES, without_drafter
 from engine.checkpoint.gguf.header import StoredTensor, read_header
-from engine.checkpoint.gguf.settings import architecture_of, own_settings
+from engine.checkpoint.gguf.orders import row_order, rows_of_rates
+from engine.checkpoint.gguf.settings import DELTAS, architecture_of, own_settings
 from engine.checkpoint.gguf.shapes import (
     ROPE_FACTORS,
     STACKED,
@@ -33,9 +34,11 @@ class GGUFTensor:
     """A tensor, and what its converter has done to it."""
 
     stored: StoredTensor
-    heads: int | None  # that the rows were reordered by
+    order: torch.Tensor | None  # where the checkpoint's rows are in the file; None: the same
     added: float
     transposed: bool
+    of_columns: bool = False  # whether `order` is that of the columns
+    is_decay: bool = False  # -exp of the checkpoint's numbers
 
     @property
     def file(self) -> Path:
@@ -51,6 +54,8 @@ class GGUFTensor:
         inputs = self.stored.shape[-1]
         if len(self.stored.shape) != 2 or self.transposed or self.added or inputs % GROUP:
             return None
+        if self.of_columns and self.order is not None:  # the groups of codes are of other columns
+            return None
         return FORMS.get(self.stored.kind.name)
 
     def codes(self) -> Codes:
@@ -63,23 +68,17 @@ class GGUFTensor:
         groups = QUANTIZED[self.stored.kind.name](_blocks(self.stored))
         form = FORMS[self.stored.kind.name]
         found = regrouped(groups, form, outputs, inputs)
-        if self.heads is None:
-            return found
-        parts = found.codes, found.scales, found.offsets
-        codes, scales, offsets = (
-            None if part is None else original_rows(part, self.heads) for part in parts
-        )
-        assert codes is not None
-        assert scales is not None
-        return Codes(codes, scales, offsets, found.bits)
+        return found if self.order is None else found.of_outputs(self.order)
 
     def read(self) -> torch.Tensor:
         """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
         found = decode(self.stored)
-        if self.heads is not None:
-            found = original_rows(found, self.heads)
+        if self.order is not None:
+            found = found[:, self.order] if self.of_columns else found[self.order]
         if self.added:
             found = found - self.added
+        if self.is_decay:
+            found = (-found.float()).log()
         return found.t() if self.transposed else found
 
 
@@ -92,25 +91,33 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
     settings = headers[0].settings
     architecture, own = architecture_of(settings), own_settings(settings)
     found: dict[str, GGUFTensor] = {}
-    tensors = all_tensors(headers)
+    tensors = without_drafter(all_tensors(headers), own)
     for name, stored in (tensors | absent_biases(architecture, tensors)).items():
         if name == ROPE_FACTORS:  # they became settings of config.json
             continue
-        heads = row_order(name, architecture, own)
-        rows = stored.shape[0]
-        if heads is not None and rows % (2 * heads):
-            raise ConfigError(f"{name} in {stored.file} has {rows} rows for {heads} heads.")
+        if architecture in DELTAS and f".{RATES}." in name:
+            for rate, rows in rows_of_rates(own).items():
+                renamed = tensor_name(name.replace(RATES, rate), architecture)
+                found[renamed] = GGUFTensor(stored, rows, 0.0, transposed=False)
+            continue
+        order = row_order(name, architecture, own, stored.shape[0])
         parts = [stored]
         has_heads = name.endswith("_norm.weight") and len(stored.shape) == 2
         if name.endswith(f"{STACKED}.weight") or has_heads:
             parts = split_parts(stored)
-        elif name.endswith(".shortconv.conv.weight"):  # of channels that are apart
-            parts = [replace(stored, shape=(rows, 1, *stored.shape[1:]))]
         elif name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix with one row
-            parts = [replace(stored, shape=(1, *stored.shape))]
+            parts = [replace(stored, shape=(1, stored.shape[-1]))]
+        elif name.endswith((".shortconv.conv.weight", ".ssm_conv1d.weight")):  # channels are apart
+            channels, width = stored.shape[-2:]
+            parts = [replace(stored, shape=(channels, 1, width))]
         for number, part in enumerate(parts):
             found[tensor_name(name, architecture, number)] = GGUFTensor(
-                part, heads, stored_offset(name, architecture), is_transposed(name, architecture)
+                part,
+                order,
+                stored_offset(name, architecture),
+                is_transposed(name, architecture),
+                of_columns=name.endswith(".ssm_out.weight"),
+                is_decay=name.endswith(".ssm_a"),
             )
     return found
 
@@ -134,9 +141,3 @@ def _blocks(stored: StoredTensor) -> torch.Tensor:
         if stream.readinto(raw.numpy().data) != stored.nbytes:
             raise ConfigError(f"{stored.file} became shorter while it was read.")
     return raw.view(-1, stored.kind.nbytes)
-
-
-def original_rows(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo the converter's order of rows: of each head, it takes one from each half in turn."""
-    by_head = tensor.unflatten(0, (heads, -1, 2))  # [heads, head_dim / 2, 2, ...]
-    return by_head.transpose(1, 2).reshape(tensor.shape)

@@ -31,6 +31,7 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*|\p{{N}}"
@@ -46,14 +47,19 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx"), (LLAMA3,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
+    "qwen35": (QWEN35,),
     "tekken": (TEKKEN,),
 }
-SPLIT_OF_ARCHITECTURE = {"gpt2": "gpt-2", "qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2"}
+SPLIT_OF_ARCHITECTURE = {
+    "gpt2": "gpt-2",
+    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3next"), "qwen2"),
+    **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
+}
 # Unless add_bos_token is there.
 BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built from merges
 SPECIAL = (UNKNOWN, CONTROL)
-NORMALISED = ("qwen2", "deepseek-r1-qwen")  # by NFC
+NORMALISED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # by NFC
 SPACE = "▁"
 # The pairs that make Llama 2's 32,000 tokens have 329,061 characters.
 MAX_MERGES = 1 << 26  # characters of all pairs

@@ -17,6 +17,7 @@ from tests.engine.models import (
     test_mistral,
     test_nanochat,
     test_qwen3,
+    test_qwen3_next,
     test_t5,
 )
 from tests.support.driver import Driver
@@ -38,6 +39,7 @@ OTHERS = [
     test_ministral3.CASE,
     test_nanochat.CASES[-1],
     test_qwen3.CASE,
+    test_qwen3_next.CASE,
     test_t5.CASES[0],
     test_marian.MARIAN,
 ]

@@ -14,8 +14,9 @@ import torch
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
 from tests.support.forward import forward, whole
-from tests.support.gguf_files import write_gguf
+from tests.support.gguf_files import DELTAS, write_gguf
 from tests.support.golden import TOLERANCE, load, of_transformers
+from tests.support.single_steps import in_single_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread", "own_cache")
 SIZES = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
@@ -178,6 +179,42 @@ def lfm2_moe() -> Any:
     return Lfm2MoeConfig(**SIZES, **HEADS, **experts, layer_types=kinds, num_dense_layers=1)
 
 
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+    "rms_norm_eps": 1e-2,  # the gated norm would magnify the rounding of small reads
+    "head_dim": 16,
+}
+DELTA_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 64,
+}
+
+
+def qwen3_next() -> Any:
+    from transformers import Qwen3NextConfig
+
+    return Qwen3NextConfig(**SIZES, **HEADS, **DELTA, **DELTA_EXPERTS)
+
+
+def qwen3_5(**more: Any) -> Any:
+    from transformers import Qwen3_5TextConfig
+
+    return Qwen3_5TextConfig(**SIZES, **HEADS, **(DELTA | more))
+
+
+def qwen3_5_moe() -> Any:
+    from transformers import Qwen3_5MoeTextConfig
+
+    sizes = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
+    return Qwen3_5MoeTextConfig(**sizes, **HEADS, **DELTA, **DELTA_EXPERTS)
+
+
 NO_WINDOW = {"sliding_window": None, "layer_types": ["full_attention"] * 3}
 LARGE_STABLELM = {"use_parallel_residual": True, "qk_layernorm": True}
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -195,6 +232,10 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "cohere": ("command-r", cohere),
     "cohere2": ("cohere2", cohere2),
     "qwen2_moe": ("qwen2moe", qwen2_moe),
+    "qwen3_next": ("qwen3next", qwen3_next),
+    "qwen3_5": ("qwen35", qwen3_5),
+    "qwen3_5 with equal heads": ("qwen35", lambda: qwen3_5(linear_num_value_heads=2)),
+    "qwen3_5_moe": ("qwen35moe", qwen3_5_moe),
     "glm4": ("glm4", glm4),
     "glm4 32B": ("glm4", lambda: glm4(attention_bias=False, tie_word_embeddings=True)),
     "exaone4 1.2B": ("exaone4", lambda: exaone4(**NO_WINDOW, rope_parameters=LLAMA3)),
@@ -221,8 +262,10 @@ def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None
     prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
     file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", architecture)
     found = logits_of(file, prompt)
+    if architecture in DELTAS:
+        reference = in_single_steps(reference)
     with torch.inference_mode():
-        due = reference(torch.tensor([prompt])).logits[0]
+        due = reference(input_ids=torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(found, due, **TOLERANCE)
 
 

@@ -12,6 +12,7 @@ import tokenizers
 
 from engine.checkpoint.gguf import tokenizer
 from engine.checkpoint.gguf.tokenizer import (
+    QWEN35,
     build_tokenizer,
     end_tokens,
     tokenizer_notes,
@@ -158,7 +159,8 @@ def test_file_without_a_split_is_split_by_llama_cpps_default(pre: str | None) ->
 
 
 @pytest.mark.parametrize(
-    ("architecture", "pre"), [("gpt2", "gpt-2"), ("qwen2", "qwen2"), ("qwen3", "qwen2")]
+    ("architecture", "pre"),
+    [("gpt2", "gpt-2"), ("qwen2", "qwen2"), ("qwen3", "qwen2"), ("qwen35", "qwen35")],
 )
 def test_architecture_decides_on_the_split_if_its_models_agree(architecture: str, pre: str) -> None:
     settings = byte_level_settings(eos_token_id=0) | {"general.architecture": architecture}
@@ -339,3 +341,19 @@ def test_text_that_looks_like_a_byte_token_is_not_one() -> None:
     built = build_tokenizer(given)
     assert built.encode("<0x61>").ids == [1, 1, 2, 3, 4, 5, 6, 7]
     assert built.encode("b").ids == [1, 1, 9]
+
+
+def test_marks_are_parts_of_words_in_the_split_of_qwen_3_5() -> None:
+    """An accent that no letter takes up stays a character of its own after NFC."""
+    pieces = {}
+    for pre in ("qwen2", "qwen35"):
+        tokenizer = build_tokenizer(byte_level_settings(eos_token_id=0, pre=pre))
+        split: Any = tokenizer.pre_tokenizer
+        pieces[pre] = [place for _, place in split.pre_tokenize_str("xq\u0301s 12\u0301")]
+    assert pieces["qwen35"] == [(0, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
+    assert pieces["qwen2"] == [(0, 2), (2, 4), (4, 5), (5, 6), (6, 7), (7, 8)]
+
+
+def test_split_of_qwen_3_5_is_that_of_transformers() -> None:
+    code = pytest.importorskip("transformers.models.qwen3_5.tokenization_qwen3_5")
+    assert code.PRETOKENIZE_REGEX == QWEN35
