@@ -1,9 +1,10 @@
 """Recurrent layers on a CPU: the gated delta rule, and Mamba-2's selective scan.
 
 In both a state [rows, columns] of a head changes at each token by keep * state + key change^T. The
-columns are independent of each other. So a task is a tile of columns of one head, for one run. It
-computes the tokens one after another. A token therefore has the same bits in a chunk and as a
-decode.
+columns are independent of each other. A task is one head of one run. It computes a tile of columns
+after the other, and in each the tokens one after another. A token therefore has the same bits in a
+chunk and as a decode. The tiles of a head lie between each other in memory. If two threads shared
+them, each would fetch the lines of the other: decodes of 8 streams took 2.2 times as long.
 
 The delta rule needs what the state holds for a token's key, before the token changes it. The pass
 over the tile for the token before looks that up.
@@ -259,7 +260,7 @@ def recurrence_kernel(corrects: bool, half: bool):
             on_stack(WIDEST),
         )
         tiles = tiles_of(call.columns)
-        last = call.runs * call.heads * tiles
+        last = call.runs * call.heads
         while True:
             number = take(call.counter)
             if number > last:
@@ -267,9 +268,10 @@ def recurrence_kernel(corrects: bool, half: bool):
             if number == last:
                 write_padding(call, call.heads * call.columns, kind, item)
                 continue
-            run = number // (call.heads * tiles)
-            head = number // tiles % call.heads
-            left, width = columns_at(call, number % tiles)
-            compute_run(call, run, head, left, width, room, corrects, kind, item)
+            run = number // call.heads
+            head = number % call.heads
+            for tile in range(tiles):
+                left, width = columns_at(call, tile)
+                compute_run(call, run, head, left, width, room, corrects, kind, item)
 
     return over_tiles, RecurrenceCall
