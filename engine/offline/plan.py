@@ -67,5 +67,5 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
         write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
     if plan.states.num_slots:
         states = plan.states
-        write(f"{states.num_slots} slots of {states.slot_bytes:,} bytes for states: two for each ")
-        write("sequence, and snapshots at block edges\n")
+        write(f"{states.num_slots} slots of {states.slot_bytes:,} bytes for states: of running ")
+        write("sequences, and snapshots at block edges\n")

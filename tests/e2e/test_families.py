@@ -113,6 +113,8 @@ def draw(seed: int) -> dict[str, Any]:
     if rng.random() < 0.2:
         body["regex"] = rng.choice(["[a-z ]{9,30}", "(one|two|three hundred)( and more)+", "a{20}"])
         del body["ignore_eos"]
+    if not body["stream"]:  # the choices of a whole answer come in order
+        body["n"] = rng.choice([1, 1, 2])
     return body
 
 
@@ -129,7 +131,10 @@ async def abort(server: Server, body: dict[str, Any]) -> None:
 async def answers(
     server: Server, bodies: Sequence[dict[str, Any]], at_once: int, aborted: Sequence[int] = ()
 ) -> list[tuple[list[int], list[float]]]:
-    """Return the tokens and logprobs of all requests but the `aborted` ones, which have none."""
+    """Return the tokens and logprobs of all requests but the `aborted` ones, which have none.
+
+    Those of several choices follow each other.
+    """
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> tuple[list[int], list[float]]:
@@ -163,17 +168,20 @@ async def test_random_traffic_gets_the_answers_of_a_server_without_cache_and_bat
     # Known answers are drafted when they come again, alone. Half of them may not go on as drafted.
     again = []
     for body, (ids, _) in list(zip(bodies, found, strict=True))[: REQUESTS // 3]:
-        bias = {str(ids[len(ids) // 2]): -100} if len(ids) > 9 and body["seed"] % 2 else {}
+        first = ids[: len(ids) // body.get("n", 1)]
+        bias = {str(first[len(first) // 2]): -100} if len(first) > 9 and body["seed"] % 2 else {}
         again.append(body | {"logit_bias": bias})
     bodies += again
     found += await answers(rig.server, again, 1)
     expected = await answers(rig.plain, bodies, 1, aborted)
     for seed, (body, answer, due) in enumerate(zip(bodies, found, expected, strict=True)):
         assert answer == due, f"request {seed}: another answer than without cache and batch"
-        if seed % 6 == 0 and answer[0] and not body["temperature"] and "regex" not in body:
+        is_greedy = not body["temperature"] and "regex" not in body and body.get("n", 1) == 1
+        if seed % 6 == 0 and answer[0] and is_greedy:
             check_greedy(rig, body, answer[0])
     assert rig.server.metric("prefix_cache_hits_total") > 0
-    assert rig.server.metric("num_preemptions_total") > 0
+    if is_thorough():  # few requests may all find room
+        assert rig.server.metric("num_preemptions_total") > 0
     drafted = rig.server.metric("spec_decode_num_draft_tokens_total")
     right = rig.server.metric("spec_decode_num_accepted_tokens_total")
     assert 0 < right < drafted
