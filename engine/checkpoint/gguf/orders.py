@@ -19,7 +19,7 @@ def row_order(name: str, architecture: str, own: Settings, rows: int) -> torch.T
     """
     if architecture in DELTAS:
         return _value_order(name, architecture, own)
-    if architecture not in ("llama", "mistral3"):
+    if architecture not in ("llama", "mistral3", "granitehybrid"):
         return None
     keys = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
     key = next((key for part, key in keys.items() if part in name), None)
