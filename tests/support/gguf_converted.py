@@ -1,4 +1,4 @@
-"""Configs and tensors of Granite 4 and DeepSeek as llama.cpp's converter changes them.
+"""Configs and tensors of Granite and DeepSeek as llama.cpp's converter changes them.
 
 The names are those that PyPI's `gguf` maps to the names in files.
 """
@@ -15,19 +15,21 @@ Tensors = dict[str, np.ndarray]
 
 
 def granite_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
-    """Store the settings of Granite 4, and return a config of the others."""
-    attends = [kind == "full_attention" for kind in config["layer_types"]]
-    experts = config["num_local_experts"]
+    """Store the settings of Granite, and return a config of the others."""
+    experts = config.get("num_local_experts", 0)
     writer.add_attention_scale(config["attention_multiplier"])
     writer.add_embedding_scale(config["embedding_multiplier"])
     writer.add_residual_scale(config["residual_multiplier"])
     writer.add_logit_scale(config["logits_scaling"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    if "layer_types" not in config:
+        return config | {"num_experts": experts}
+    attends = [kind == "full_attention" for kind in config["layer_types"]]
     writer.add_ssm_conv_kernel(config["mamba_d_conv"])
     writer.add_ssm_state_size(config["mamba_d_state"])
     writer.add_ssm_group_count(config["mamba_n_groups"])
     writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
     writer.add_ssm_time_step_rank(config["mamba_n_heads"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
     return config | {
         "num_key_value_heads": [config["num_key_value_heads"] * each for each in attends],
@@ -39,7 +41,7 @@ def granite_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str,
 
 def granite_tensors(tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> Tensors:
     """Take gates and ups apart, and change the tensors of Mamba-2 and the order of rows."""
-    shared = "mlp.shared_expert." if config["num_local_experts"] else "mlp."
+    shared = "mlp.shared_expert." if config.get("num_local_experts") else "mlp."
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     found: Tensors = {}
     for name, tensor in tensors.items():

@@ -77,7 +77,7 @@ def write_gguf(
     if architecture == "lfm2moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     original = config
-    if architecture == "granitehybrid":
+    if architecture in GRANITES:
         config = by_converter.granite_config(writer, config)
     elif architecture == "deepseek2":
         config = by_converter.latent_config(writer, config, is_old=is_old)
@@ -102,7 +102,7 @@ def write_gguf(
     tensors = stacked(tensors_of(folder))
     if architecture in DELTAS:
         tensors = delta_tensors(tensors, architecture, config)
-    elif architecture == "granitehybrid":
+    elif architecture in GRANITES:
         tensors = by_converter.granite_tensors(tensors, original)
     elif architecture == "deepseek2":
         tensors = by_converter.latent_tensors(tensors, original, is_old=is_old)
@@ -178,6 +178,7 @@ def delta_tensors(
 
 
 DELTAS = ("qwen3next", "qwen35", "qwen35moe")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
 
 
 def add_scaling(

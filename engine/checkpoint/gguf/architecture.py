@@ -80,7 +80,7 @@ NAMES = {
     "lfm2": LFM2_NAMES,
     "lfm2moe": LFM2_NAMES,
     "olmo2": OLMO2_NAMES,
-    GRANITE: LLAMA_NAMES | granite.NAMES,
+    **dict.fromkeys(("granitemoe", GRANITE), LLAMA_NAMES | granite.NAMES),
     LATENT: QWEN2_MOE_NAMES | latent.NAMES,
     "qwen2moe": QWEN2_MOE_NAMES,
     "stablelm": STABLELM_NAMES,
@@ -93,7 +93,10 @@ WHOLE_NAMES = {
     LATENT: latent.WHOLE_NAMES,
     **dict.fromkeys(DELTAS, delta.WHOLE_NAMES),
 }
-JOINED = {GRANITE: granite.JOINED, LATENT: latent.JOINED}
+JOINED = {
+    **dict.fromkeys(("granitemoe", GRANITE), granite.JOINED),
+    LATENT: latent.JOINED,
+}
 BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+)")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.checkpoint.gguf.delta import head_sizes, recurrent_layers
-from engine.checkpoint.gguf.granite import GRANITE, SCALES, granite_config
+from engine.checkpoint.gguf.granite import GRANITE, SCALES, granite_config, granite_scales
 from engine.checkpoint.gguf.hybrids import lfm2_config
 from engine.checkpoint.gguf.settings import (
     EXAONE_LAYERS,
@@ -135,7 +135,7 @@ def _mistral_config(name: str, own: Settings) -> dict[str, Any]:
 
 def _granite_config(name: str, own: Settings) -> dict[str, Any]:
     check_positive(name, {key: own[key] for key in SCALES.values() if own.get(key)})
-    return granite_config(name, own)
+    return granite_config(name, own) if name == GRANITE else granite_scales(name, own)
 
 
 def check_positive(name: str, values: Settings) -> None:
@@ -183,5 +183,5 @@ FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "stablelm": _stablelm_config,
     "lfm2": lfm2_config,
     "lfm2moe": lfm2_config,
-    GRANITE: _granite_config,
+    **dict.fromkeys(("granite", "granitemoe", GRANITE), _granite_config),
 }

@@ -1,7 +1,8 @@
-"""Granite 4 in GGUF files: Mamba-2 in the layers without key/value heads, attention in the others.
+"""Granite in GGUF files: dense, with experts, and Granite 4 with Mamba-2 in most layers.
 
-llama.cpp's converter takes gates and ups apart, and stores -exp(A_log). It reorders the rows of
-queries and keys as Llama's, although most of these models have no rotary embedding.
+A layer of Granite 4 without key/value heads is recurrent. llama.cpp's converter takes gates and ups
+apart, and stores -exp(A_log). It reorders the rows of queries and keys as Llama's, also in models
+without rotary embeddings.
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ def take_experts(own: dict[str, Any]) -> None:
             raise ConfigError(f"The GGUF file lacks {GRANITE}.{key}; convert the model again.")
 
 
+def granite_scales(name: str, own: Settings) -> dict[str, Any]:
+    """Return the multipliers. Raises ConfigError if a model without Mamba-2 has no positions."""
+    if name != GRANITE and own.get(ROTATES, True) is not True:
+        raise ConfigError(
+            f"The GGUF file has {name}.{ROTATES} = {own[ROTATES]!r:.99}; Penstock serves {name} "
+            "models with rotary embeddings."
+        )
+    scales = {key: own.get(given) or 1.0 for key, given in SCALES.items()}
+    if not own.get("attention.scale"):
+        scales["attention_multiplier"] = own["attention.key_length"] ** -0.5
+    if name == "granitemoe":
+        scales["num_local_experts"] = own["expert_count"]
+        scales["num_experts_per_tok"] = own["expert_used_count"]
+    return scales
+
+
 def granite_config(name: str, own: Settings) -> dict[str, Any]:
     """Return the kinds of the layers, the multipliers and the experts.
 
@@ -76,12 +93,9 @@ def granite_config(name: str, own: Settings) -> dict[str, Any]:
             f"The GGUF file has {name}.ssm.inner_size {inner}, which must be a multiple of its "
             f"embedding_length {hidden}, ssm.time_step_rank {heads} and ssm.group_count {groups}."
         )
-    scales = {key: own.get(given) or 1.0 for key, given in SCALES.items()}
-    if not own.get("attention.scale"):
-        scales["attention_multiplier"] = own["attention.key_length"] ** -0.5
     kinds = ("full_attention", "linear_attention")
     return {
-        **scales,
+        **granite_scales(name, own),
         "layer_types": [kinds[recurs] for recurs in own["recurrent"]],
         "position_embedding_type": "rope" if own.get(ROTATES, True) else "nope",
         "mamba_expand": inner // hidden,
@@ -100,15 +114,16 @@ def granite_block(
     name: str, own: Settings, plain: dict[str, Shape], number: int
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Return the tensors that block `number` must have, and those it may, from those of Llama's."""
-    hidden, inner = own["embedding_length"], own["ssm.inner_size"]
+    hidden = own["embedding_length"]
     required: dict[str, Shape] = {
         "attn_norm.weight": (hidden,),
         "ffn_norm.weight": (hidden,),
-        **_feed_forward(own),
+        **(_experts(own) if name == "granitemoe" else _feed_forward(own)),
     }
-    if not own["recurrent"][number]:
+    if name == "granitemoe" or not own["recurrent"][number]:
         required |= {f"{part}.weight": plain[f"{part}.weight"] for part in BIASED}
         return required, {f"{part}.bias": plain[f"{part}.weight"][:1] for part in BIASED}
+    inner = own["ssm.inner_size"]
     heads, groups = own["ssm.time_step_rank"], own["ssm.group_count"]
     channels = inner + 2 * groups * own["ssm.state_size"]
     required |= {
@@ -125,25 +140,31 @@ def granite_block(
 
 def _shared_size(own: Settings) -> int:
     """Return the width of the network that every token uses."""
-    key = SHARED_SIZE if own.get("expert_count") else "feed_forward_length"
+    key = SHARED_SIZE if "expert_count" in own else "feed_forward_length"
     size: int = own[key]
     return size
 
 
 def _feed_forward(own: Settings) -> dict[str, Shape]:
+    """Return the shapes of the network that every token uses, and of the experts, if any."""
     hidden, shared = own["embedding_length"], _shared_size(own)
-    count, inner = own.get("expert_count", 0), own["feed_forward_length"]
-    ending = "_shexp" if count else ""
+    has_experts = "expert_count" in own
+    ending = "_shexp" if has_experts else ""
     parts: dict[str, Shape] = {
         f"ffn_gate{ending}.weight": (shared, hidden),
         f"ffn_up{ending}.weight": (shared, hidden),
         f"ffn_down{ending}.weight": (hidden, shared),
     }
-    if count:
-        parts |= {
-            "ffn_gate_inp.weight": (count, hidden),
-            "ffn_gate_exps.weight": (count, inner, hidden),
-            "ffn_up_exps.weight": (count, inner, hidden),
-            "ffn_down_exps.weight": (count, hidden, inner),
-        }
-    return parts
+    return parts | _experts(own) if has_experts else parts
+
+
+def _experts(own: Settings) -> dict[str, Shape]:
+    """Return the shapes of a block's router, and of all its experts together."""
+    hidden, inner = own["embedding_length"], own["feed_forward_length"]
+    count = own["expert_count"]
+    return {
+        "ffn_gate_inp.weight": (count, hidden),
+        "ffn_gate_exps.weight": (count, inner, hidden),
+        "ffn_up_exps.weight": (count, inner, hidden),
+        "ffn_down_exps.weight": (count, hidden, inner),
+    }

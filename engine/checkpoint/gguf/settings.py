@@ -38,6 +38,8 @@ CLASSES = {
     "qwen3next": "Qwen3_5MoeForCausalLM",  # the same computation; see delta.py
     "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
     GRANITE: "GraniteMoeHybridForCausalLM",
     LATENT: "DeepseekV3ForCausalLM",  # or V2, by how experts are scored
 }
@@ -67,7 +69,7 @@ EXPERTS = ("expert_count", "expert_used_count")
 EXPERT_SIZES = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 DELTAS = ("qwen3next", "qwen35", "qwen35moe")
 MIXTURES = ("qwen2moe", "qwen3next", "qwen35moe")  # each layer also has a shared expert
-WITH_EXPERTS = (*MIXTURES, "lfm2moe", GRANITE, LATENT)
+WITH_EXPERTS = (*MIXTURES, "lfm2moe", "granitemoe", GRANITE, LATENT)
 RECURRENT_LAYERS = "attention.recurrent_layers"  # llama.cpp's key for DELTAS
 SSM = (
     "ssm.conv_kernel",
@@ -102,6 +104,8 @@ NEEDED = {
     "qwen3next": (*SSM, *EXPERTS),
     "qwen35": SSM,
     "qwen35moe": (*SSM, *EXPERTS),
+    "granite": ("logit_scale",),
+    "granitemoe": (*EXPERTS, "logit_scale"),
     GRANITE: SSM,
     LATENT: (*EXPERTS, EXPERT_SIZES[0], *latent.NEEDED),
 }
@@ -131,6 +135,9 @@ COMPUTED = {
     "stablelm": (*ALL, *ROPE, LAYER_NORM, ROTATED, PARALLEL),
     "lfm2": (*ALL, *ROPE, RMS, L_CACHE),
     "lfm2moe": (*ALL, *ROPE, RMS, L_CACHE, *EXPERTS, EXPERT_SIZES[0], LEADING_DENSE, ROUTING),
+    # Without recurrent layers, a file of Granite 4 has sizes of these that llama.cpp does not read.
+    "granite": (*ALL, *ROPE, RMS, *granite.KEYS, *SSM, EXPERT_SIZES[1]),
+    "granitemoe": (*ALL, *ROPE, RMS, *granite.KEYS, *EXPERTS),
     GRANITE: (*ALL, *ROPE, RMS, *SSM, *EXPERTS, EXPERT_SIZES[1], *granite.KEYS),
     LATENT: (*ALL, RMS, *EXPERTS, *latent.KEYS),
     **dict.fromkeys(DELTAS, (*ALL, *ROPE, RMS, ROTATED, *SSM, RECURRENT_LAYERS, *DELTA_KEYS)),

@@ -37,7 +37,11 @@ BIASED = {
 # Parts that some models have, in all blocks.
 SOMETIMES = {"stablelm": ("ffn_norm", "attn_q_norm", "attn_k_norm")}
 # Architectures whose blocks differ, and what computes the tensors of each block.
-BLOCKS = {"lfm2": lfm2_block, "lfm2moe": lfm2_block, GRANITE: granite_block, LATENT: latent_block}
+BLOCKS = {
+    **dict.fromkeys(("lfm2", "lfm2moe"), lfm2_block),
+    **dict.fromkeys(("granitemoe", GRANITE), granite_block),
+    LATENT: latent_block,
+}
 HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
@@ -80,7 +84,7 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         required["output.weight"] = (vocab_size, hidden)
     elif name not in TIED:
         optional["output.weight"] = (vocab_size, hidden)
-    if name in ("llama", "mistral3", "exaone4"):
+    if name in ("llama", "mistral3", "exaone4", "granite"):
         optional[ROPE_FACTORS] = (own["attention.key_length"] // 2,)
     if name == "gpt2":
         required["position_embd.weight"] = (own["context_length"], hidden)
@@ -169,7 +173,7 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         parts |= _experts(own)
     if name in DELTAS:
         return parts, ()
-    return parts, (*ATTENTION, "attn_output", *MLP) if name == "llama" else ATTENTION
+    return parts, (*ATTENTION, "attn_output", *MLP) if name in ("llama", "granite") else ATTENTION
 
 
 def _experts(own: Settings) -> dict[str, Shape]:

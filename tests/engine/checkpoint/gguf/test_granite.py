@@ -1,4 +1,4 @@
-"""Granite 4 from GGUF files against `transformers`, its settings, and codes of joined tensors."""
+"""Granite from GGUF files against `transformers`, its settings, and codes of joined tensors."""
 
 from __future__ import annotations
 
@@ -73,20 +73,59 @@ def granite(**more: Any) -> Any:
 ROTATED = {"position_embedding_type": "rope", "attention_bias": True, "mamba_conv_bias": False}
 
 
-@pytest.mark.parametrize("more", [{}, EXPERTS, ROTATED], ids=["dense", "experts", "positions"])
-def test_logits_equal_those_of_the_checkpoint(more: dict[str, Any], tmp_path: Path) -> None:
+def check(config: Any, architecture: str, folder: Path) -> None:
+    """Compare logits from a GGUF file with those of transformers."""
+
     def last_long(model: Any) -> None:
         """Let states last for many tokens."""
         for name, parameter in model.named_parameters():
             if name.endswith("dt_bias"):
                 parameter.data -= 3.5
 
-    reference = of_transformers(granite(**more), tmp_path / "checkpoint", prepare=last_long)
-    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "granitehybrid")
+    reference = of_transformers(config, folder / "checkpoint", prepare=last_long)
+    file = write_gguf(folder / "model.gguf", folder / "checkpoint", architecture)
     prompt = [(7 * index + 3) % 250 for index in range(40)]
     with torch.inference_mode():
         due = reference(input_ids=torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(logits_of(file, prompt), due, **TOLERANCE)
+
+
+@pytest.mark.parametrize("more", [{}, EXPERTS, ROTATED], ids=["dense", "experts", "positions"])
+def test_logits_of_granite_4_equal_those_of_the_checkpoint(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    check(granite(**more), "granitehybrid", tmp_path)
+
+
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_logits_of_granite_3_equal_those_of_the_checkpoint(
+    has_experts: bool, tmp_path: Path
+) -> None:
+    from transformers import GraniteConfig, GraniteMoeConfig
+
+    given = SIZES | HEADS | {"num_hidden_layers": 2} | dict.fromkeys(SCALES, 0.6)
+    if has_experts:
+        check(GraniteMoeConfig(**(given | EXPERTS)), "granitemoe", tmp_path)
+    else:
+        biases = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+        check(GraniteConfig(**(given | biases)), "granite", tmp_path)
+
+
+def test_granite_4_without_recurrent_layers_is_a_file_of_granite() -> None:
+    """The converter then keeps the sizes of Mamba-2, and counts no experts."""
+    own = OWN | {"attention.head_count_kv": [2] * 4, "rope.scaling.finetuned": True}
+    named = {f"granite.{key}": value for key, value in own.items()}
+    config = config_of(named | {"general.architecture": "granite"}, 288)
+    assert config["architectures"] == ["GraniteForCausalLM"]
+    assert config["intermediate_size"] == 96
+    assert config["logits_scaling"] == 8.0
+
+
+def test_granite_without_positions_is_refused() -> None:
+    named = {f"granite.{key}": value for key, value in OWN.items()}
+    given = named | {"general.architecture": "granite", "granite.attention.head_count_kv": 2}
+    with pytest.raises(ConfigError, match=r"granite\.rope\.scaling\.finetuned = False"):
+        config_of(given, 288)
 
 
 def test_codes_of_joined_experts_stand_for_their_numbers(tmp_path: Path) -> None:
