@@ -45,7 +45,7 @@ def _number(name: str) -> int | None:
 
 
 def _heads(layer: LayerState) -> int:
-    """Return the heads of a state [heads, K, V]. The inputs of a convolution [C, W - 1] are one."""
+    """Return the heads of a state [heads, K, V]. The inputs of a convolution [W - 1, C] are one."""
     first, *rest = layer.spec[-1].shape
     return first if len(rest) > 1 else 1
 

@@ -50,7 +50,7 @@ class ShortConv(nn.Module):
         # Ranks divide each third in units of a channel.
         sizes = dict.fromkeys(("b", "c", "x"), hidden)
         self.inputs = Linear(hidden, sizes, bias=bias, output_units=sizes)
-        self.state = LayerState(index, StatePart((hidden, width - 1)))
+        self.state = LayerState(index, StatePart((width - 1, hidden), dim=1))
         self.conv = CausalConv({"": hidden}, width, units={"": hidden}, bias=bias)
         self.out = Linear(hidden, hidden, bias=bias, input_units=hidden)
 

@@ -182,6 +182,7 @@ def total(boxes: tuple[ModelBox, ...]) -> int:
     return sum(box.parameters * repeats(boxes, box) for box in boxes)
 
 
+@pytest.mark.variants(15)
 @pytest.mark.parametrize("name", HF)
 def test_structure_parameters_sum_to_those_of_transformers(name: str) -> None:
     found, count = of_transformers(name)
