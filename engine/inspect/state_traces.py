@@ -40,7 +40,7 @@ def recurrent_layers(model: nn.Module) -> list[RecurrentLayer]:
 
 
 def _number(name: str) -> int | None:
-    """Return the number of the layer that a module belongs to: "blocks.3.conv.state" has 3."""
+    """Return the number of the layer that a module belongs to: "blocks.3.recurrent.state" has 3."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
 
 
