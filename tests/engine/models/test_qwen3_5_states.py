@@ -97,4 +97,4 @@ def test_quantized_delta_nets_answer_alone_as_together(folder: Path, kind: Quant
     # Codes, unless the CPU lacks the instructions; decays are not rounded.
     codes = {"int8": 1.1, "int4": 0.7}[kind] * 64 * (32 + 64 + 64)
     assert sizes[0] <= codes or sizes[0] == 0
-    assert sizes[1] in (0, 2 * 64 * 8)
+    assert sizes[1] in (0, 4 * 64 * 8)  # fp32, for the kernel of few outputs
