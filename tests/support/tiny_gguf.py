@@ -9,13 +9,15 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.support import tiny_gemma4
+
 ARCHITECTURES = (
     *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
     *("olmo2", "command-r", "cohere2", "gpt2", "glm4", "exaone4", "starcoder2", "stablelm"),
-    *("lfm2", "lfm2moe"),
+    *("lfm2", "lfm2moe", "gemma4"),
 )
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
-LAYERS = {"gemma2": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
+LAYERS = {"gemma2": 4, "gemma4": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
 HYBRIDS = ("lfm2", "lfm2moe")  # their second layer attends
 TAPS = 3  # of their convolutions
 EXPERTS, EXPERT_INNER, SHARED_INNER = 4, 32, 48
@@ -57,6 +59,8 @@ EXPERT_MATRICES = {
 
 def settings_of(architecture: str) -> dict[str, Any]:
     """Return the architecture's settings, without its name."""
+    if architecture == "gemma4":
+        return tiny_gemma4.settings_of()
     settings: dict[str, Any] = {
         "block_count": LAYERS.get(architecture, 2),
         "context_length": 256,
@@ -116,8 +120,10 @@ def tokenizer_of(tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
     }
 
 
-def shapes_of(architecture: str, layers: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor, by its name."""
+def shapes_of(architecture: str, layers: int) -> dict[str, Any]:
+    """Return the shape of each tensor by its name, or a list of its numbers."""
+    if architecture == "gemma4":
+        return tiny_gemma4.shapes_of()
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(TOKENS), HIDDEN)}
     if architecture == "gpt2":
         shapes["position_embd.weight"] = (256, HIDDEN)
@@ -229,7 +235,7 @@ def write_tiny(
     }
     for key, value in (named | dict(more or {})).items():
         if value is not None:
-            _add(writer, key, value)
+            add_setting(writer, key, value)
     shapes = shapes_of(architecture, settings["block_count"])
     for name, given in (shapes | dict(tensors or {})).items():
         if given is not None:
@@ -248,7 +254,7 @@ def _numbers(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return 1 + 0.1 * numbers if name.endswith("norm.weight") else 0.3 * numbers
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
         return

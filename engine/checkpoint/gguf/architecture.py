@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engine.checkpoint.gguf import delta
+from engine.checkpoint.gguf import delta, gemma4
 from engine.checkpoint.gguf.families import GEMMAS
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
 from engine.checkpoint.gguf.settings import DELTAS
@@ -73,6 +73,7 @@ NAMES = {
     "exaone4": OLMO2_NAMES,
     "gemma2": GEMMA2_NAMES,
     "gemma3": GEMMA2_NAMES,
+    gemma4.GEMMA4: GEMMA2_NAMES | gemma4.NAMES,
     "glm4": GLM4_NAMES,
     "gpt2": GPT2_NAMES,
     "lfm2": LFM2_NAMES,
@@ -83,7 +84,11 @@ NAMES = {
     "starcoder2": STARCODER2_NAMES,
 }
 # Tensors that are no weight of a module in a checkpoint.
-WHOLE_NAMES = {"exp_probs_b.bias": "feed_forward.expert_bias", **delta.WHOLE_NAMES}
+WHOLE_NAMES = {
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    **delta.WHOLE_NAMES,
+    **gemma4.WHOLE_NAMES,
+}
 BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+)")
 
 

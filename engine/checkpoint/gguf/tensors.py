@@ -15,6 +15,8 @@ from engine.checkpoint.gguf.architecture import (
 )
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.delta import RATES, without_drafter
+from engine.checkpoint.gguf.end_tokens import tokens_of
+from engine.checkpoint.gguf.gemma4 import GATE_AND_UP, GATE_UP
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.checkpoint.gguf.orders import row_order, rows_of_rates
 from engine.checkpoint.gguf.settings import DELTAS, architecture_of, own_settings
@@ -23,6 +25,7 @@ from engine.checkpoint.gguf.shapes import (
     STACKED,
     absent_biases,
     all_tensors,
+    checked_tensors,
     split_parts,
 )
 from engine.errors import ConfigError
@@ -76,7 +79,7 @@ class GGUFTensor:
         if self.order is not None:
             found = found[:, self.order] if self.of_columns else found[self.order]
         if self.added:
-            found = found - self.added
+            found = found.float() - self.added
         if self.is_decay:
             found = (-found.float()).log()
         return found.t() if self.transposed else found
@@ -92,6 +95,7 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
     architecture, own = architecture_of(settings), own_settings(settings)
     found: dict[str, GGUFTensor] = {}
     tensors = without_drafter(all_tensors(headers), own)
+    tensors = checked_tensors(settings, len(tokens_of(settings)), tensors)
     for name, stored in (tensors | absent_biases(architecture, tensors)).items():
         if name == ROPE_FACTORS:  # they became settings of config.json
             continue
@@ -99,6 +103,9 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
             for rate, rows in rows_of_rates(own).items():
                 renamed = tensor_name(name.replace(RATES, rate), architecture)
                 found[renamed] = GGUFTensor(stored, rows, 0.0, transposed=False)
+            continue
+        if f".{GATE_UP}." in name:
+            found |= _gates_and_ups(name, stored, architecture)
             continue
         order = row_order(name, architecture, own, stored.shape[0])
         parts = [stored]
@@ -119,6 +126,19 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
                 of_columns=name.endswith(".ssm_out.weight"),
                 is_decay=name.endswith(".ssm_a"),
             )
+    return found
+
+
+def _gates_and_ups(name: str, stored: StoredTensor, architecture: str) -> dict[str, GGUFTensor]:
+    """Return the gate and the up of each expert, of a tensor with those of all."""
+    experts, outputs, inputs = stored.shape
+    found: dict[str, GGUFTensor] = {}
+    for number, half in enumerate(
+        split_parts(replace(stored, shape=(2 * experts, outputs // 2, inputs)))
+    ):
+        part = name.replace(GATE_UP, GATE_AND_UP[number % 2])
+        renamed = tensor_name(part, architecture, number // 2)
+        found[renamed] = GGUFTensor(half, None, 0.0, transposed=False)
     return found
 
 
