@@ -70,7 +70,7 @@ Settings = Mapping[str, Any]
 
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """Return the tokenizer. Raises ConfigError if it is missing, malformed or not served."""
-    kind = settings.get(f"{KEY}model")
+    kind = _kind(settings)
     build = BUILDERS.get(str(kind))
     if build is None:
         served = listed(BUILDERS)
@@ -185,6 +185,12 @@ def _list(settings: Settings, name: str, default: Any = None) -> list[Any]:
 # ---- kinds -----------------------------------------------------------------------------------
 
 
+def _kind(settings: Settings) -> Any:
+    """Return the key in BUILDERS: Gemma 4's may also be the name of a split."""
+    kind, pre = settings.get(f"{KEY}model"), settings.get(f"{KEY}pre")
+    return pre if kind == "gpt2" and pre == "gemma4" else kind
+
+
 def _split_name(settings: Settings) -> str:
     """Return the name in SPLITS. Raises ConfigError if the file has another one."""
     pre = settings.get(f"{KEY}pre", "default")
@@ -290,7 +296,7 @@ def _add_ends(
 ) -> None:
     """Begin or end every text with a token, if the file says so."""
     bos, eos = special_token(settings, "bos"), special_token(settings, "eos")
-    always = settings.get(f"{KEY}model") == "gemma4"  # llama.cpp overrides the setting
+    always = _kind(settings) == "gemma4"  # llama.cpp overrides the setting
     before = bos if always or settings.get(f"{KEY}add_bos_token", has_bos) else None
     after = eos if settings.get(f"{KEY}add_eos_token", False) else None
     around = {token: tokens.index(token) for token in (before, after) if token is not None}

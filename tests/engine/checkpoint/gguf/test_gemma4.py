@@ -160,10 +160,18 @@ def published_tokenizer() -> Tokenizer:
     return found
 
 
-@pytest.mark.parametrize("has_bos", [True, False, None])
-def test_tokenizer_equals_the_published_one(has_bos: bool | None) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"tokenizer.ggml.add_bos_token": True},
+        {"tokenizer.ggml.add_bos_token": False},
+        {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gemma4"},
+    ],
+    ids=str,
+)
+def test_tokenizer_equals_the_published_one(more: dict[str, Any]) -> None:
     """As in llama.cpp, a text begins with BOS even if the file says that it does not."""
-    more = {} if has_bos is None else {"tokenizer.ggml.add_bos_token": has_bos}
     found, due = build_tokenizer(TOKENIZER | more), published_tokenizer()
     for text in (
         "the thing and the end",
