@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from engine.checkpoint.gguf.fused import GATE_UP
 from engine.errors import ConfigError
 
 Settings = Mapping[str, Any]
@@ -46,8 +47,6 @@ WHOLE_NAMES = {
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
 }
-GATE_UP = "ffn_gate_up_exps"  # of each expert the rows of its gate, then those of its up
-GATE_AND_UP = ("ffn_gate_exps", "ffn_up_exps")
 
 
 class Layer(NamedTuple):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.delta import ENDINGS, delta_parts, recurrent_layers
+from engine.checkpoint.gguf.fused import qkv_apart, with_fused_experts
 from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_shapes
 from engine.checkpoint.gguf.header import Header, StoredTensor
 from engine.checkpoint.gguf.hybrids import lfm2_block
@@ -252,12 +253,14 @@ def checked_tensors(
     one row. Raises ConfigError if a tensor is missing, not known, or has another shape.
     """
     name, shapes = architecture_of(settings), shapes_of(settings, vocab_size)
+    shapes = shapes._replace(required=with_fused_experts(shapes.required, tensors))
+    known = shapes.required | shapes.optional
+    tensors = qkv_apart(tensors, known)
     if missing := [tensor for tensor in shapes.required if tensor not in tensors]:
         raise ConfigError(
             f"The GGUF file lacks the tensor {missing[0]}, which {name} models need. A split model "
             "needs all its parts in one folder."
         )
-    known = shapes.required | shapes.optional
     found: dict[str, StoredTensor] = {}
     for tensor, stored in tensors.items():
         if tensor not in known:

@@ -16,7 +16,7 @@ from engine.checkpoint.gguf.architecture import (
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.delta import RATES, without_drafter
 from engine.checkpoint.gguf.end_tokens import tokens_of
-from engine.checkpoint.gguf.gemma4 import GATE_AND_UP, GATE_UP
+from engine.checkpoint.gguf.fused import GATE_AND_UP, GATE_UP
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.checkpoint.gguf.orders import row_order, rows_of_rates
 from engine.checkpoint.gguf.settings import DELTAS, architecture_of, own_settings

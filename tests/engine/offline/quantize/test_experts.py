@@ -1,4 +1,4 @@
-"""Experts of which one tensor has all: written one by one, or named as those that stay plain."""
+"""Experts in a tensor for all of a layer: written one by one, or named as those that stay plain."""
 
 from __future__ import annotations
 
