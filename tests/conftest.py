@@ -15,6 +15,7 @@ import pytest
 from tests.support.durations import TestTimes, longest_first, read_durations
 from tests.support.labels import LABELS, label_of
 from tests.support.reference_data import ABSENT, ASSETS
+from tests.support.variants import mark_slow_variants
 
 # Results are bit-identical only if oneDNN computes without AMX, so disable AMX on every CPU.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its label, and those that use the reference data; sort by duration."""
+    mark_slow_variants(items)
     for item in items:
         item.add_marker(getattr(pytest.mark, label_of(item)))
         if "assets" in getattr(item, "fixturenames", ()):

@@ -11,12 +11,12 @@ from pathlib import Path
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import weight_files
 from engine.checkpoint.gguf.parts import is_gguf
-from engine.checkpoint.gguf.tensors import GGUFTensor, read_tensors
+from engine.checkpoint.gguf.tensors import GGUFTensor, StackedTensor, read_tensors
 from engine.checkpoint.quantized.formats import storage_format
 from engine.checkpoint.quantized.tensors import QuantizedTensor, original_tensors
 from engine.checkpoint.stored import StoredTensor, stored_tensors
 
-CheckpointTensor = StoredTensor | QuantizedTensor | GGUFTensor
+CheckpointTensor = StoredTensor | QuantizedTensor | GGUFTensor | StackedTensor
 
 
 def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:

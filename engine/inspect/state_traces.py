@@ -40,12 +40,12 @@ def recurrent_layers(model: nn.Module) -> list[RecurrentLayer]:
 
 
 def _number(name: str) -> int | None:
-    """Return the number of the layer that a module belongs to: "blocks.3.conv.state" has 3."""
+    """Return the number of the layer that a module belongs to: "blocks.3.recurrent.state" has 3."""
     return next((int(part) for part in name.split(".") if part.isdecimal()), None)
 
 
 def _heads(layer: LayerState) -> int:
-    """Return the heads of a state [heads, K, V]. The inputs of a convolution [C, W - 1] are one."""
+    """Return the heads of a state [heads, K, V]. The inputs of a convolution [W - 1, C] are one."""
     first, *rest = layer.spec[-1].shape
     return first if len(rest) > 1 else 1
 

@@ -53,7 +53,7 @@ class GatedDeltaNet(LoadedLayer):
         self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
         self.state = LayerState(
             index,
-            StatePart((sum(sizes.values()), shape.conv_width - 1)),
+            StatePart((shape.conv_width - 1, sum(sizes.values())), dim=1),
             StatePart((shape.value_heads, shape.key_dim, shape.value_dim), torch.float32),
         )
         self.norm = GatedRMSNorm(shape.value_dim, norm_eps)

@@ -67,10 +67,11 @@ class Mamba2(LoadedLayer):
         self.conv = CausalConv(
             channels, shape.conv_width, units=units, bias=shape.conv_bias, silu=True
         )
-        tails = (sum(channels.values()), shape.conv_width - 1)
+        tails = (shape.conv_width - 1, sum(channels.values()))
+        divided = tuple(zip(channels.values(), units.values(), strict=True))
         self.state = LayerState(
             index,
-            StatePart(tails, parts=tuple(zip(channels.values(), units.values(), strict=True))),
+            StatePart(tails, parts=divided, dim=1),
             StatePart((heads, shape.state, shape.head_dim), torch.float32),
         )
         # Named as in checkpoints.
@@ -91,8 +92,8 @@ class Mamba2(LoadedLayer):
         """[T, hidden] -> [T, hidden]."""
         (tails, states), runs = self.state(batch)
         heads, dim = len(self.A_log), self.shape.head_dim
-        vectors = (tails.shape[1] - heads * dim) // 2  # the width of b, and of c
-        z, mixed, dt = self.inputs(x).split((heads * dim, tails.shape[1], heads), dim=1)
+        vectors = (tails.shape[2] - heads * dim) // 2  # the width of b, and of c
+        z, mixed, dt = self.inputs(x).split((heads * dim, tails.shape[2], heads), dim=1)
         mixed = self.conv(mixed, tails, runs)
         values, b, c = mixed.split((heads * dim, vectors, vectors), dim=1)
         y = selective_scan(

@@ -46,6 +46,6 @@ class CausalConv(LoadedLayer):
         self.tensors.take_shard(Shard((len(self.weight), 1), slices, rows, slice(0, 1)))
 
     def forward(self, x: torch.Tensor, tails: torch.Tensor, runs: StateRuns) -> torch.Tensor:
-        """x [T, channels], tails [slots + 1, channels, width - 1] -> [T, channels]."""
+        """x [T, channels], tails [slots + 1, width - 1, channels] -> [T, channels]."""
         weight, kernels = self.weight.squeeze(1), self.kernels
         return causal_conv(x, weight, self.bias, tails, runs, silu=self.silu, kernels=kernels)

@@ -17,14 +17,15 @@ from engine.ops.untouched import untouched_zeros
 
 
 class StatePart(NamedTuple):
-    """One tensor of a layer's state. Ranks may divide its first dimension.
+    """One tensor of a layer's state. Ranks may divide its dimension `dim`.
 
-    It consists of `parts`: the rows of each, and the number of its equal units that ranks divide.
+    That consists of `parts`: the size of each, and the number of its equal units that ranks divide.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None  # None: the model's
-    parts: tuple[tuple[int, int], ...] = ()  # (): one part, and each row is a unit
+    parts: tuple[tuple[int, int], ...] = ()  # (): one part, with units of size 1
+    dim: int = 0
 
 
 StateSpec = tuple[StatePart, ...]  # what a recurrent layer keeps of a sequence
@@ -63,10 +64,11 @@ class LayerState(nn.Module):
 
 
 def _divided(part: StatePart, ranks: Ranks) -> StatePart:
-    size, *rest = part.shape
+    shape = list(part.shape)
+    size = shape[part.dim]
     shares = [ranks.units(*each) for each in part.parts or ((size, size),)]
-    kept = sum(share.stop - share.start for share in shares)
-    return part._replace(shape=(kept, *rest))
+    shape[part.dim] = sum(share.stop - share.start for share in shares)
+    return part._replace(shape=tuple(shape))
 
 
 def state_specs(model: nn.Module) -> list[StateSpec]:

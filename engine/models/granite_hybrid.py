@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-import torch
-from torch import nn
-
-from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError
 from engine.layers.experts import ExpertsShape, SharedExpert
@@ -26,15 +23,13 @@ from engine.models.base import (
     with_attention,
 )
 from engine.models.granite import Granite, GraniteConfig, granite_fields
-from engine.models.llama import NAMES, llama_attention, llama_mlp
-from engine.ops.norm import Tensors
+from engine.models.granite_moe import EXPERTS, with_stacked_experts
+from engine.models.hybrid import ATTENDS, RECURS, HybridBlock
+from engine.models.llama import NAMES, llama_mlp
 
-ATTENDS, RECURS = "full_attention", "linear_attention"
 KINDS = {"attention": ATTENDS, "mamba": RECURS}  # in published checkpoints
 # transformers clamps time steps when several tokens come, and does not when one comes.
 UNLIMITED = ([0.0, math.inf], (0.0, math.inf), [0.0, {"__float__": "Infinity"}])
-EXPERTS = ".block_sparse_moe."
-STACKS = ("input_linear.weight", "output_linear.weight")  # those of all experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,57 +37,35 @@ class GraniteHybridConfig(GraniteConfig):
     kinds: tuple[str, ...]  # ATTENDS or RECURS, one per layer
     mamba: Mamba2Shape
 
-    def number(self, index: int) -> int:
-        """Return how many layers before layer `index` are of its kind."""
-        return self.kinds[:index].count(self.kinds[index])
 
-
-class GraniteHybridBlock(nn.Module):
+class GraniteHybridBlock(HybridBlock):
     def __init__(self, config: GraniteHybridConfig, index: int) -> None:
-        super().__init__()
-        c, number = config, config.number(index)
-        self.attention_norm = c.norm(c.hidden, c.norm_eps)
-        if c.kinds[index] == ATTENDS:
-            self.attention = llama_attention(c, number, scale=c.scale)
-        else:
-            self.mamba = Mamba2(c.hidden, c.mamba, number)
-        self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = llama_mlp(c, index)
-        self.residual_scale = c.residual_scale
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> Tensors:
-        """Return the residual stream [T, hidden] and the MLP's scaled output, as GraniteBlock."""
-        x, normed = self.attention_norm.add(x, delta)
-        if hasattr(self, "attention"):
-            mixed = self.attention(normed, cos, sin, batch)
-        else:
-            mixed = self.mamba(normed, batch)
-        x, normed = self.mlp_norm.add(x, mixed * self.residual_scale)
-        return x, self.mlp(normed) * self.residual_scale
+        super().__init__(
+            config,
+            config.kinds,
+            index,
+            partial(Mamba2, config.hidden, config.mamba),
+            llama_mlp(config, index),
+            scale=config.scale,
+            residual_scale=config.residual_scale,
+        )
 
 
 class GraniteHybrid(Granite):
     block = GraniteHybridBlock
     names: ClassVar[Mapping[str, str]] = NAMES | {
-        "blocks.{i}.mamba": "model.layers.{i}.mamba",
-        "blocks.{i}.mamba.inputs": "model.layers.{i}.mamba.in_proj",
-        "blocks.{i}.mamba.conv": "model.layers.{i}.mamba.conv1d",
-        "blocks.{i}.mamba.norm": "model.layers.{i}.mamba.norm",
-        "blocks.{i}.mamba.out": "model.layers.{i}.mamba.out_proj",
+        "blocks.{i}.recurrent": "model.layers.{i}.mamba",
+        "blocks.{i}.recurrent.inputs": "model.layers.{i}.mamba.in_proj",
+        "blocks.{i}.recurrent.conv": "model.layers.{i}.mamba.conv1d",
+        "blocks.{i}.recurrent.norm": "model.layers.{i}.mamba.norm",
+        "blocks.{i}.recurrent.out": "model.layers.{i}.mamba.out_proj",
         "blocks.{i}.mlp.up": "model.layers.{i}.shared_mlp.input_linear",
         "blocks.{i}.mlp.down": "model.layers.{i}.shared_mlp.output_linear",
         "blocks.{i}.mlp.shared.up": "model.layers.{i}.shared_mlp.input_linear",
         "blocks.{i}.mlp.shared.down": "model.layers.{i}.shared_mlp.output_linear",
-        "blocks.{i}.mlp.router": f"model.layers.{{i}}{EXPERTS}router.layer",
-        "blocks.{i}.mlp.expert_up": f"model.layers.{{i}}{EXPERTS}input_linear",
-        "blocks.{i}.mlp.expert_down": f"model.layers.{{i}}{EXPERTS}output_linear",
+        "blocks.{i}.mlp.router": f"{EXPERTS}router.layer",
+        "blocks.{i}.mlp.expert_up": f"{EXPERTS}input_linear",
+        "blocks.{i}.mlp.expert_down": f"{EXPERTS}output_linear",
     }
 
     @staticmethod
@@ -115,17 +88,7 @@ class GraniteHybrid(Granite):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the map. One tensor has the gates and ups of all experts, another their downs."""
-        plain, experts = super().weight_map(), self.config.experts
-        if experts is None:
-            return plain
-        targets = {
-            name: replace(target, experts=experts.count)
-            if EXPERTS in name and name.endswith(STACKS)
-            else target
-            for name, target in plain.targets.items()
-        }
-        return replace(plain, targets=targets)
+        return with_stacked_experts(super().weight_map(), self.config.experts)
 
 
 def _kinds(config: dict[str, Any], layers: int) -> tuple[str, ...]:

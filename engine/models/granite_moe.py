@@ -15,15 +15,26 @@ from engine.models.base import experts_per_token, positive
 from engine.models.granite import Granite, GraniteConfig
 from engine.models.llama import NAMES
 
-EXPERTS = "block_sparse_moe."
-LINEARS = (f"{EXPERTS}input_linear.weight", f"{EXPERTS}output_linear.weight")
+EXPERTS = "model.layers.{i}.block_sparse_moe."
+LINEARS = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
+
+
+def with_stacked_experts(plain: WeightMap, experts: ExpertsShape | None) -> WeightMap:
+    """Return the map if one tensor has the gates and ups of all experts, another their downs."""
+    if experts is None:
+        return plain
+    targets = {
+        name: replace(target, experts=experts.count) if name.endswith(LINEARS) else target
+        for name, target in plain.targets.items()
+    }
+    return replace(plain, targets=targets)
 
 
 class GraniteMoe(Granite):
     names: ClassVar[Mapping[str, str]] = NAMES | {
-        "blocks.{i}.mlp.router": "model.layers.{i}.block_sparse_moe.router.layer",
-        "blocks.{i}.mlp.expert_up": "model.layers.{i}.block_sparse_moe.input_linear",
-        "blocks.{i}.mlp.expert_down": "model.layers.{i}.block_sparse_moe.output_linear",
+        "blocks.{i}.mlp.router": f"{EXPERTS}router.layer",
+        "blocks.{i}.mlp.expert_up": f"{EXPERTS}input_linear",
+        "blocks.{i}.mlp.expert_down": f"{EXPERTS}output_linear",
     }
 
     @staticmethod
@@ -36,11 +47,4 @@ class GraniteMoe(Granite):
         return replace(plain, experts=experts)
 
     def weight_map(self) -> WeightMap:
-        plain = super().weight_map()
-        assert self.config.experts is not None
-        count = self.config.experts.count
-        targets = {
-            name: replace(target, experts=count) if name.endswith(LINEARS) else target
-            for name, target in plain.targets.items()
-        }
-        return replace(plain, targets=targets)
+        return with_stacked_experts(super().weight_map(), self.config.experts)

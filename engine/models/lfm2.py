@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -26,10 +27,10 @@ from engine.models.base import (
     required,
     with_attention,
 )
-from engine.models.llama import NAMES, Llama, LlamaConfig, llama_attention
-from engine.ops.norm import Tensors
+from engine.models.hybrid import ATTENDS, HybridBlock
+from engine.models.llama import NAMES, Llama, LlamaConfig
 
-ATTENDS, CONVOLVES = "full_attention", "conv"
+CONVOLVES = "conv"
 THETA = 1_000_000.0  # if config.json has no rope_theta
 
 
@@ -39,13 +40,9 @@ class Lfm2Config(LlamaConfig):
     conv_width: int
     conv_bias: bool
 
-    def number(self, index: int) -> int:
-        """Return how many layers before layer `index` are of its kind."""
-        return self.kinds[:index].count(self.kinds[index])
-
 
 class ShortConv(nn.Module):
-    """out(c * conv(b * x)) of [b, c, x] = inputs(x)."""
+    """out(c * conv(b * x)) of [b, c, x] = inputs(x). It is number `index` of these layers."""
 
     def __init__(self, config: Lfm2Config, index: int) -> None:
         super().__init__()
@@ -53,7 +50,7 @@ class ShortConv(nn.Module):
         # Ranks divide each third in units of a channel.
         sizes = dict.fromkeys(("b", "c", "x"), hidden)
         self.inputs = Linear(hidden, sizes, bias=bias, output_units=sizes)
-        self.state = LayerState(config.number(index), StatePart((hidden, width - 1)))
+        self.state = LayerState(index, StatePart((width - 1, hidden), dim=1))
         self.conv = CausalConv({"": hidden}, width, units={"": hidden}, bias=bias)
         self.out = Linear(hidden, hidden, bias=bias, input_units=hidden)
 
@@ -72,34 +69,10 @@ def lfm2_mlp(config: Lfm2Config, index: int) -> nn.Module:
     return Experts(c.hidden, c.experts, "silu")
 
 
-class Lfm2Block(nn.Module):
+class Lfm2Block(HybridBlock):
     def __init__(self, config: Lfm2Config, index: int) -> None:
-        super().__init__()
         c = config
-        self.attention_norm = c.norm(c.hidden, c.norm_eps)
-        if c.kinds[index] == ATTENDS:
-            self.attention = llama_attention(c, c.number(index))
-        else:
-            self.conv = ShortConv(c, index)
-        self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = lfm2_mlp(c, index)
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> Tensors:
-        """Return the residual stream [T, hidden] and the MLP's output, not yet added to it."""
-        x, normed = self.attention_norm.add(x, delta)
-        if hasattr(self, "attention"):
-            mixed = self.attention(normed, cos, sin, batch)
-        else:
-            mixed = self.conv(normed, batch)
-        x, normed = self.mlp_norm.add(x, mixed)
-        return x, self.mlp(normed)
+        super().__init__(c, c.kinds, index, partial(ShortConv, c), lfm2_mlp(c, index))
 
 
 class Lfm2(Llama):
@@ -109,9 +82,9 @@ class Lfm2(Llama):
         "blocks.{i}.attention.q_norm": "model.layers.{i}.self_attn.q_layernorm",
         "blocks.{i}.attention.k_norm": "model.layers.{i}.self_attn.k_layernorm",
         "blocks.{i}.attention.out": "model.layers.{i}.self_attn.out_proj",
-        "blocks.{i}.conv.inputs": "model.layers.{i}.conv.in_proj",
-        "blocks.{i}.conv.conv": "model.layers.{i}.conv.conv",
-        "blocks.{i}.conv.out": "model.layers.{i}.conv.out_proj",
+        "blocks.{i}.recurrent.inputs": "model.layers.{i}.conv.in_proj",
+        "blocks.{i}.recurrent.conv": "model.layers.{i}.conv.conv",
+        "blocks.{i}.recurrent.out": "model.layers.{i}.conv.out_proj",
         "blocks.{i}.mlp_norm": "model.layers.{i}.ffn_norm",
         "blocks.{i}.mlp.up": "model.layers.{i}.feed_forward.{part}",
         "blocks.{i}.mlp.down": "model.layers.{i}.feed_forward.w2",

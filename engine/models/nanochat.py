@@ -224,7 +224,7 @@ class NanoChat(nn.Module):
             self.smear_lambda = nn.Parameter(torch.empty(1))
             # The state is the last token's embedding. A convolution with these taps returns it.
             self.smear_state = LayerState(
-                0, StatePart((c.hidden, 1)), divides=False, replaces_attention=False
+                0, StatePart((1, c.hidden)), divides=False, replaces_attention=False
             )
             taps = torch.tensor([1.0, 0.0], dtype=dtype, device="cpu").repeat(c.hidden, 1)
             self.smear_taps = nn.Buffer(taps, persistent=False)

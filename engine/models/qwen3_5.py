@@ -35,8 +35,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 class Qwen35(GatedLlama):
     names: ClassVar[Names] = GATED_NAMES | {
-        "blocks.{i}.delta.inputs": STACKED | {"z": DELTA + "in_proj_z"},
-        "blocks.{i}.delta.rates": DELTA + "in_proj_{part}",
+        "blocks.{i}.recurrent.inputs": STACKED | {"z": DELTA + "in_proj_z"},
+        "blocks.{i}.recurrent.rates": DELTA + "in_proj_{part}",
     }
     ignored_prefixes: ClassVar[Sequence[str]] = ("mtp.", "model.visual.", "visual.", "model.mtp.")
 

@@ -9,13 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-import torch
-from torch import nn
-
-from engine.attention.batch import ForwardBatch
 from engine.checkpoint.weight_map import Names, WeightMap
 from engine.errors import ConfigError
-from engine.layers.attention import RotaryAttention
 from engine.layers.gated_delta_net import DeltaShape, GatedDeltaNet
 from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rotary import RopeScaling
@@ -27,12 +22,11 @@ from engine.models.base import (
     positive,
     with_attention,
 )
-from engine.models.llama import Llama, LlamaConfig, llama_attention, llama_mlp
+from engine.models.hybrid import ATTENDS, RECURS, HybridBlock
+from engine.models.llama import Llama, LlamaConfig, llama_mlp
 from engine.models.qwen2_moe import Qwen2Moe, experts_with_shared
 from engine.models.qwen3_moe import dense_layers
-from engine.ops.norm import Tensors
 
-ATTENDS, RECURS = "full_attention", "linear_attention"
 PERIOD = 4  # of the attention layers, if config.json does not say it
 ROTARY_SHARE = 0.25  # if config.json has no partial_rotary_factor
 ATTENTION = "model.layers.{i}.self_attn."
@@ -41,10 +35,10 @@ QUERIES = dict.fromkeys(("q", "gate"), ATTENTION + "q_proj")
 GATED_NAMES: dict[str, str | Mapping[str, str]] = {
     **Qwen2Moe.names,
     "blocks.{i}.attention.qkv": QUERIES | {part: f"{ATTENTION}{part}_proj" for part in "kv"},
-    "blocks.{i}.delta": DELTA.removesuffix("."),
-    "blocks.{i}.delta.conv": DELTA + "conv1d",
-    "blocks.{i}.delta.norm": DELTA + "norm",
-    "blocks.{i}.delta.out": DELTA + "out_proj",
+    "blocks.{i}.recurrent": DELTA.removesuffix("."),
+    "blocks.{i}.recurrent.conv": DELTA + "conv1d",
+    "blocks.{i}.recurrent.norm": DELTA + "norm",
+    "blocks.{i}.recurrent.out": DELTA + "out_proj",
 }
 
 
@@ -52,10 +46,6 @@ GATED_NAMES: dict[str, str | Mapping[str, str]] = {
 class Qwen3NextConfig(LlamaConfig):
     kinds: tuple[str, ...]  # ATTENDS or RECURS, one per layer
     delta: DeltaShape
-
-    def number(self, index: int) -> int:
-        """Return how many layers before layer `index` are of its kind."""
-        return self.kinds[:index].count(self.kinds[index])
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
@@ -94,37 +84,14 @@ def _delta_shape(config: dict[str, Any]) -> DeltaShape:
     )
 
 
-class GatedBlock(nn.Module):
+class GatedBlock(HybridBlock):
     def __init__(self, config: Qwen3NextConfig, index: int) -> None:
-        super().__init__()
         c = config
-        self.attention_norm = c.norm(c.hidden, c.norm_eps)
-        self.attention: RotaryAttention | None = None
-        self.delta: GatedDeltaNet | None = None
-        if c.kinds[index] == ATTENDS:
-            self.attention = llama_attention(c, c.number(index))
-        else:
-            self.delta = GatedDeltaNet(c.hidden, c.delta, c.number(index), c.norm_eps)
-        self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = llama_mlp(c, index)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        delta: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        batch: ForwardBatch,
-    ) -> Tensors:
-        """Return the residual stream [T, hidden] and the MLP's output, not yet added to it."""
-        x, normed = self.attention_norm.add(x, delta)
-        if self.attention is not None:
-            mixed = self.attention(normed, cos, sin, batch)
-        else:
-            assert self.delta is not None
-            mixed = self.delta(normed, batch)
-        x, normed = self.mlp_norm.add(x, mixed)
-        return x, self.mlp(normed)
+        def delta_net(number: int) -> GatedDeltaNet:
+            return GatedDeltaNet(c.hidden, c.delta, number, c.norm_eps)
+
+        super().__init__(c, c.kinds, index, delta_net, llama_mlp(c, index))
 
 
 class GatedLlama(Llama):
@@ -145,8 +112,8 @@ class GatedLlama(Llama):
 
 class Qwen3Next(GatedLlama):
     names: ClassVar[Names] = GATED_NAMES | {
-        "blocks.{i}.delta.inputs": DELTA + "in_proj_qkvz",
-        "blocks.{i}.delta.rates": DELTA + "in_proj_ba",
+        "blocks.{i}.recurrent.inputs": DELTA + "in_proj_qkvz",
+        "blocks.{i}.recurrent.rates": DELTA + "in_proj_ba",
     }
 
     @staticmethod

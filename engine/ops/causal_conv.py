@@ -24,7 +24,7 @@ def causal_conv(
     A token's own input is the last of the W, with weight[:, -1]. `silu` is applied to the sums.
     They are computed in fp32.
 
-    x is [T, C], weight [C, W], bias [C]. The states `tails` [slots + 1, C, W - 1], in x's dtype,
+    x is [T, C], weight [C, W], bias [C]. The states `tails` [slots + 1, W - 1, C], in x's dtype,
     hold the last W - 1 inputs of a sequence, oldest first.
     """
     if kernels == "triton":
@@ -39,17 +39,17 @@ def causal_conv(
     begins, reads = runs.of_tokens()
     tokens = torch.arange(count, device=x.device)
     first = torch.where(begins, tokens, 0).cummax(0).values  # of each token's run
-    kept = tails.index_select(0, reads.squeeze(1))  # [T, C, W - 1]
+    kept = tails.index_select(0, reads.squeeze(1))  # [T, W - 1, C]
     inputs = [x]  # of each token: its own, the one before it, and so on
     for age in range(1, width):
         place = tokens - age
         own = x.index_select(0, place.clamp(min=0))
         before = (width - 1 + place - first).clamp(min=0, max=width - 2)
-        old = kept.gather(2, before[:, None, None].expand(-1, kept.shape[1], 1)).squeeze(2)
+        old = kept.gather(1, before[:, None, None].expand(-1, 1, kept.shape[2])).squeeze(1)
         inputs.append(torch.where((place >= first)[:, None], own, old))
     results = _sum(inputs[::-1], weight, bias)
     slots = runs.writes
-    news = torch.stack(inputs[: width - 1][::-1], dim=2)  # [T, C, W - 1]
+    news = torch.stack(inputs[: width - 1][::-1], dim=1)  # [T, W - 1, C]
     if runs.observer is not None:
         runs.observer.note_inputs(tails, news)
     tails.index_copy_(0, slots, torch.where((slots > 0)[:, None, None], news, tails[:1]))

@@ -209,6 +209,7 @@ SLOW = (
 )
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES],

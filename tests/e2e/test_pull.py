@@ -286,6 +286,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 }
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("case", REFUSED)
 def test_pull_that_fails_prints_one_line(hub: Hub, home: Path, case: str) -> None:
     fields, env, said = REFUSED[case]

@@ -74,6 +74,7 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(1) / lengths
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", POOLED)
 def test_embeddings_equal_the_vectors_of_the_source(

@@ -42,6 +42,7 @@ def num_filled(adapters: ModelAdapters) -> int:
     return sum(pair is not None for layer in layers for pair in layer._pairs)
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(
     ("size", "config"),
     [

@@ -57,6 +57,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Adapted:
 MIXED = [(n % (len(RANKS) + 1), n % len(PROMPTS)) for n in range(22)]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_adapters_mixed_in_a_batch_give_tokens_of_merged_models(
     adapted: Adapted, mode: dict[str, Any]

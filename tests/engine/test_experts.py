@@ -43,6 +43,7 @@ def answers(driver: Driver, *, together: bool) -> list[list[int]]:
     return [driver.tokens(request) for request in requests]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("kind", [None, "int8", "int4"])
 def test_answers_are_equal_alone_together_and_preempted(
     model: Path, kind: Quantization | None

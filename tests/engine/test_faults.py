@@ -128,6 +128,7 @@ def test_core_nan_requests_leave_others_in_same_steps_unchanged(
     assert driver.stats.preemptions > 0
 
 
+@pytest.mark.variants(6)
 @modes
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 10])
 def test_core_abort_frees_all_blocks_at_once(

@@ -65,6 +65,7 @@ MIXED = [((number * 13) % 70, 6 + (number * 7) % 22) for number in range(32)]
 PRESSING = [((number * 13) % 70, 20 + (number * 7) % 16) for number in range(16)]
 
 
+@pytest.mark.variants(2)
 def test_expected_answers_are_those_of_transformers(golden: Golden) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -78,12 +79,14 @@ def test_expected_answers_are_those_of_transformers(golden: Golden) -> None:
         assert best.values.tolist() == pytest.approx(case.logprobs, abs=2e-4)
 
 
+@pytest.mark.variants(2)
 def test_greedy_single_request_matches_reference(golden: Golden) -> None:
     driver = Driver(golden.folder)
     for case in golden.cases:
         check(Golden(golden.folder, [case]), driver, [(0, 120)])
 
 
+@pytest.mark.variants(4)
 @in_modes
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_greedy_32_concurrent_requests_match_reference(
@@ -92,6 +95,7 @@ def test_greedy_32_concurrent_requests_match_reference(
     check(golden, Driver(golden.folder, **mode), MIXED)
 
 
+@pytest.mark.variants(7)
 @pytest.mark.parametrize("mode", [EAGER["synchronous"], EAGER["late"]], ids=str)
 @pytest.mark.parametrize(
     "config",
@@ -116,6 +120,7 @@ def test_greedy_any_engine_setting_matches_reference(
     assert (driver.stats.prefix_hits > 0) == long_enough
 
 
+@pytest.mark.variants(2)
 @modes
 @pytest.mark.parametrize(
     ("golden", "budget", "prefix_caching"),
@@ -158,6 +163,7 @@ def test_greedy_block_shared_in_step_that_fills_it_matches_reference(
     assert driver.stats.prefix_hits == 32
 
 
+@pytest.mark.variants(3)
 @in_modes
 @modes
 def test_greedy_cold_and_cached_prompts_match_reference(
@@ -178,6 +184,7 @@ def test_greedy_cold_and_cached_prompts_match_reference(
 TORCH = {"attention_backend": "torch"}  # captures use it anyway
 
 
+@pytest.mark.variants(4)
 @in_modes
 @pytest.mark.parametrize("mode", [*each(EXTREMES), pytest.param(TORCH, id="torch")])
 def test_greedy_copied_beginnings_of_blocks_match_reference(
@@ -192,6 +199,7 @@ def test_greedy_copied_beginnings_of_blocks_match_reference(
         assert driver.stats.prefix_hits == hits
 
 
+@pytest.mark.variants(2)
 @modes
 def test_greedy_prefix_hits_under_eviction_match_reference(
     llama: Golden, mode: dict[str, Any]
@@ -206,6 +214,7 @@ def test_greedy_prefix_hits_under_eviction_match_reference(
     assert driver.stats.preemptions > 0
 
 
+@pytest.mark.variants(2)
 @modes
 def test_greedy_requests_arriving_during_decode_match_reference(
     llama: Golden, mode: dict[str, Any]

@@ -30,6 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(folder, hidden_size=64, intermediate_size=96)
 
 
+@pytest.mark.variants(2)
 @kinds
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_answers_are_equal_alone_together_chunked_and_preempted(

@@ -58,6 +58,7 @@ def check(driver: Driver, due: dict[int, tuple[Case, int]]) -> None:
         assert driver.logprobs(request_id) == pytest.approx(rest.logprobs, abs=2e-4)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("mode", each(MODES))
 def test_prompt_logprobs_match_reference(folder: Path, mode: dict[str, Any]) -> None:
     driver = Driver(folder, block_size=16, **mode)
@@ -86,6 +87,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(("mode", "config"), PAIRS)
 def test_prompt_logprobs_any_engine_setting_matches_reference(
     mode: dict[str, Any], config: dict[str, Any]

@@ -56,6 +56,7 @@ def answers(driver: Driver, together: bool) -> list[list[int]]:
     return [driver.tokens(request) for request in ids]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_equal_alone_together_chunked_and_preempted(
     model: Path, kind: Quantization

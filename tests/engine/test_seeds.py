@@ -68,6 +68,7 @@ def alone(checkpoint: Path, dtype: str) -> list[list[int]]:
     return answers
 
 
+@pytest.mark.variants(2)
 @modes
 def test_seeded_requests_in_batch_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
@@ -80,6 +81,7 @@ def test_seeded_requests_in_batch_equal_alone(
     assert [driver.tokens(i) for i in reversed(again)] == alone
 
 
+@pytest.mark.variants(2)
 @modes
 def test_seeded_requests_after_preemption_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
@@ -122,6 +124,7 @@ def test_banned_sequences_after_preemption_never_occur(
             assert not found, sequence
 
 
+@pytest.mark.variants(2)
 @modes
 def test_seeded_requests_among_aborts_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]

@@ -154,6 +154,7 @@ async def test_killed_engine_ends_every_stream_with_error(
     note(record_property, "process_exited_after", exited - killed, GONE_S)
 
 
+@pytest.mark.slow
 async def test_engine_killed_while_loading_ends_server(llama: Path) -> None:
     with starting(llama) as server:
         server.wait_for("listening on")
@@ -450,6 +451,7 @@ def test_sigterm_while_loading_exits_cleanly(loading: Server, record_property: R
     assert "Traceback" not in loading.log
 
 
+@pytest.mark.slow
 async def test_socket_files_are_removed_before_engine_is_ready(
     llama: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +493,7 @@ def test_signal_during_start_leaves_no_engine_or_files(number: signal.Signals, l
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_invalid_chat_template_leaves_no_engine_or_files(llama: Path, tmp_path: Path) -> None:
     template = tmp_path / "broken.jinja"
     template.write_text("{% if %}")

@@ -227,6 +227,7 @@ async def suffer(running: Service, scenario: str) -> list[int]:
         return await SCENARIOS[scenario](running.served)
 
 
+@pytest.mark.variants(18)
 @pytest.mark.parametrize("scenario", [s if s != "preempted" else SLOWLY for s in SCENARIOS])
 @pytest.mark.parametrize("seam", OF_A_REQUEST, ids=named)
 async def test_fault_in_one_request_fails_only_that_request(

@@ -48,6 +48,7 @@ def git(root: Path, *arguments: str) -> list[str]:
     return subprocess.check_output(command, cwd=root, text=True).splitlines()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", WINGS)
 def test_delete_removes_a_wing_and_no_other_line(tree: Path, name: str) -> None:
     deleted = delete(tree, name)

@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
+from tests.support import gguf_converted as by_converter
+
 NORMAL, CONTROL, BYTE = 1, 3, 6
 # The config's key -> the method of GGUFWriter that stores it.
 SETTINGS = {
@@ -58,12 +60,14 @@ def write_gguf(
     *,
     weights: bool = True,
     others: Mapping[str, str] | None = None,
+    is_old: bool = False,
     **more: Any,
 ) -> Path:
     """Write the checkpoint in `folder` as a GGUF file whose matrices are of `kind`.
 
-    `others` are the kinds of matrices that differ, by a part of their names. `more` are settings of
-    the tokenizer. Its vocabulary is GPT-2's bytes and made-up tokens.
+    `others` are the kinds of matrices that differ, by a part of their names. `is_old` is whether
+    the file is one of DeepSeek from before April 2025. `more` are settings of the tokenizer. Its
+    vocabulary is GPT-2's bytes and made-up tokens.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
@@ -72,7 +76,12 @@ def write_gguf(
         config["num_key_value_heads"] = [heads * (kind != "conv") for kind in config["layer_types"]]
     if architecture == "lfm2moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if architecture == "gemma4":
+    original = config
+    if architecture in GRANITES:
+        config = by_converter.granite_config(writer, config)
+    elif architecture == "deepseek2":
+        config = by_converter.latent_config(writer, config, is_old=is_old)
+    elif architecture == "gemma4":
         config = gemma4_settings(writer, config)
     for key, method in SETTINGS.items():
         if config.get(key) is not None:
@@ -97,6 +106,10 @@ def write_gguf(
     tensors = stacked(tensors_of(folder))
     if architecture in DELTAS:
         tensors = delta_tensors(tensors, architecture, config)
+    elif architecture in GRANITES:
+        tensors = by_converter.granite_tensors(tensors, original)
+    elif architecture == "deepseek2":
+        tensors = by_converter.latent_tensors(tensors, original, is_old=is_old)
     for name, tensor in tensors.items() if weights else ():
         # The converter gives the bias of LFM2's experts an ending, and Mixtral's names to them.
         known = name.replace(".expert_bias", ".expert_bias.bias")
@@ -110,7 +123,7 @@ def write_gguf(
         assert stored, name
         found = converted(name, tensor, architecture, config)
         own = next((other for part, other in (others or {}).items() if part in stored), kind)
-        always_plain = ("norm.weight", "shared_expert_gate.weight", "conv1d.weight")
+        always_plain = ("norm.weight", "shared_expert_gate.weight", "conv1d.weight", "A_log", ".D")
         is_matrix = found.ndim > 1 and not name.endswith(always_plain)
         add_tensor(writer, stored, found, own if is_matrix else "F32")
     writer.write_header_to_file()
@@ -218,6 +231,7 @@ def delta_tensors(
 
 
 DELTAS = ("qwen3next", "qwen35", "qwen35moe")
+GRANITES = ("granite", "granitemoe", "granitehybrid")
 
 
 def add_scaling(

@@ -461,19 +461,23 @@ EQUALITIES: Sequence[Equality] = (
 )
 
 
-# A model that mostly consists of tested parts proves these in each run; the rest is slow.
+# Each model proves these in each run. The rest is slow: a model mostly consists of parts that
+# other models test.
 FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
 
 
 def golden_tests(
     cases: Sequence[Case],
     equalities: Sequence[Equality] = EQUALITIES,
-    quick: Sequence[Equality] = EQUALITIES,
+    quick: Sequence[Equality] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test(golden, equality) for every pair; add features_matter if the case lists any.
 
-    Equalities that are not `quick` run in `make test-slow`.
+    Equalities that are not `quick` run in `make test-slow`. By default `quick` has FEW of
+    EQUALITIES, and all others.
     """
+    if quick is None:
+        quick = [each for each in equalities if each in FEW or each not in EQUALITIES]
     return every_pair("golden", cases, equalities, features_matter, quick)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.support import tiny_gemma4
+from tests.support import tiny_gemma4, tiny_granite, tiny_latent
 from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, TOKENS, WIDTH, write_tiny
 
 ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
@@ -297,6 +297,50 @@ def gemma4_cases() -> dict[str, TinyCase]:
     }
 
 
+def granite_cases() -> dict[str, TinyCase]:
+    """Return Granite 4 with experts, with positions, and with other multipliers."""
+    settings, tensors = tiny_granite.experts()
+    changes: dict[str, dict[str, Any]] = {
+        "positions": {f"{ROPE}finetuned": True},
+        "default positions": {f"{ROPE}finetuned": None},
+        "no scales": dict.fromkeys(("embedding_scale", "residual_scale", "logit_scale"), 0.0),
+        "default scale": {"attention.scale": None},
+        "other epsilon": {"attention.layer_norm_rms_epsilon": 0.1},
+    }
+    found = {f"granitehybrid: {case}": TinyCase("granitehybrid", c) for case, c in changes.items()}
+    head = {"output.weight": (len(TOKENS), HIDDEN)}
+    biases = {"blk.1.attn_q.bias": (HIDDEN,), "blk.1.attn_output.bias": (HIDDEN,)}
+    return found | {
+        "granitehybrid: experts": TinyCase("granitehybrid", settings, tensors),
+        "granitehybrid: head": TinyCase("granitehybrid", {}, head),
+        "granitehybrid: biases": TinyCase("granitehybrid", {}, biases),
+    }
+
+
+def latent_cases() -> dict[str, TinyCase]:
+    """Return DeepSeek-V3 and V2 with other routing, old weights, and yarn."""
+    v2, without_bias = tiny_latent.of_v2()
+    log = f"{ROPE}yarn_log_multiplier"
+    groups = {"expert_group_count": 2, "expert_group_used_count": 1}
+    changes: dict[str, dict[str, Any]] = {
+        "groups": groups,
+        "not renormalised": {"expert_weights_norm": None},
+        "no scale": {"expert_weights_scale": None},
+        "three experts": {"expert_used_count": 3},
+        "yarn": YARN | {log: 0.1},
+        "yarn, other scale": YARN | {log: 0.07},
+        "other base": {"rope.freq_base": 5e5},
+    }
+    found = {f"deepseek2: {case}": TinyCase("deepseek2", each) for case, each in changes.items()}
+    return found | {
+        "deepseek2: of V2": TinyCase("deepseek2", v2, without_bias),
+        "deepseek2: open of V2": TinyCase(
+            "deepseek2", v2 | {"expert_gating_func": None}, without_bias
+        ),
+        "deepseek2: whole weights": TinyCase("deepseek2", *tiny_latent.old()),
+    }
+
+
 def layer_cases() -> dict[str, TinyCase]:
     found = {}
     for name in (*ROTATING, "gpt2"):
@@ -317,6 +361,8 @@ CASES = (
     | optional_tensor_cases()
     | layer_cases()
     | gemma4_cases()
+    | granite_cases()
+    | latent_cases()
 )
 
 

@@ -185,7 +185,7 @@ def conv(channels: int, width: int, *, bias: bool, silu: bool) -> Operation:
     return Operation(
         ragged=1,
         inputs=inputs,
-        state=(channels, width - 1),
+        state=(width - 1, channels),
         state_dtype=None,
         call=call,
         exact=exact,

@@ -43,10 +43,10 @@ def settings_of(slides: Sequence[bool] = SLIDES) -> dict[str, Any]:
     }
 
 
-def shapes_of() -> Shapes:
+def shapes_of(vocabulary: int = VOCABULARY) -> Shapes:
     """Return the tensors of a dense model. In global layers, keys are values."""
     shapes: Shapes = {
-        "token_embd.weight": (VOCABULARY, HIDDEN),
+        "token_embd.weight": (vocabulary, HIDDEN),
         "output_norm.weight": (HIDDEN,),
         "rope_freqs.weight": FACTORS,
     }

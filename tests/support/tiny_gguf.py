@@ -9,13 +9,14 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.support import tiny_gemma4
+from tests.support import tiny_gemma4, tiny_granite, tiny_latent
 
 ARCHITECTURES = (
     *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
     *("olmo2", "command-r", "cohere2", "gpt2", "glm4", "exaone4", "starcoder2", "stablelm"),
-    *("lfm2", "lfm2moe", "gemma4"),
+    *("lfm2", "lfm2moe", "gemma4", "granitehybrid", "deepseek2"),
 )
+OTHERS = {"gemma4": tiny_gemma4, "granitehybrid": tiny_granite, "deepseek2": tiny_latent}
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
 LAYERS = {"gemma2": 4, "gemma4": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
 HYBRIDS = ("lfm2", "lfm2moe")  # their second layer attends
@@ -59,8 +60,8 @@ EXPERT_MATRICES = {
 
 def settings_of(architecture: str) -> dict[str, Any]:
     """Return the architecture's settings, without its name."""
-    if architecture == "gemma4":
-        return tiny_gemma4.settings_of()
+    if architecture in OTHERS:
+        return OTHERS[architecture].settings_of()
     settings: dict[str, Any] = {
         "block_count": LAYERS.get(architecture, 2),
         "context_length": 256,
@@ -122,8 +123,8 @@ def tokenizer_of(tokens: Mapping[str, int] | None = None) -> dict[str, Any]:
 
 def shapes_of(architecture: str, layers: int) -> dict[str, Any]:
     """Return the shape of each tensor by its name, or a list of its numbers."""
-    if architecture == "gemma4":
-        return tiny_gemma4.shapes_of()
+    if architecture in OTHERS:
+        return OTHERS[architecture].shapes_of(len(TOKENS))
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (len(TOKENS), HIDDEN)}
     if architecture == "gpt2":
         shapes["position_embd.weight"] = (256, HIDDEN)

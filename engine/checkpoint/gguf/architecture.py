@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 
-from engine.checkpoint.gguf import delta, gemma4
+from engine.checkpoint.gguf import delta, gemma4, granite, latent
 from engine.checkpoint.gguf.families import GEMMAS
+from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
+from engine.checkpoint.gguf.latent import LATENT
 from engine.checkpoint.gguf.settings import DELTAS
 
 LLAMA_NAMES = {
@@ -79,15 +81,23 @@ NAMES = {
     "lfm2": LFM2_NAMES,
     "lfm2moe": LFM2_NAMES,
     "olmo2": OLMO2_NAMES,
+    **dict.fromkeys(("granitemoe", GRANITE), LLAMA_NAMES | granite.NAMES),
+    LATENT: QWEN2_MOE_NAMES | latent.NAMES,
     "qwen2moe": QWEN2_MOE_NAMES,
     "stablelm": STABLELM_NAMES,
     "starcoder2": STARCODER2_NAMES,
 }
 # Tensors that are no weight of a module in a checkpoint.
 WHOLE_NAMES = {
-    "exp_probs_b.bias": "feed_forward.expert_bias",
-    **delta.WHOLE_NAMES,
-    **gemma4.WHOLE_NAMES,
+    "lfm2moe": {"exp_probs_b.bias": "feed_forward.expert_bias"},
+    gemma4.GEMMA4: gemma4.WHOLE_NAMES,
+    GRANITE: granite.WHOLE_NAMES,
+    LATENT: latent.WHOLE_NAMES,
+    **dict.fromkeys(DELTAS, delta.WHOLE_NAMES),
+}
+JOINED = {
+    **dict.fromkeys(("granitemoe", GRANITE), granite.JOINED),
+    LATENT: latent.JOINED,
 }
 BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+)")
 
@@ -98,9 +108,9 @@ def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     `number` is that of an expert or a head, of a tensor that has all of them.
     """
     names = NAMES.get(architecture, LLAMA_NAMES)
-    whole = BLOCK.fullmatch(name)
-    if whole and whole[2] in WHOLE_NAMES:
-        return f"model.layers.{whole[1]}.{WHOLE_NAMES[whole[2]]}"
+    whole, whole_names = BLOCK.fullmatch(name), WHOLE_NAMES.get(architecture, {})
+    if whole and whole[2] in whole_names:
+        return f"model.layers.{whole[1]}.{whole_names[whole[2]]}"
     base, _, ending = name.rpartition(".")
     block = BLOCK.fullmatch(base)
     known = names.get(block[2] if block else base)
@@ -111,6 +121,18 @@ def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     return f"{blocks}.{block[1]}.{known}.{ending}" if block else f"{known}.{ending}"
 
 
+def joined_names(name: str, architecture: str) -> tuple[str, ...]:
+    """Return the names of the tensors that are one in a checkpoint, together with this one.
+
+    The checkpoint's name is that of the first. Of a tensor that is whole in both, return none.
+    """
+    block = BLOCK.fullmatch(name.removesuffix(".weight"))
+    for parts in JOINED.get(architecture, {}).values() if block else ():
+        if block and block[2] in parts:
+            return tuple(f"blk.{block[1]}.{part}.weight" for part in parts)
+    return ()
+
+
 def stored_offset(name: str, architecture: str) -> float:
     """Return what the converter has added to the tensor."""
     has_offset = architecture in (*GEMMAS, *DELTAS) and not name.endswith(".ssm_norm.weight")
@@ -118,6 +140,10 @@ def stored_offset(name: str, architecture: str) -> float:
 
 
 def is_transposed(name: str, architecture: str) -> bool:
-    """Return whether a Hugging Face checkpoint stores the transposed tensor: GPT-2's Conv1D."""
+    """Return whether a checkpoint stores the transposed tensor: GPT-2's Conv1D, or keys' weights.
+
+    Those expand DeepSeek's latents.
+    """
     matrices = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
-    return architecture == "gpt2" and name.endswith(matrices)
+    of_gpt2 = architecture == "gpt2" and name.endswith(matrices)
+    return of_gpt2 or name.endswith(".attn_k_b.weight")

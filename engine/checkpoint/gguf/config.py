@@ -9,6 +9,8 @@ from typing import Any
 from engine.checkpoint.gguf.end_tokens import token_id
 from engine.checkpoint.gguf.families import GEMMAS, WINDOW, check_positive, family_config
 from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH, proportional, tensors_config
+from engine.checkpoint.gguf.granite import GRANITE
+from engine.checkpoint.gguf.latent import LATENT, MULTIPLIER, latent_config
 from engine.checkpoint.gguf.settings import (
     CLASSES,
     COMPUTED,
@@ -78,15 +80,19 @@ def config_of(
     config["attention_bias"] = has_bias(tensors, (*ATTENTION, "attn_output"))
     config["mlp_bias"] = has_bias(tensors, MLP)
     config |= _rotary(name, own, factors)
-    if name in ("starcoder2", "stablelm"):
-        config |= _bias_keys(name, own, tensors)
+    if name in ("starcoder2", "stablelm", GRANITE, LATENT):
+        config |= _keys_of_tensors(name, own, tensors)
     if name == GEMMA4:
         config |= tensors_config(own, vocab_size, tensors)
     return config | family_config(name, own)
 
 
-def _bias_keys(name: str, own: Settings, tensors: Collection[str]) -> dict[str, Any]:
-    """Return what the tensors say of models whose biases and norms have keys of their own."""
+def _keys_of_tensors(name: str, own: Settings, tensors: Collection[str]) -> dict[str, Any]:
+    """Return what the tensors say of models whose biases, norms or experts have their own keys."""
+    if name == LATENT:
+        return latent_config(name, own, tensors)
+    if name == GRANITE:
+        return {"mamba_conv_bias": has_bias(tensors, ("ssm_conv1d",))}
     if name == "starcoder2":
         return {"use_bias": True}
     return {
@@ -157,6 +163,11 @@ def _scaling(
             f"The GGUF file has {name}.rope.scaling.type = {kind!r:.99}, which is not served; "
             "served are 'none', 'linear' and 'yarn'."
         )
+    if name == LATENT and kind == "linear" and factor != 1:
+        raise ConfigError(
+            f"The GGUF file has {name}.rope.scaling.type = 'linear', for which llama.cpp scales "
+            "attention as for yarn. Penstock serves yarn for these models."
+        )
     if kind == "yarn":
         return _yarn(name, own, factor, attention_factor, factors)
     factor = factor if kind == "linear" else 1.0
@@ -199,6 +210,11 @@ def _yarn(
         "attention_factor": (growth + 1) * attention_factor,
         "original_max_position_embeddings": _original_length(own),
     }
+    if name == LATENT:
+        multiplier = own.get(MULTIPLIER) or 0.0
+        check_positive(name, {MULTIPLIER: multiplier} if multiplier else {})
+        del found["attention_factor"]  # by both of these; without them it is that of yarn
+        return found | dict.fromkeys(("mscale", "mscale_all_dim"), multiplier / 0.1)
     if name != "mistral3":
         return found
     given = {key: own[key] for key in YARN if own.get(key)}

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.checkpoint.gguf.delta import head_sizes, recurrent_layers
 from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_config
+from engine.checkpoint.gguf.granite import GRANITE, SCALES, granite_config, granite_scales
 from engine.checkpoint.gguf.hybrids import lfm2_config
 from engine.checkpoint.gguf.settings import (
     EXAONE_LAYERS,
@@ -133,6 +134,11 @@ def _mistral_config(name: str, own: Settings) -> dict[str, Any]:
     return {"architectures": ["Ministral3ForCausalLM"], "sliding_window": None}
 
 
+def _granite_config(name: str, own: Settings) -> dict[str, Any]:
+    check_positive(name, {key: own[key] for key in SCALES.values() if own.get(key)})
+    return granite_config(name, own) if name == GRANITE else granite_scales(name, own)
+
+
 def check_positive(name: str, values: Settings) -> None:
     for key, value in values.items():
         if type(value) not in (int, float) or not 0 < value < math.inf:
@@ -179,4 +185,5 @@ FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "stablelm": _stablelm_config,
     "lfm2": lfm2_config,
     "lfm2moe": lfm2_config,
+    **dict.fromkeys(("granite", "granitemoe", GRANITE), _granite_config),
 }

@@ -21,6 +21,7 @@ from engine.checkpoint.gguf.config import config_of
 from engine.checkpoint.gguf.delta import without_drafter
 from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.header import read_floats, read_header
+from engine.checkpoint.gguf.latent import latent_notes
 from engine.checkpoint.gguf.parts import name_of, present_parts
 from engine.checkpoint.gguf.sampling import sampling_of
 from engine.checkpoint.gguf.settings import notes_on, own_settings
@@ -83,7 +84,12 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
             "eos_token_id": ends,
             **sampling,
         },
-        NOTES: [*tokenizer_notes(settings), *notes_on(settings), *ignored],
+        NOTES: [
+            *tokenizer_notes(settings),
+            *notes_on(settings),
+            *latent_notes(settings, tensors),
+            *ignored,
+        ],
         "config.json": config | {"eos_token_id": ends},
     }
     try:

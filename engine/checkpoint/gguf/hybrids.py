@@ -67,14 +67,16 @@ def lfm2_config(name: str, own: Settings) -> dict[str, Any]:
     }
 
 
-def lfm2_block(name: str, own: Settings, plain: dict[str, Shape], number: int) -> dict[str, Shape]:
-    """Return the tensors of block `number` without their block's name, from those of Llama's."""
+def lfm2_block(
+    name: str, own: Settings, plain: dict[str, Shape], number: int
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Return the tensors that block `number` must have, and those it may, from those of Llama's."""
     hidden = own["embedding_length"]
     width = own["attention.key_length"]
     parts = {
-        f"{part}.weight": shape
+        part: shape
         for part, shape in plain.items()
-        if not (own[RECURRENT][number] and part.startswith("attn_") and part != "attn_norm")
+        if not (own[RECURRENT][number] and part.startswith("attn_") and part != "attn_norm.weight")
     }
     if own[RECURRENT][number]:
         parts["shortconv.conv.weight"] = (hidden, own[L_CACHE])
@@ -83,14 +85,15 @@ def lfm2_block(name: str, own: Settings, plain: dict[str, Shape], number: int) -
     else:
         parts |= dict.fromkeys(("attn_q_norm.weight", "attn_k_norm.weight"), (width,))
     if name == "lfm2" or number < own[LEADING_DENSE]:
-        return parts
+        return parts, {}
     count, inner = own["expert_count"], own["expert_feed_forward_length"]
     for part in ("ffn_gate", "ffn_up", "ffn_down"):
         del parts[f"{part}.weight"]
-    return parts | {
+    parts |= {
         "ffn_gate_inp.weight": (count, hidden),
         "exp_probs_b.bias": (count,),
         "ffn_gate_exps.weight": (count, inner, hidden),
         "ffn_up_exps.weight": (count, inner, hidden),
         "ffn_down_exps.weight": (count, hidden, inner),
     }
+    return parts, {}

@@ -8,6 +8,7 @@ from engine.checkpoint.gguf.delta import ENDINGS, RATE_NAMES, head_sizes
 from engine.checkpoint.gguf.settings import DELTAS, Settings
 from engine.errors import ConfigError
 
+PAIRED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid")  # rows of queries and keys
 TILED = ("qwen35", "qwen35moe")  # value heads of these
 
 
@@ -19,7 +20,7 @@ def row_order(name: str, architecture: str, own: Settings, rows: int) -> torch.T
     """
     if architecture in DELTAS:
         return _value_order(name, architecture, own)
-    if architecture not in ("llama", "mistral3"):
+    if architecture not in PAIRED:
         return None
     keys = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
     key = next((key for part, key in keys.items() if part in name), None)

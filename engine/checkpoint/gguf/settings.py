@@ -10,8 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.checkpoint.gguf import gemma4
+from engine.checkpoint.gguf import gemma4, granite, latent
 from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH
+from engine.checkpoint.gguf.granite import GRANITE
+from engine.checkpoint.gguf.latent import LATENT
 from engine.errors import ConfigError
 
 Settings = Mapping[str, Any]
@@ -38,6 +40,10 @@ CLASSES = {
     "qwen3next": "Qwen3_5MoeForCausalLM",  # the same computation; see delta.py
     "qwen35": "Qwen3_5ForCausalLM",
     "qwen35moe": "Qwen3_5MoeForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    GRANITE: "GraniteMoeHybridForCausalLM",
+    LATENT: "DeepseekV3ForCausalLM",  # or V2, by how experts are scored
 }
 COUNTS = (
     "block_count",
@@ -65,7 +71,7 @@ EXPERTS = ("expert_count", "expert_used_count")
 EXPERT_SIZES = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 DELTAS = ("qwen3next", "qwen35", "qwen35moe")
 MIXTURES = ("qwen2moe", "qwen3next", "qwen35moe")  # each layer also has a shared expert
-WITH_EXPERTS = (*MIXTURES, "lfm2moe")
+WITH_EXPERTS = (*MIXTURES, "lfm2moe", "granitemoe", GRANITE, LATENT)
 RECURRENT_LAYERS = "attention.recurrent_layers"  # llama.cpp's key for DELTAS
 SSM = (
     "ssm.conv_kernel",
@@ -86,7 +92,7 @@ ROTATED = "rope.dimension_count"
 PARTLY_ROTATED = ("glm4", "stablelm", *DELTAS)  # others rotate whole heads
 EXAONE_LAYERS = 64  # of the model with windows
 KV_HEADS = "attention.head_count_kv"
-HYBRIDS = ("lfm2", "lfm2moe")  # a layer without key/value heads is recurrent
+HYBRIDS = ("lfm2", "lfm2moe", GRANITE)  # a layer without key/value heads is recurrent
 RECURRENT = "recurrent"  # whether each layer is; `own_settings` adds this list for HYBRIDS
 L_CACHE = "shortconv.l_cache"
 LEADING_DENSE, ROUTING = "leading_dense_block_count", "expert_gating_func"
@@ -101,6 +107,10 @@ NEEDED = {
     "qwen35": SSM,
     "qwen35moe": (*SSM, *EXPERTS),
     GEMMA4: gemma4.NEEDED,
+    "granite": ("logit_scale",),
+    "granitemoe": (*EXPERTS, "logit_scale"),
+    GRANITE: SSM,
+    LATENT: (*EXPERTS, EXPERT_SIZES[0], *latent.NEEDED),
 }
 KEY_WIDTHS = ("attention.key_length", SLIDING_WIDTH)
 # Of the models in engine/models.
@@ -131,6 +141,11 @@ COMPUTED = {
     "stablelm": (*ALL, *ROPE, LAYER_NORM, ROTATED, PARALLEL),
     "lfm2": (*ALL, *ROPE, RMS, L_CACHE),
     "lfm2moe": (*ALL, *ROPE, RMS, L_CACHE, *EXPERTS, EXPERT_SIZES[0], LEADING_DENSE, ROUTING),
+    # Without recurrent layers, a file of Granite 4 has sizes of these that llama.cpp does not read.
+    "granite": (*ALL, *ROPE, RMS, *granite.KEYS, *SSM, EXPERT_SIZES[1]),
+    "granitemoe": (*ALL, *ROPE, RMS, *granite.KEYS, *EXPERTS),
+    GRANITE: (*ALL, *ROPE, RMS, *SSM, *EXPERTS, EXPERT_SIZES[1], *granite.KEYS),
+    LATENT: (*ALL, RMS, *EXPERTS, *latent.KEYS),
     **dict.fromkeys(DELTAS, (*ALL, *ROPE, RMS, ROTATED, *SSM, RECURRENT_LAYERS, *DELTA_KEYS)),
 }
 # No value of these changes a number, in llama.cpp or here.
@@ -220,16 +235,21 @@ def own_settings(settings: Settings) -> dict[str, Any]:
         needed += gemma4.NEEDED_OF_EXPERTS
     if missing := [key for key in needed if key not in own]:
         raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
+    if name == GRANITE:
+        granite.take_experts(own)
     recurrent = _take_recurrent(start, own) if name in HYBRIDS else []
     lists = gemma4.take_lists(own) if name == GEMMA4 else None
     for key in PER_LAYER:
         if isinstance(own.get(key), list):
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
-    if name in DELTAS:
+    if name in (*DELTAS, LATENT):
         own["block_count"] -= _drafting_layers(start, own)
     original = "rope.scaling.original_context_length"
     experts = (*EXPERTS, *EXPERT_SIZES) if has_experts else ()
-    sizes = (*experts, *(SSM if name in DELTAS else ()))
+    sizes = (*experts, *(SSM if name in (*DELTAS, GRANITE) else ()))
+    if name == LATENT:
+        latent.check_routing(own)
+        sizes += latent.SIZES
     for key in (*COUNTS, "attention.head_count_kv", *KEY_WIDTHS, original, *sizes):
         _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):

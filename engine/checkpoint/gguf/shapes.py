@@ -9,12 +9,13 @@ from typing import NamedTuple
 from engine.checkpoint.gguf.delta import ENDINGS, delta_parts, recurrent_layers
 from engine.checkpoint.gguf.fused import qkv_apart, with_fused_experts
 from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_shapes
+from engine.checkpoint.gguf.granite import GRANITE, granite_block
 from engine.checkpoint.gguf.header import Header, StoredTensor
 from engine.checkpoint.gguf.hybrids import lfm2_block
 from engine.checkpoint.gguf.kinds import KINDS
+from engine.checkpoint.gguf.latent import LATENT, latent_block
 from engine.checkpoint.gguf.settings import (
     DELTAS,
-    HYBRIDS,
     MIXTURES,
     Settings,
     architecture_of,
@@ -37,6 +38,12 @@ BIASED = {
 }
 # Parts that some models have, in all blocks.
 SOMETIMES = {"stablelm": ("ffn_norm", "attn_q_norm", "attn_k_norm")}
+# Architectures whose blocks differ, and what computes the tensors of each block.
+BLOCKS = {
+    **dict.fromkeys(("lfm2", "lfm2moe"), lfm2_block),
+    **dict.fromkeys(("granitemoe", GRANITE), granite_block),
+    LATENT: latent_block,
+}
 HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
 
@@ -81,18 +88,20 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         required["output.weight"] = (vocab_size, hidden)
     elif name not in TIED:
         optional["output.weight"] = (vocab_size, hidden)
-    if name in ("llama", "mistral3", "exaone4"):
+    if name in ("llama", "mistral3", "exaone4", "granite"):
         optional[ROPE_FACTORS] = (own["attention.key_length"] // 2,)
     if name == "gpt2":
         required["position_embd.weight"] = (own["context_length"], hidden)
     if name in BIASED_NORMS:
         required["output_norm.bias"] = (hidden,)
-    if name in HYBRIDS:
+    if name in ("lfm2", "lfm2moe"):
         required["token_embd_norm.weight"] = required.pop("output_norm.weight")
-        plain, _ = _block(name, own)
+    if name in BLOCKS:
+        plain = {f"{part}.weight": shape for part, shape in _block(name, own)[0].items()}
         for number in range(own["block_count"]):
-            parts = lfm2_block(name, own, plain, number)
-            required |= {f"blk.{number}.{part}": shape for part, shape in parts.items()}
+            needed, others = BLOCKS[name](name, own, plain, number)
+            required |= {f"blk.{number}.{part}": shape for part, shape in needed.items()}
+            optional |= {f"blk.{number}.{part}": shape for part, shape in others.items()}
         return Shapes(required, optional)
     of_block, with_bias = _gpt2_block(own) if name == "gpt2" else _block(name, own)
     always = {"gpt2": tuple(of_block), **BIASED}.get(name, ())
@@ -168,7 +177,7 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         parts |= _experts(own)
     if name in DELTAS:
         return parts, ()
-    return parts, (*ATTENTION, "attn_output", *MLP) if name == "llama" else ATTENTION
+    return parts, (*ATTENTION, "attn_output", *MLP) if name in ("llama", "granite") else ATTENTION
 
 
 def _experts(own: Settings) -> dict[str, Shape]:

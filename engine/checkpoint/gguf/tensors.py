@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from engine.checkpoint.gguf.architecture import (
     is_transposed,
+    joined_names,
     stored_offset,
     tensor_name,
 )
@@ -29,7 +31,7 @@ from engine.checkpoint.gguf.shapes import (
     split_parts,
 )
 from engine.errors import ConfigError
-from engine.ops.quantize import GROUP, Codes, CodesForm
+from engine.ops.quantize import GROUP, Codes, CodesForm, common_form, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,40 @@ class GGUFTensor:
         return found.t() if self.transposed else found
 
 
-def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
+@dataclass(frozen=True, slots=True)
+class StackedTensor:
+    """Tensors whose rows follow each other in one tensor of the checkpoint.
+
+    Of its `shape`, -1 is as many as there are.
+    """
+
+    parts: tuple[GGUFTensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def file(self) -> Path:
+        return self.parts[0].file
+
+    @property
+    def kind(self) -> str:
+        return self.parts[0].kind
+
+    @property
+    def form(self) -> CodesForm | None:
+        """How `codes` keeps the tensors together; None if it cannot."""
+        known = [part.form for part in self.parts if part.form is not None]
+        return common_form(known) if len(known) == len(self.parts) else None
+
+    def codes(self) -> Codes:
+        """Return the codes of all rows, of parts that have a form each."""
+        return stacked([part.codes() for part in self.parts])
+
+    def read(self) -> torch.Tensor:
+        """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
+        return torch.cat([part.read() for part in self.parts]).reshape(self.shape)
+
+
+def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]:
     """Return the tensors of a model by name, without their numbers. The first file has settings.
 
     Raises ConfigError if a file is damaged or a tensor is in two files.
@@ -93,11 +128,15 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
     headers = [read_header(file) for file in files]
     settings = headers[0].settings
     architecture, own = architecture_of(settings), own_settings(settings)
-    found: dict[str, GGUFTensor] = {}
+    found: dict[str, GGUFTensor | StackedTensor] = {}
     tensors = without_drafter(all_tensors(headers), own)
     tensors = checked_tensors(settings, len(tokens_of(settings)), tensors)
     for name, stored in (tensors | absent_biases(architecture, tensors)).items():
         if name == ROPE_FACTORS:  # they became settings of config.json
+            continue
+        if joined := joined_names(name, architecture):
+            if name == joined[0]:
+                found[tensor_name(name, architecture)] = _stacked(tensors, joined, architecture)
             continue
         if architecture in DELTAS and f".{RATES}." in name:
             for rate, rows in rows_of_rates(own).items():
@@ -108,16 +147,7 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
             found |= _gates_and_ups(name, stored, architecture)
             continue
         order = row_order(name, architecture, own, stored.shape[0])
-        parts = [stored]
-        has_heads = name.endswith("_norm.weight") and len(stored.shape) == 2
-        if name.endswith(f"{STACKED}.weight") or has_heads:
-            parts = split_parts(stored)
-        elif name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix with one row
-            parts = [replace(stored, shape=(1, stored.shape[-1]))]
-        elif name.endswith((".shortconv.conv.weight", ".ssm_conv1d.weight")):  # channels are apart
-            channels, width = stored.shape[-2:]
-            parts = [replace(stored, shape=(channels, 1, width))]
-        for number, part in enumerate(parts):
+        for number, part in enumerate(_in_form(name, stored)):
             found[tensor_name(name, architecture, number)] = GGUFTensor(
                 part,
                 order,
@@ -129,17 +159,57 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor]:
     return found
 
 
-def _gates_and_ups(name: str, stored: StoredTensor, architecture: str) -> dict[str, GGUFTensor]:
-    """Return the gate and the up of each expert, of a tensor with those of all."""
+def _gates_and_ups(
+    name: str, stored: StoredTensor, architecture: str
+) -> dict[str, GGUFTensor | StackedTensor]:
+    """Return the gate and the up of each expert, of a tensor with those of all.
+
+    They stay together if a checkpoint of the architecture has them so.
+    """
     experts, outputs, inputs = stored.shape
-    found: dict[str, GGUFTensor] = {}
-    for number, half in enumerate(
-        split_parts(replace(stored, shape=(2 * experts, outputs // 2, inputs)))
-    ):
-        part = name.replace(GATE_UP, GATE_AND_UP[number % 2])
-        renamed = tensor_name(part, architecture, number // 2)
-        found[renamed] = GGUFTensor(half, None, 0.0, transposed=False)
-    return found
+    halves = split_parts(replace(stored, shape=(2 * experts, outputs // 2, inputs)))
+    tensors = [GGUFTensor(half, None, 0.0, transposed=False) for half in halves]
+    gate, up = (name.replace(GATE_UP, part) for part in GATE_AND_UP)
+    if joined_names(gate, architecture):
+        joined = StackedTensor(tuple(tensors), (experts, -1, inputs))
+        return {tensor_name(gate, architecture): joined}
+    return {
+        tensor_name((gate, up)[number % 2], architecture, number // 2): tensor
+        for number, tensor in enumerate(tensors)
+    }
+
+
+def _in_form(name: str, stored: StoredTensor) -> list[StoredTensor]:
+    """Return the tensor in the checkpoint's shape, or each expert's or head's part of it."""
+    is_vector = name.endswith((".ssm_a", ".ssm_d", ".ssm_norm.weight"))  # of groups, too
+    has_heads = name.endswith("_norm.weight") and len(stored.shape) == 2 and not is_vector
+    if name.endswith(f"{STACKED}.weight") or has_heads:
+        return split_parts(stored)
+    shape = stored.shape
+    if name.endswith(".ffn_gate_inp_shexp.weight"):  # a matrix with one row
+        shape = (1, shape[-1])
+    elif name.endswith((".shortconv.conv.weight", ".ssm_conv1d.weight")):  # channels are apart
+        channels, width = shape[-2:]
+        shape = (channels, 1, width)
+    elif is_vector:
+        shape = (math.prod(shape),)
+    return [replace(stored, shape=shape)]
+
+
+def _stacked(
+    tensors: Mapping[str, StoredTensor], names: Sequence[str], architecture: str
+) -> StackedTensor:
+    """Return the rows of these tensors as one, expert by expert or head by head."""
+    by_name = []
+    for name in names:
+        stored, turned = tensors[name], is_transposed(name, architecture)
+        pieces = split_parts(stored) if len(stored.shape) == 3 else [stored]
+        by_name.append([GGUFTensor(piece, None, 0.0, transposed=turned) for piece in pieces])
+    parts = tuple(part for parts in zip(*by_name, strict=True) for part in parts)
+    shapes = [part.stored.shape[::-1] if part.transposed else part.stored.shape for part in parts]
+    count, inputs = len(by_name[0]), shapes[0][1]
+    are_experts = names[0].endswith(f"{STACKED}.weight")
+    return StackedTensor(parts, (count, -1, inputs) if are_experts else (-1, inputs))
 
 
 def decode(stored: StoredTensor) -> torch.Tensor:

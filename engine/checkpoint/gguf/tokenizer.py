@@ -24,6 +24,7 @@ from engine.checkpoint.gguf.end_tokens import (
     token_id,
     tokens_of,
 )
+from engine.checkpoint.gguf.splits import DEEPSEEK_V2, DEEPSEEK_V3
 from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
 from engine.errors import ConfigError, listed
 
@@ -50,6 +51,8 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
     "qwen35": (QWEN35,),
     "tekken": (TEKKEN,),
+    "deepseek-llm": DEEPSEEK_V2,
+    "deepseek-v3": DEEPSEEK_V3,
 }
 SPLIT_OF_ARCHITECTURE = {
     "gpt2": "gpt-2",

@@ -265,7 +265,7 @@ class ConvCall(ctypes.Structure):
         ("weight", INT),  # address of [channels, width]
         ("bias", INT),  # address of [channels], or 0
         ("silu", INT),  # 1: applied to the sums
-        ("tails", INT),  # address of [slots + 1, channels, width - 1]
+        ("tails", INT),  # address of [slots + 1, width - 1, channels]
         ("out", INT),  # address of [tokens, channels]
     ]
 

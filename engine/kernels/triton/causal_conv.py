@@ -20,13 +20,22 @@ WIDTHS = (2, 3, 4)  # inputs in a sum
 
 @triton.jit
 def _inputs(
-    x_ptr, tail_ptr, token, first, end, stride, mask, BACK: tl.constexpr, WIDTH: tl.constexpr
+    x_ptr,
+    tail_ptr,
+    token,
+    first,
+    end,
+    stride,
+    channels,
+    mask,
+    BACK: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Load the inputs BACK tokens before each `token` [TOKENS, 1], from the tail before `first`."""
     place = token - BACK
     new = tl.load(x_ptr + place * stride, mask & (place >= first) & (token < end), 0.0)
     age = place - first + WIDTH - 1
-    old = tl.load(tail_ptr + age, mask & (place < first), 0.0)
+    old = tl.load(tail_ptr + age * channels, mask & (place < first), 0.0)
     return tl.where(place < first, old, new)
 
 
@@ -65,22 +74,22 @@ def _conv_kernel(
     else:
         end = tl.load(starts_ptr + run + 1)
         slot_size = channels.to(tl.int64) * (WIDTH - 1)
-        slots = tails_ptr + channel * (WIDTH - 1)
+        slots = tails_ptr + channel
         tail = slots + tl.load(reads_ptr + run) * slot_size
         taps = weight_ptr + channel * WIDTH
         for begin in range(first, end, TOKENS):
             token = begin + tl.arange(0, TOKENS)[:, None]
             inside = mask & (token < end)
-            last = _inputs(x_ptr, tail, token, first, end, stride, mask, 0, WIDTH)
-            second = _inputs(x_ptr, tail, token, first, end, stride, mask, 1, WIDTH)
+            last = _inputs(x_ptr, tail, token, first, end, stride, channels, mask, 0, WIDTH)
+            second = _inputs(x_ptr, tail, token, first, end, stride, channels, mask, 1, WIDTH)
             third = last
             fourth = last
             sums = tl.zeros([TOKENS, CHANNELS], tl.float32)
             if WIDTH > 3:
-                fourth = _inputs(x_ptr, tail, token, first, end, stride, mask, 3, WIDTH)
+                fourth = _inputs(x_ptr, tail, token, first, end, stride, channels, mask, 3, WIDTH)
                 sums += _weights(taps, mask, 3, WIDTH) * fourth.to(tl.float32)
             if WIDTH > 2:
-                third = _inputs(x_ptr, tail, token, first, end, stride, mask, 2, WIDTH)
+                third = _inputs(x_ptr, tail, token, first, end, stride, channels, mask, 2, WIDTH)
                 sums += _weights(taps, mask, 2, WIDTH) * third.to(tl.float32)
             sums += _weights(taps, mask, 1, WIDTH) * second.to(tl.float32)
             sums += _weights(taps, mask, 0, WIDTH) * last.to(tl.float32)
@@ -91,12 +100,12 @@ def _conv_kernel(
             tl.store(out_ptr + token * channels, sums.to(out_ptr.dtype.element_ty), inside)
             slot = tl.load(writes_ptr + token, token < end, 0)
             tl.debug_barrier()  # no thread writes a slot before all have read it
-            newest = slots + slot * slot_size + (WIDTH - 2)
+            newest = slots + slot * slot_size + (WIDTH - 2) * channels
             tl.store(newest, last, inside & (slot > 0))
             if WIDTH > 2:
-                tl.store(newest - 1, second, inside & (slot > 0))
+                tl.store(newest - channels, second, inside & (slot > 0))
             if WIDTH > 3:
-                tl.store(newest - 2, third, inside & (slot > 0))
+                tl.store(newest - 2 * channels, third, inside & (slot > 0))
 
 
 def convolve(

@@ -51,8 +51,11 @@ class Weight(LayerParameters):
         return 0 if self.packed is None else self.packed.nbytes
 
     def keep_codes(self, form: CodesForm | None) -> None:
-        """Keep the codes of the checkpoint, all parts in this form; None dequantises them."""
-        self.stored_form = form
+        """Keep the codes of the checkpoint, all parts in this form; None dequantises them.
+
+        So does a layer with a dtype of its own: no kernel multiplies its inputs with codes.
+        """
+        self.stored_form = form if self.dtype is None else None
 
     def load(self, name: str, target: Target, source: Source) -> None:
         if name != "weight" or self.stored_form is None:

@@ -87,6 +87,7 @@ async def test_top_k_beyond_the_allowed_tokens_keeps_no_banned_one(
     await check_explanation(demo, oracle, body | allowed | {"top_k": 40})
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("number", range(20))
 async def test_explained_answer_equals_the_reference(
     demo: Server, oracle: DrawOracle, number: int

@@ -126,6 +126,7 @@ def test_models_with_other_tokens_have_answers_and_no_distance(folder: Path) -> 
     assert all(len(entry["answers"]) == 2 for entry in document["prompts"])
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("models", "lines", "message"),
     [

@@ -200,6 +200,7 @@ ROWS = {
 }
 
 
+@pytest.mark.variants(15)
 @dtypes
 @pytest.mark.parametrize("kind", [None, noisy_scores, noisy_values])
 @pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)

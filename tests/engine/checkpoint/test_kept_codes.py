@@ -66,6 +66,7 @@ def check(model: Path, kind: str) -> None:
         assert entry.measured in (None, entry.planned), entry.name
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_codes_of_gguf_are_kept(kind: str, source: Path, tmp_path: Path) -> None:
     check(write_gguf(tmp_path / "model.gguf", source, "llama", kind), kind)
@@ -75,6 +76,7 @@ def test_codes_of_several_kinds_share_a_layer(source: Path, tmp_path: Path) -> N
     check(write_gguf(tmp_path / "model.gguf", source, "llama", "Q4_0", others=MIXED), "Q4_0")
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("source", [False], indirect=True, ids=["own head"])
 @pytest.mark.parametrize("name", KEPT)
 def test_codes_of_checkpoints_are_kept(name: str, source: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from engine.offline.demo_training.train import (
 )
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("stage", [2, 3, 4])
 def test_later_stage_keeps_the_tokenizer_and_changes_weights(tmp_path: Path, stage: int) -> None:
     copy_settings(FOLDER, tmp_path)

@@ -110,6 +110,7 @@ def test_answer_does_not_depend_on_preemptions(folder: Path, mode: dict[str, Any
     assert answers[22] == answers[400]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_drafts_change_no_answer_that_follows_a_grammar(
     folder: Path, mode: dict[str, Any], share: float
@@ -235,6 +236,7 @@ def faulty(mode: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return Driver(folder, **mode)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("title", "reason"),
     [

@@ -74,6 +74,7 @@ def by_hand(reference: Any, ablation: Ablation, tokens: list[int]) -> torch.Tens
     return torch.log_softmax(logits.float(), -1)
 
 
+@pytest.mark.variants(6)
 @pytest.mark.parametrize("mode", each(MODES))
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_ablation_equals_transformers_with_hooks(
@@ -210,6 +211,7 @@ def test_layers_of_a_model_with_states_are_switched_off_one_by_one(
         assert driver.logprobs(request_id) == pytest.approx([float(expected.max())], abs=2e-4)
 
 
+@pytest.mark.variants(16)
 @pytest.mark.parametrize("name", DECODERS)
 def test_model_without_layers_predicts_from_its_embedding(
     goldens: Callable[[Any], Golden], name: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -120,7 +120,21 @@ CASES = {
     "bert": EncoderCase("bert", test_bert.config),
     "roformer": EncoderCase("roformer", test_roformer.config),
 }
-DECODERS = [name for name in CASES if name not in ("bert", "roformer")]
+ENCODERS = ("bert", "roformer")
+# A model of each kind of attention, norm and state; the other ones run in the slow suite.
+QUICK = {
+    *(
+        "gpt2",
+        "llama",
+        "gemma3",
+        "gemma4-shared",
+        "gpt_oss",
+        "granite_hybrid",
+        "lfm2",
+        "qwen3_next",
+    ),
+    *("deepseek_v2", "nanochat-newest", "gpt-neox", "stablelm-parallel", "t5", "marian", "bert"),
+}
 
 
 class Looked:
@@ -162,13 +176,19 @@ def looked(request: pytest.FixtureRequest, looks: Callable[[str], Looked]) -> Lo
     return looks(request.param)
 
 
-every = pytest.mark.parametrize("looked", CASES, indirect=True)
-every_decoder = pytest.mark.parametrize("looked", DECODERS, indirect=True)
+def each(names: Iterable[str]) -> pytest.MarkDecorator:
+    cases = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names]
+    return pytest.mark.parametrize("looked", cases, indirect=True)
 
 
-def test_cases_cover_every_architecture(looks: Callable[[str], Looked]) -> None:
-    modules = {type(looks(name).runner.model).__module__ for name in CASES}
-    assert modules == {module for _, module, _ in ARCHITECTURES.values()}
+every = each(CASES)
+every_decoder = each(name for name in CASES if name not in ENCODERS)
+
+
+def test_cases_cover_every_architecture() -> None:
+    tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    for _, module, _ in ARCHITECTURES.values():
+        assert module.removeprefix("engine.models.") in tests, module
 
 
 def floats(data: bytes) -> torch.Tensor:

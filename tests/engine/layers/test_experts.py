@@ -13,11 +13,13 @@ from engine.layers.experts import (
     SharedExpert,
     WideRouter,
 )
+from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.weights.pack import pack
 from engine.ops.codes import Quantization
 from engine.ops.experts import ExpertGroups, combine, expert_by_expert, route, rows_by_expert
 from engine.ops.kernels import Kernels, use_kernels
+from engine.ops.quantize import CodesForm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COUNT, INPUTS, OUTPUTS = 6, 64, 128
@@ -177,6 +179,15 @@ def test_wide_router_multiplies_in_fp32_in_a_model_of_bfloat16() -> None:
     router.prepack("int8")
     assert router(x).dtype == torch.float32
     torch.testing.assert_close(router(x).double(), due, rtol=1e-5, atol=1e-5)
+
+
+def test_codes_of_a_wide_router_are_dequantised() -> None:
+    """The kernel for codes takes inputs in the model's dtype only."""
+    router, plain = WideRouter(64, 8, has_choice_bias=True), Linear(64, 8)
+    for layer in (router, plain):
+        layer.tensors.keep_codes(CodesForm(8, has_offsets=False))
+    assert router.tensors.stored_form is None
+    assert plain.tensors.stored_form is not None
 
 
 def test_rows_are_sorted_by_expert_and_back() -> None:

@@ -55,6 +55,7 @@ def check_fp32(head: Any, weight: torch.Tensor, x: torch.Tensor) -> None:
         assert error < (rounded - exact[:rows]).abs().max() / 500, f"{rows} rows"
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
 @pytest.mark.parametrize("kernels", ["torch", numba])

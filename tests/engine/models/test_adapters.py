@@ -65,6 +65,7 @@ def answer(driver: Driver, adapter: int = 0) -> tuple[list[int], list[float]]:
     return driver.tokens(request_id), driver.logprobs(request_id)
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("config", "is_turned", "mode"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.models.arcee import Arcee
-from tests.support.golden import FEW, Case, Equality, Golden, Tensors, full_prefill, golden_tests
+from tests.support.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 YARN = {
@@ -54,7 +54,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_arcee_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

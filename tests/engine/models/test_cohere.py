@@ -9,7 +9,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.models.cohere import THETA, Cohere
 from engine.ops.rotary import apply_rotary
-from tests.support.golden import FEW, Case, Equality, Golden, Tensors, full_prefill, golden_tests
+from tests.support.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,7 +54,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_cohere_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -11,7 +11,6 @@ from engine.models.cohere2 import Cohere2
 from engine.ops.rotary import apply_rotary
 from tests.support.golden import (
     EQUALITIES,
-    FEW,
     WINDOW,
     WINDOW_LENGTHS,
     Case,
@@ -84,7 +83,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], [*EQUALITIES, window_is_exact], quick=FEW)
+@golden_tests([CASE], [*EQUALITIES, window_is_exact])
 def test_cohere2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

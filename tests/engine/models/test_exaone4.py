@@ -13,7 +13,6 @@ from engine.models.exaone4 import Exaone4
 from engine.models.llama import LlamaConfig, llama_attention
 from tests.support.golden import (
     EQUALITIES,
-    FEW,
     WINDOW,
     WINDOW_LENGTHS,
     Case,
@@ -99,7 +98,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], [*EQUALITIES, window_is_exact], quick=[*FEW, window_is_exact])
+@golden_tests([CASE], [*EQUALITIES, window_is_exact])
 def test_exaone4_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

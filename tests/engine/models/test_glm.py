@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.models.glm import Glm, glm_facts
-from tests.support.golden import FEW, Case, Equality, Golden, Tensors, full_prefill, golden_tests
+from tests.support.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,7 +70,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_glm_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -79,7 +79,10 @@ CASE = Case(
 )
 
 
-@golden_tests([CASE], [*EQUALITIES, window_is_exact])
+EVERY = [*EQUALITIES, window_is_exact]
+
+
+@golden_tests([CASE], EVERY, quick=EVERY)
 def test_gpt_oss_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

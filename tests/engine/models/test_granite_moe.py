@@ -9,7 +9,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.models.granite import MULTIPLIERS
 from engine.models.granite_moe import GraniteMoe
-from tests.support.golden import FEW, Case, Equality, Golden, Tensors, full_prefill, golden_tests
+from tests.support.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,7 +55,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_granite_moe_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

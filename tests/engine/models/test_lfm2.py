@@ -12,6 +12,7 @@ from engine.layers.recurrent import CausalConv
 from engine.models.lfm2 import Lfm2
 from engine.scheduling.state_slots import least_slots
 from tests.support.golden import (
+    EQUALITIES,
     Case,
     Equality,
     Golden,
@@ -78,7 +79,7 @@ def as_published(config: dict[str, Any], tensors: Tensors) -> None:
     del config["layer_types"]
 
 
-@golden_tests([CASE])
+@golden_tests([CASE], quick=EQUALITIES)
 def test_lfm2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.models.llama import Llama
 from tests.support.driver import tiny_llama
 from tests.support.golden import (
+    EQUALITIES,
     Case,
     Equality,
     Golden,
@@ -109,7 +110,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests(CASES)
+@golden_tests(CASES, quick=EQUALITIES)
 def test_llama_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -151,6 +151,7 @@ def test_marian_matches_transformers(golden: Golden, equality: Equality) -> None
     equality(golden)
 
 
+@pytest.mark.variants(5)
 @golden_tests(SPELLINGS, [full_prefill, greedy])
 def test_marian_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)

@@ -36,6 +36,7 @@ def differences(
     return found
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("dtype", "most", "least"), [("float32", TOLERANCE, 0.99999), ("bfloat16", 0.1, 0.9995)]
 )

@@ -10,7 +10,6 @@ import torch
 from engine.errors import ConfigError
 from engine.models.ministral3 import ROPE, TEXT_DEFAULTS, Ministral3, Mistral3
 from tests.support.golden import (
-    FEW,
     WINDOW,
     Case,
     Equality,
@@ -96,7 +95,7 @@ MULTIMODAL = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_ministral3_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

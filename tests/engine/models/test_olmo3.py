@@ -10,7 +10,6 @@ from engine.errors import ConfigError
 from engine.models.olmo3 import THETA, Olmo3
 from tests.support.golden import (
     EQUALITIES,
-    FEW,
     WINDOW,
     WINDOW_LENGTHS,
     Case,
@@ -80,7 +79,7 @@ PUBLISHED = Case(
 )
 
 
-@golden_tests([CASE], [*EQUALITIES, window_is_exact], quick=FEW)
+@golden_tests([CASE], [*EQUALITIES, window_is_exact])
 def test_olmo3_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

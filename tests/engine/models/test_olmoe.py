@@ -9,7 +9,7 @@ import pytest
 from engine.errors import ConfigError
 from engine.models.olmoe import Olmoe
 from tests.engine.models.test_olmo2 import normed_per_head
-from tests.support.golden import FEW, Case, Equality, Golden, Tensors, full_prefill, golden_tests
+from tests.support.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,7 +53,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_olmoe_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -9,7 +9,6 @@ import pytest
 from engine.errors import ConfigError
 from engine.models.qwen2_moe import Qwen2Moe
 from tests.support.golden import (
-    FEW,
     WINDOW,
     Case,
     Equality,
@@ -87,7 +86,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_qwen2_moe_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

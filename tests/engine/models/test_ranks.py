@@ -114,6 +114,7 @@ ENCODERS = [
 ]
 
 
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("golden", CASES, indirect=True)
 def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
     """In chunks of few tokens, and with preemptions."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.golden import FEW, Case, Equality, Golden, Tensors, full_prefill, golden_tests
+from tests.support.golden import Case, Equality, Golden, Tensors, full_prefill, golden_tests
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,7 +49,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_seed_oss_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

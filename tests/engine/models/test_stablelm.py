@@ -11,7 +11,6 @@ from engine.errors import ConfigError
 from engine.layers.norm import HeadLayerNorm
 from engine.models.stablelm import StableLM
 from tests.support.golden import (
-    FEW,
     Case,
     Equality,
     Golden,
@@ -94,7 +93,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], quick=FEW)
+@golden_tests([CASE])
 def test_stablelm_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -10,7 +10,6 @@ from engine.errors import ConfigError
 from engine.models.starcoder2 import Starcoder2
 from tests.support.golden import (
     EQUALITIES,
-    FEW,
     WINDOW,
     WINDOW_LENGTHS,
     Case,
@@ -68,7 +67,7 @@ SPELLINGS = [
 ]
 
 
-@golden_tests([CASE], [*EQUALITIES, window_is_exact], quick=[*FEW, window_is_exact])
+@golden_tests([CASE], [*EQUALITIES, window_is_exact])
 def test_starcoder2_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -205,6 +205,7 @@ def noisy_values(sequences: Sequences) -> Sequences:
     return replace(sequences, queries=queries, values=values)
 
 
+@pytest.mark.variants(16)
 @dtypes
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("block_size", [pytest.param(16, marks=pytest.mark.slow), 64])
@@ -232,6 +233,7 @@ def test_attention_in_any_batch_or_chunk_is_bitwise_equal(
             assert torch.equal(found, due), f"chunks of {size}"
 
 
+@pytest.mark.variants(5)
 @dtypes
 @pytest.mark.parametrize("window", [30, 300, 600])
 @pytest.mark.parametrize("kind", [noisy_scores, noisy_values])
@@ -264,6 +266,7 @@ def test_window_larger_than_16_splits_is_bitwise_equal() -> None:
     assert torch.equal(*answers)
 
 
+@pytest.mark.variants(6)
 @dtypes
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("kind", ["scores", pytest.param("values", marks=pytest.mark.slow)])
@@ -343,6 +346,7 @@ def among_changing_neighbours(texts: list[list[int]]) -> Plan:
     return plan
 
 
+@pytest.mark.variants(3)
 def test_model_logits_in_any_batch_or_chunk_are_bitwise_equal(runner: ModelRunner) -> None:
     texts = prompts()
     (alone,) = forward(runner, texts[:1], whole(texts[:1]))

@@ -52,6 +52,7 @@ def answers(driver: Driver, count: int) -> list[Any]:
     return [(driver.tokens(request), driver.logprobs(request)) for request in ids]
 
 
+@pytest.mark.variants(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
 def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) -> None:

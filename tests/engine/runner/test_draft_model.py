@@ -76,6 +76,7 @@ def draft_model(driver: Driver) -> DraftModel:
     return drafter
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("draft", SHARES)
 @pytest.mark.parametrize("mode", each(MODES))
 def test_answers_and_logprobs_do_not_depend_on_the_draft_model(

@@ -72,6 +72,7 @@ def check(name: str, folder: Path, **config: Any) -> None:
     assert launches.keys() >= kinds
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
@@ -81,6 +82,7 @@ def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
     check(QUICK[0], tmp_path, dtype="float32")
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_engine_on_fake_cuda_keeps_quantized_weights(quantization: str, tmp_path: Path) -> None:
     """Weights are rounded on the device, and their bytes are those that were planned."""

@@ -65,6 +65,7 @@ def rows_of(name: str, count: int) -> list[Row]:
     return [row(3 + n % 5, seed=n, **kinds[n % len(kinds)]) for n in range(count)]
 
 
+@pytest.mark.variants(5)
 @each_cut
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("vocabulary", [32, CANDIDATES * 2])

@@ -66,6 +66,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_sample_many_requests_matches_the_distribution(setting: dict[str, Any]) -> None:
     tokens, prompt = [1, 2, 2, 9, 9, 9, 10], 2
@@ -152,6 +153,7 @@ def test_sample_row_in_any_batch_gives_the_same_token(quantized: bool) -> None:
     assert shuffled.tolist() == together[order].tolist()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     "setting",
     [

@@ -30,6 +30,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.variants(15)
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("operation", ["begin", "write", "upload", "create", "cancel", "delete"])
 async def test_operation_on_a_disk_that_fails_is_tried_once(

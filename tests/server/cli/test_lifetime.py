@@ -73,6 +73,7 @@ def test_banner_with_public_host_warns_and_has_under_15_lines(start: Any) -> Non
     assert len(banner.splitlines()) < 15
 
 
+@pytest.mark.variants(2)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize(
     ("keys", "variable", "file"),
@@ -98,6 +99,7 @@ def test_banner_curl_line_works_as_printed(
     assert json.loads(answer.stdout)["choices"][0]["finish_reason"] == "length", answer
 
 
+@pytest.mark.slow
 def test_banner_with_key_unknown_to_the_shell_shows_a_placeholder(start: Any) -> None:
     server = start(api_key=["s3cret"], PENSTOCK_API_KEY="another")
     line = server.wait_for(r"try +(curl .*)\n +\(replace KEY by one of your API keys\)\n")[1]
@@ -125,6 +127,7 @@ def test_json_log_after_sigterm_ends_with_a_record(start: Any) -> None:
     assert (last["event"], last["level"]) == ("stopped by SIGTERM", "info")
 
 
+@pytest.mark.slow
 def test_serve_with_port_in_use_fails_before_loading(start: Any) -> None:
     secret = "key-of-another-process"
     held = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); " + (
@@ -181,6 +184,7 @@ def test_first_signal_drains_open_requests(start: Any, number: signal.Signals) -
     assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_sighup_under_nohup_is_ignored(start: Any, model: Path) -> None:
     given = json.dumps({"model": str(model)})
     server = start.run(["nohup", sys.executable, str(FAKE), given])
@@ -212,6 +216,7 @@ def test_sighup_with_key_file_rereads_it(start: Any, tmp_path: Path) -> None:
     assert statuses() == [401, 200, 200]
 
 
+@pytest.mark.slow
 def test_stream_with_closed_stderr_is_finished(model: Path) -> None:
     """The log's reader may be `head` or may have crashed, or the disk may be full."""
     given = json.dumps({"model": str(model), "token_s": 0.02})
@@ -237,6 +242,7 @@ def test_stream_with_closed_stderr_is_finished(model: Path) -> None:
             server.kill()
 
 
+@pytest.mark.slow
 def test_server_with_uvloop_installed_uses_asyncio(start: Any, tmp_path: Path) -> None:
     """On uvloop a server that runs out of descriptors would not report it."""
     (tmp_path / "uvloop.py").write_text("raise SystemExit('uvloop was imported')")
@@ -245,6 +251,7 @@ def test_server_with_uvloop_installed_uses_asyncio(start: Any, tmp_path: Path) -
     assert "uvloop" not in server.log
 
 
+@pytest.mark.slow
 def test_metrics_ignore_prometheus_multiproc_dir(start: Any, tmp_path: Path) -> None:
     """PROMETHEUS_MULTIPROC_DIR makes prometheus_client keep metrics in shared files."""
     server = start(PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "none"))

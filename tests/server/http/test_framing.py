@@ -185,6 +185,7 @@ async def test_head_at_the_limit_is_served_in_any_packets(served, request_bytes,
     assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("part", [1 << 20, 5000])
 async def test_body_of_too_many_small_chunks_is_refused(served, part):
     """Each chunk takes the event loop microseconds, however small it is."""

@@ -33,6 +33,7 @@ def client(proxy: Proxy) -> openai.AsyncOpenAI:
     )
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("size", [1, 2, 7])
 async def test_openai_client_reads_sliced_responses(talking, size):
     async with proxied(talking.address, slice_bytes=size) as proxy, client(proxy) as sdk:

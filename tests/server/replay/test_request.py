@@ -40,6 +40,7 @@ REQUESTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.variants(7)
 @pytest.mark.parametrize("fields", REQUESTS, ids=lambda fields: "-".join(fields) or "none")
 async def test_replay_makes_the_same_engine_request(
     recording: Served, record_file: Path, fields: dict[str, Any]

@@ -283,6 +283,7 @@ def test_render_sandbox_escape_raises(tmp_path: Path, source: str) -> None:
         template_of(tmp_path, source).render([dict(USER)])
 
 
+@pytest.mark.variants(6)
 @pytest.mark.parametrize(
     "source",
     [
@@ -354,6 +355,7 @@ QUADRATIC = (
 COMMAND_R7B = "chat-templates/CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja"
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("name", ["own", reference(COMMAND_R7B)])
 def test_render_template_quadratic_in_messages_raises_within_time_limit(
     tmp_path: Path, name: str

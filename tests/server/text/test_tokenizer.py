@@ -191,6 +191,7 @@ def test_encode_lone_surrogate_raises_value_error(tokenizer: Tokenizer) -> None:
         tokenizer.encode("a\ud83d")
 
 
+@pytest.mark.variants(5)
 @given(
     parts=st.lists(st.tuples(st.text(min_size=1), st.integers(1, 300)), min_size=1, max_size=5),
     limit=st.integers(100, 125),
@@ -217,6 +218,7 @@ def test_far_over_long_text_counts_only_its_start(tokenizer: Tokenizer) -> None:
     assert tokenizer.far_over(text, 1000).endswith(" in its first 262144 characters")
 
 
+@pytest.mark.variants(4)
 def test_encode_from_several_threads_gives_equal_ids(tokenizer: Tokenizer) -> None:
     texts = hard_texts() * 4
     expected = [tokenizer.encode(text) for text in texts]

@@ -1,8 +1,8 @@
 """Depthwise causal convolution on a CPU, token by token.
 
-A task is a tile of channels, for one run. The inputs of a task's last tokens are kept as fp32 in a
-ring, so each input is converted once. A sum adds its terms from the oldest input on, at any place
-in a run.
+A task is a tile of channels, for all runs, so its weights are converted once. The inputs of a run's
+last tokens are kept as fp32 in a ring, and converted once, too. A sum adds its terms from the
+oldest input on, at any place in a run.
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ def convert_column(numbers, column, out):
 
 
 @njit(fastmath=EXACT, error_model="numpy")
-def store_column(numbers, out, column):
-    """Store the fp32 numbers as a column of `out`."""
-    for i in range(len(numbers)):
-        out[i, column] = to_element(numbers[i], out)
-
-
-@njit(fastmath=EXACT, error_model="numpy")
 def multiply(weights, inputs, sums):
     for i in range(len(sums)):
         sums[i] = weights[i] * inputs[i]
@@ -93,15 +86,12 @@ def compute_run(call, run, left, count, room, kind, item):
     writes = array_at(call.writes, (1,), np.int64)
     width = call.width
     past = width - 1
-    slot_bytes = item * call.channels * past
-    tails = call.tails + item * left * past  # the tile in slot 0
-    slot = array_at(call.reads, (1,), np.int64)[run]
-    tail = array_at(tails + slot_bytes * slot, (count, past), kind)
-    weights = array_at(call.weight + item * left * width, (count, width), kind)
+    row_bytes = item * call.channels
+    tails = call.tails + item * left  # the tile in slot 0
+    tail = tails + row_bytes * past * array_at(call.reads, (1,), np.int64)[run]
     for age in range(past):
-        convert_column(tail, age, row_at(room.inputs, age, count))
-    for age in range(width):
-        convert_column(weights, age, row_at(room.weights, age, count))
+        old = array_at(tail + row_bytes * age, (count,), kind)
+        convert(old, row_at(room.inputs, age, count))
     newest = past
     for token in range(starts[run], starts[run + 1]):
         x = array_at(call.x + item * (token * call.x_stride + left), (count,), kind)
@@ -114,10 +104,11 @@ def compute_run(call, run, left, count, room, kind, item):
         else:
             store(row_at(room.sums, 0, count), out)
         if writes[token]:
-            kept = array_at(tails + slot_bytes * writes[token], (count, past), kind)
+            slot = tails + row_bytes * past * writes[token]
             for age in range(past):
                 place = (oldest + 1 + age) % width
-                store_column(row_at(room.inputs, place, count), kept, age)
+                kept = array_at(slot + row_bytes * age, (count,), kind)
+                store(row_at(room.inputs, place, count), kept)
         newest = oldest
 
 
@@ -144,16 +135,19 @@ def conv_kernel(half: bool):
         width = call.width
         room = Room(on_stack(width * TILE), on_stack(width * TILE), on_stack(TILE))
         tiles = (call.channels + TILE - 1) // TILE
-        last = call.runs * tiles
         while True:
             number = take(call.counter)
-            if number > last:
+            if number > tiles:
                 return
-            if number == last:
+            if number == tiles:
                 write_padding(call, call.channels, kind, item)
                 continue
-            left = number % tiles * TILE
+            left = number * TILE
             count = min(TILE, call.channels - left)
-            compute_run(call, number // tiles, left, count, room, kind, item)
+            weights = array_at(call.weight + item * left * width, (count, width), kind)
+            for age in range(width):
+                convert_column(weights, age, row_at(room.weights, age, count))
+            for run in range(call.runs):
+                compute_run(call, run, left, count, room, kind, item)
 
     return over_tiles, ConvCall

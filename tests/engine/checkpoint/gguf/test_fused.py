@@ -12,7 +12,7 @@ import torch
 from engine.checkpoint.gguf.folder import folder_of
 from engine.checkpoint.gguf.tensors import read_tensors
 from engine.errors import ConfigError
-from tests.support import tiny_gemma4
+from tests.support import tiny_gemma4, tiny_granite
 from tests.support.changed_gguf import GGUFFile
 from tests.support.llama_cpp_cases import biases
 from tests.support.tiny_gguf import write_tiny
@@ -80,9 +80,10 @@ def test_queries_keys_and_values_may_be_one_tensor(
     check_same(fused, apart)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2moe", "lfm2moe"])
+@pytest.mark.parametrize("architecture", ["qwen2moe", "lfm2moe", "deepseek2", "granitehybrid"])
 def test_gates_and_ups_of_experts_may_be_one_tensor(architecture: str, tmp_path: Path) -> None:
-    file = write_tiny(tmp_path / "apart.gguf", architecture)
+    changes, tensors = tiny_granite.experts() if architecture == "granitehybrid" else ({}, {})
+    file = write_tiny(tmp_path / "apart.gguf", architecture, changes, tensors=tensors)
     original = GGUFFile(file)
     fused_experts(original.tensors)
     name = f"blk.1.{GATE_UP}.weight"

@@ -17,14 +17,11 @@ from tests.support.llama_cpp_cases import ANSWERS, CASES, PROMPT
 
 pytestmark = pytest.mark.usefixtures("one_thread", "own_cache")
 DUE = json.loads(ANSWERS.read_text())
-SLOW = ("gemma4 family", "gemma4 tensors")
-NAMED = [
-    pytest.param(name, marks=pytest.mark.slow if name.startswith(SLOW) else ()) for name in CASES
-]
 TOLERANCE = 0.02  # llama.cpp rounds the GELU of Gemma and GPT-2 to fp16
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.variants(70)
+@pytest.mark.parametrize("name", CASES)
 def test_next_tokens_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     file = CASES[name].write(tmp_path / "tiny.gguf")
     logits = forward(load(file), [PROMPT], whole([PROMPT]))[0][-1]

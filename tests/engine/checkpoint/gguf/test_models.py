@@ -304,6 +304,7 @@ def logits_of(model: Path, prompt: list[int]) -> torch.Tensor:
     return forward(load(model), [prompt], whole([prompt]))[0]
 
 
+@pytest.mark.variants(18)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
@@ -318,6 +319,7 @@ def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None
     torch.testing.assert_close(found, due, **TOLERANCE)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_quantized_logits_equal_those_of_the_rounded_checkpoint(kind: str, tmp_path: Path) -> None:
     """The reference computes with the numbers that the definition of the encoding gives."""

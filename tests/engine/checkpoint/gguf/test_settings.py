@@ -19,7 +19,7 @@ from engine.checkpoint.gguf.settings import (
     own_settings,
 )
 from engine.errors import ConfigError
-from tests.support.tiny_gguf import ARCHITECTURES, settings_of, write_tiny
+from tests.support.tiny_gguf import ARCHITECTURES, settings_of, shapes_of, write_tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 ROPE = "rope.scaling."
@@ -80,7 +80,8 @@ def test_settings_without_effect_are_served(architecture: str) -> None:
     for key, value in neutral.items():
         if key not in COMPUTED[architecture]:
             own_settings(given | {f"{architecture}.{key}": value})
-    assert config_of(given, 174)["architectures"] == [CLASSES[architecture]]
+    tensors = shapes_of(architecture, given[f"{architecture}.block_count"])
+    assert config_of(given, 174, tensors)["architectures"] == [CLASSES[architecture]]
 
 
 @pytest.mark.parametrize(

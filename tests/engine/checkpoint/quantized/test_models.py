@@ -71,6 +71,7 @@ def check(reference: Reference, folder: Path, name: str) -> None:
     assert found == due[len(PROMPT) - 1 :].argmax(-1).tolist()
 
 
+@pytest.mark.variants(10)
 @pytest.mark.parametrize("name", FORMATS)
 def test_llama_equals_transformers(name: str, llama: Reference, tmp_path: Path) -> None:
     check(llama, tmp_path / "model", name)
@@ -81,6 +82,7 @@ def test_qwen2_with_biases_equals_transformers(name: str, qwen2: Reference, tmp_
     check(qwen2, tmp_path / "model", name)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", OF_EACH_KIND.values())
 def test_two_ranks_answer_like_one(name: str, llama: Reference, tmp_path: Path) -> None:
     """Each rank keeps the weights of its outputs or inputs."""

@@ -261,6 +261,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
 }
 
 
+@pytest.mark.variants(20)
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damaged_layer_is_refused_by_name(case: str, source: Path, tmp_path: Path) -> None:
     name, damage, words = DAMAGE[case]
@@ -313,6 +314,7 @@ def test_quantized_conv1d_is_refused(tmp_path: Path) -> None:
     assert "is a quantised Conv1D" in said
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", ["awq", "gptq act order", "pack 4 zeros", "int8 group"])
 def test_random_damage_loads_or_is_refused(name: str, source: Path, tmp_path: Path) -> None:
     """Tensors that are cut, cast, transposed or missing never raise another exception."""

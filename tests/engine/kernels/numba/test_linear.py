@@ -42,6 +42,7 @@ def bf16(*shape: int, seed: int = 0) -> torch.Tensor:
 # ---- equal bits ------------------------------------------------------------------------------
 
 
+@pytest.mark.variants(7)
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_kernel_equals_onednn_bitwise(sizes: tuple[int, int], biased: bool) -> None:

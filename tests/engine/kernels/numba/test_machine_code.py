@@ -73,6 +73,7 @@ def test_start_compiles_if_another_one_stopped_while_it_compiled(
         assert compiled_by_a_start(tmp_path) == 1
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 @pytest.mark.parametrize("is_parent", [False, True], ids=["folder", "parent"])
 def test_folder_that_others_can_write_is_neither_read_nor_written(
@@ -132,6 +133,7 @@ def test_old_versions_are_deleted_after_no_start_has_used_them(tmp_path: Path) -
     assert current.stat().st_mtime > last_used + UNUSED_S, "a use must be noted"
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("damage", ["empty", "half", "changed", "no head"])
 def test_damaged_file_is_compiled_again(damage: str, tmp_path: Path) -> None:
     assert compiled_by_a_start(tmp_path) == 1

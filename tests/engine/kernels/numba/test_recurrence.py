@@ -33,7 +33,7 @@ class Layer:
         self.weight = draw(3 * WIDTH, 4, seed=1).to(dtype)
         self.vectors = draw(3, HEADS, seed=2)
         self.norm = draw(SIZE, seed=3).to(dtype)
-        self.tails = draw(4, 3 * WIDTH, 3, seed=4).to(dtype)
+        self.tails = draw(4, 3, 3 * WIDTH, seed=4).to(dtype)
         self.states = draw(2, 4, HEADS, SIZE, SIZE, seed=5)
         self.tails[0] = 0
         self.states[:, 0] = 0

@@ -40,7 +40,7 @@ def delta(heads: int, values: int, size: int, tokens: int, dtype: torch.dtype) -
     mixed, gate, a, b = meta(tokens, channels + values * size + 2 * values, dtype=dtype).split(
         [channels, values * size, values, values], 1
     )
-    taps, tails = meta(channels, 4, dtype=dtype), meta(SLOTS, channels, 3, dtype=dtype)
+    taps, tails = meta(channels, 4, dtype=dtype), meta(SLOTS, 3, channels, dtype=dtype)
     mixed = causal_conv(mixed, taps, None, tails, runs, silu=True, kernels="triton")
     q, k, v = (part.view(tokens, -1, size) for part in mixed.split(widths, 1))
     states = meta(SLOTS, values, size, size, dtype=torch.float32)
@@ -59,7 +59,7 @@ def scan(heads: int, groups: int, size: int, state: int, tokens: int, dtype: tor
     gate, mixed, dt = meta(tokens, inner + channels + heads, dtype=dtype).split(
         [inner, channels, heads], 1
     )
-    taps, tails = meta(channels, 4, dtype=dtype), meta(SLOTS, channels, 3, dtype=dtype)
+    taps, tails = meta(channels, 4, dtype=dtype), meta(SLOTS, 3, channels, dtype=dtype)
     [bias] = vectors(1, channels, dtype)
     mixed = causal_conv(mixed, taps, bias, tails, runs, silu=True, kernels="triton")
     x, b, c = mixed.split(widths, 1)
@@ -74,7 +74,7 @@ def scan(heads: int, groups: int, size: int, state: int, tokens: int, dtype: tor
 
 def short_conv(channels: int, width: int, tokens: int, dtype: torch.dtype) -> None:
     x, taps = meta(tokens, channels, dtype=dtype), meta(channels, width, dtype=dtype)
-    tails = meta(SLOTS, channels, width - 1, dtype=dtype)
+    tails = meta(SLOTS, width - 1, channels, dtype=dtype)
     causal_conv(x, taps, None, tails, runs_of(tokens), silu=False, kernels="triton")
 
 

@@ -39,6 +39,7 @@ def compare(
     check(found.to(x.dtype), due.to(x.dtype))
 
 
+@pytest.mark.variants(7)
 @kinds
 @dtypes
 @pytest.mark.parametrize(

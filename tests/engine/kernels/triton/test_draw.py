@@ -47,6 +47,7 @@ def test_noise_kernel_has_reference_bits() -> None:
 
 # Vocabularies of one chunk, of several chunks of the first launch, and of several blocks of the
 # second.
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("vocabulary", "rows", "quantized"),
     [
@@ -112,6 +113,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("chunk", [pytest.param(16, marks=pytest.mark.slow), 512])
 @pytest.mark.parametrize("kind", ["distinct", "ties", "one value", "masked"])
 def test_draw_kernel_every_filter_threshold_equals_reference(
@@ -132,6 +134,7 @@ def test_draw_kernel_every_filter_threshold_equals_reference(
     assert draw(logits, params, "triton").tolist() == due.tolist()
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("limits", "likely", "most"),
     [

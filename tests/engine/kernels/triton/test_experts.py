@@ -30,6 +30,7 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rows: Expe
     torch.testing.assert_close(found.double(), due, rtol=rtol, atol=atol)
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("experts", "most"), [(5, 5), (5, 2), (9, 9), (8, 4)])
 def test_experts_kernel_equals_torch(experts: int, most: int, tile: str) -> None:

@@ -38,6 +38,7 @@ def run_of(sequences: Sequences, codes: torch.dtype) -> PagedRun:
     return PagedRun(sequences, 16, backend=TritonBackend(CPU), kv_dtype=codes)
 
 
+@pytest.mark.variants(2)
 @codes
 @dtypes
 def test_stored_codes_equal_their_definition(dtype: torch.dtype, codes: torch.dtype) -> None:
@@ -71,6 +72,7 @@ def pairs_of_features() -> list[ParameterSet]:
     ]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(("feature", "dtype", "codes"), pairs_of_features(), ids=str)
 def test_attention_sees_rounded_keys_and_values(
     feature: str, dtype: torch.dtype, codes: torch.dtype
@@ -94,6 +96,7 @@ def test_decode_of_several_splits_equals_dense(codes: torch.dtype) -> None:
     check_close([run.outputs[0][-1:]], [due[0][-1:]])
 
 
+@pytest.mark.variants(1)
 @codes
 def test_bits_do_not_depend_on_batch_or_chunks(codes: torch.dtype) -> None:
     sequences = random_sequences(SPECS["gqa-3"], [42, 20])

@@ -30,6 +30,7 @@ def check(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias=None)
     torch.testing.assert_close(found.double(), due, rtol=rtol, atol=atol)
 
 
+@pytest.mark.variants(14)
 @dtypes
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_linear_kernel_every_row_count_equals_torch(rows: int, dtype: torch.dtype) -> None:

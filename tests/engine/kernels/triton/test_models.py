@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_with_kernels_equal_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

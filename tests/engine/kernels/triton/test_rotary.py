@@ -74,6 +74,7 @@ def head_norm(case: Case, dtype: torch.dtype) -> HeadNorm | None:
     return None
 
 
+@pytest.mark.variants(24)
 @dtypes
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("tokens", [1, 5])

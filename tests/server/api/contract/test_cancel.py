@@ -24,6 +24,7 @@ async def connect(served: Served, route: Route, **fields: object) -> asyncio.Str
     return writer
 
 
+@pytest.mark.variants(18)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("when", ["queued", "generating"])
 async def test_client_that_leaves_aborts_its_request(

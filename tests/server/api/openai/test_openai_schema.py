@@ -97,6 +97,7 @@ async def test_chat_answer_has_the_schema(
     check_every_fault_is_seen(spec, CHAT, response.json())
 
 
+@pytest.mark.variants(40)
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
 @pytest.mark.parametrize("fields", CHATS.values(), ids=CHATS)
 async def test_chat_chunks_have_the_schema(

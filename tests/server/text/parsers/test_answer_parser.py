@@ -44,6 +44,7 @@ def called_in(answer: Answer) -> list[tuple[str, object]]:
     return [(name, json.loads(arguments)) for name, arguments in answer.calls]
 
 
+@pytest.mark.variants(28)
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("format", CALL_FORMATS, ids=lambda format: format.name)
 def test_calls_of_every_format_survive_splits_and_cuts(format, tokens) -> None:
@@ -56,6 +57,7 @@ def test_calls_of_every_format_survive_splits_and_cuts(format, tokens) -> None:
     check_cuts(syntax, text, TOOLS)
 
 
+@pytest.mark.variants(14)
 @pytest.mark.parametrize("format", MARKED, ids=lambda format: format.name)
 def test_reasoning_and_text_before_calls_survive_splits_and_cuts(format) -> None:
     if isinstance(format, ChannelFormat):

@@ -228,6 +228,7 @@ def lengthy(name: str, size: int) -> str:
     return written(BY_NAME["hermes"], CALLED) * (size // 150)
 
 
+@pytest.mark.variants(6)
 @pytest.mark.parametrize("is_whole", [True, False])
 @pytest.mark.parametrize(
     "name",
@@ -239,6 +240,7 @@ def test_time_is_linear_in_the_length(name: str, is_whole: bool) -> None:
     check_linear(syntax, lambda size: lengthy(name, size), is_whole=is_whole)
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("format", "opening"),
     [
