@@ -125,9 +125,12 @@ def assign(
 
     targets: dict[str, list[Target]] = {}
     fused = {name: target for name, target in weight_map.fused.items() if spelled(name) in tensors}
+    if fused:  # a missing tensor of such a checkpoint is named as the others are
+        apart = {t.parameter for name, t in weight_map.targets.items() if spelled(name) in tensors}
+        fused |= {n: t for n, t in weight_map.fused.items() if t.parameter not in apart}
     whole = {target.parameter for target in fused.values()}
-    apart = {n: target for n, target in weight_map.targets.items() if target.parameter not in whole}
-    for name, target in (apart | fused).items():
+    single = {n: t for n, t in weight_map.targets.items() if t.parameter not in whole}
+    for name, target in (single | fused).items():
         targets.setdefault(spelled(name), []).append(target)
     copies: dict[str, str] = {}
     for name, also in weight_map.aliases.items():

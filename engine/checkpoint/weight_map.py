@@ -112,3 +112,18 @@ def targets_by_module(model: nn.Module, names: Names) -> dict[str, Target]:
                 named = () if fused == slices else tuple(fused)
                 targets[tensor] = Target(parameter, groups=1, parts=named)
     return targets
+
+
+def fused_experts(module: str, name: str, layers: int, count: int) -> dict[str, Target]:
+    """Return targets for checkpoints with two tensors of all experts in a layer.
+
+    Such a tensor has no ending `.weight`. {i} is the number of a block in `module`, our name of
+    `Experts`, and in `name`, that of the experts in a checkpoint.
+    """
+    found: dict[str, Target] = {}
+    for index in range(layers):
+        for ours, theirs in (("up", "gate_up"), ("down", "down")):
+            parameter = f"{module.format(i=index)}.expert_{ours}.weight"
+            target = Target(parameter, experts=count, groups=1)
+            found[f"{name.format(i=index)}.{theirs}_proj"] = target
+    return found

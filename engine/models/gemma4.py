@@ -15,7 +15,7 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.checkpoint.weight_map import WeightMap, targets_by_module
+from engine.checkpoint.weight_map import WeightMap, fused_experts, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.linear import Linear
@@ -24,7 +24,7 @@ from engine.layers.norm import Join, PlainRMSNorm, RMSNorm, ScaledJoin
 from engine.layers.rotary import RotaryEmbedding
 from engine.models.gemma2 import NAMES_GEMMA2
 from engine.models.gemma4_config import Gemma4Config, read_gemma4
-from engine.models.gemma4_parts import AddedMixture, PerLayerGate, PerLayerInputs, fused_experts
+from engine.models.gemma4_parts import AddedMixture, PerLayerGate, PerLayerInputs
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import Angles, HeadNorm, apply_rotary
 from engine.ops.softcap import softcap
@@ -36,8 +36,8 @@ NAMES_GEMMA4 = NAMES_GEMMA2 | {
     "blocks.{i}.gate_post_norm": "model.layers.{i}.post_per_layer_input_norm",
     "blocks.{i}.mixture.scales": "model.layers.{i}.router",
     "blocks.{i}.mixture.experts.router": "model.layers.{i}.router.proj",
-    "blocks.{i}.mixture.experts.expert_up": "model.layers.{i}.experts.gate_up_proj",
-    "blocks.{i}.mixture.experts.expert_down": "model.layers.{i}.experts.down_proj",
+    "blocks.{i}.mixture.experts.expert_up": "model.layers.{i}.experts.{part}_proj",
+    "blocks.{i}.mixture.experts.expert_down": "model.layers.{i}.experts.{part}_proj",
     "blocks.{i}.mixture.dense_norm": "model.layers.{i}.post_feedforward_layernorm_1",
     "blocks.{i}.mixture.norm": "model.layers.{i}.pre_feedforward_layernorm_2",
     "blocks.{i}.mixture.post_norm": "model.layers.{i}.post_feedforward_layernorm_2",
@@ -178,14 +178,17 @@ class Gemma4(nn.Module):
         """Return the WeightMap. A multimodal checkpoint has further prefixes, and other towers."""
         c = self.config
         targets = targets_by_module(self, NAMES_GEMMA4)
+        fused = {}
         if c.experts is not None:
-            targets = fused_experts(targets, c.experts.count)
+            experts = "blocks.{i}.mixture.experts", "layers.{i}.experts"
+            fused = fused_experts(*experts, c.layers, c.experts.count)
         towers = [prefix + part for prefix in ("", "model.") for part in TOWERS]
         prefixes = ("model.language_model.", "language_model.model.", "language_model.", "")
         readers = [index for index, reads in enumerate(c.reads) if reads is not None]
         return WeightMap(
             {name.removeprefix("model."): target for name, target in targets.items()},
             prefixes=prefixes if c.nested else ("model.", ""),
+            fused=fused,
             aliases={"embed_tokens.weight": ("lm_head.weight",)} if c.tied else {},
             ignored=[f"layers.{i}.self_attn.{name}" for i in readers for name in UNUSED_KV],
             ignored_prefixes=towers if c.nested else (),

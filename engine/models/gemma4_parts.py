@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 import torch
 from torch import nn
 
-from engine.checkpoint.weight_map import Target
 from engine.layers.embedding import ScaledTokenEmbedding
 from engine.layers.experts import Experts, ExpertsShape
 from engine.layers.linear import Linear
@@ -102,14 +98,3 @@ class AddedMixture(nn.Module):
         weights = weights * self.scales.per_expert_scale[chosen]
         mixed = self.experts.mix(self.norm(x), chosen, weights)
         return self.dense_norm(dense) + self.post_norm(mixed)
-
-
-def fused_experts(targets: Mapping[str, Target], count: int) -> dict[str, Target]:
-    """Return `targets` for a checkpoint whose tensors have all experts and no ending `.weight`."""
-    found = {}
-    for name, target in targets.items():
-        if ".experts." in name:
-            found[name.removesuffix(".weight")] = replace(target, experts=count)
-        else:
-            found[name] = target
-    return found

@@ -81,6 +81,8 @@ def write_gguf(
         config = by_converter.granite_config(writer, config)
     elif architecture == "deepseek2":
         config = by_converter.latent_config(writer, config, is_old=is_old)
+    elif architecture == "gemma4":
+        config = gemma4_settings(writer, config)
     for key, method in SETTINGS.items():
         if config.get(key) is not None:
             getattr(writer, method)(config[key])
@@ -98,6 +100,8 @@ def write_gguf(
     if architecture in DELTAS:
         add_delta(writer, architecture, config)
     add_tokenizer(writer, config["vocab_size"], **more)
+    if architecture == "gemma4":
+        writer.add_tensor("rope_freqs.weight", gemma4_factors(config))
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
     tensors = stacked(tensors_of(folder))
     if architecture in DELTAS:
@@ -111,7 +115,11 @@ def write_gguf(
         known = name.replace(".expert_bias", ".expert_bias.bias")
         if ".feed_forward.experts." in name:
             known = name.removeprefix("model.")
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj", ".layer_scalar")):
+            known = f"{name}.weight"
         stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
+        if part := GEMMA4_SCALES.get(name.rpartition(".layers.")[2].partition(".")[2]):
+            stored = f"blk.{name.split('.')[2]}.{part}"
         assert stored, name
         found = converted(name, tensor, architecture, config)
         own = next((other for part, other in (others or {}).items() if part in stored), kind)
@@ -123,6 +131,51 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def gemma4_settings(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Store what differs between the layers of Gemma 4. Return the config without it."""
+    kinds, readers = config["layer_types"], config["num_kv_shared_layers"]
+    slides = [kind == "sliding_attention" for kind in kinds]
+    of_layers = {int(layer): each for layer, each in config["per_layer_config"].items()}
+    last = of_layers[len(kinds) - 1]
+    width, rope = config["head_dim"], config["rope_parameters"]
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(readers)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_value_length(last["head_dim"])
+    writer.add_key_length_swa(width)
+    writer.add_value_length_swa(width)
+    writer.add_rope_dimension_count(last["head_dim"])
+    writer.add_rope_dimension_count_swa(width)
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    heads = config["num_key_value_heads"]
+    of_last = last.get("num_key_value_heads", heads)
+    inner = config["intermediate_size"]
+    wide = inner * (2 if config["use_double_wide_mlp"] else 1)
+    full = {key: value for key, value in rope["full_attention"].items() if "partial" not in key}
+    return config | {
+        "head_dim": last["head_dim"],
+        "num_key_value_heads": [heads if each else of_last for each in slides],
+        "intermediate_size": [inner] * (len(kinds) - readers) + [wide] * readers,
+        "final_logit_softcapping": config["final_logit_softcapping"] or 0.0,
+        "num_experts_per_tok": config["top_k_experts"],
+        "rope_parameters": full,
+        "share": rope["full_attention"]["partial_rotary_factor"],
+    }
+
+
+def gemma4_factors(config: Mapping[str, Any]) -> np.ndarray:
+    """Return what the frequencies of global layers are divided by."""
+    pairs = config["head_dim"] // 2
+    turning = int(config["head_dim"] * config["share"] / 2)
+    return np.array([1.0] * turning + [1e30] * (pairs - turning), np.float32)
+
+
+GEMMA4_SCALES = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
 
 
 def add_delta(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
@@ -247,7 +300,7 @@ def converted(
         if architecture in ("llama", "mistral3") and part in name:
             halves = tensor.reshape(config[key], 2, -1, *tensor.shape[1:])
             return halves.swapaxes(1, 2).reshape(tensor.shape)
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return tensor + 1
     if name.endswith(".conv.conv.weight"):
         return tensor.squeeze(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.support import tiny_granite, tiny_latent
+from tests.support import tiny_gemma4, tiny_granite, tiny_latent
 from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, TOKENS, WIDTH, write_tiny
 
 ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
@@ -262,6 +262,41 @@ def optional_tensor_cases() -> dict[str, TinyCase]:
     }
 
 
+def gemma4_cases() -> dict[str, TinyCase]:
+    """Return the three kinds of Gemma 4, and what else changes the numbers of the dense one."""
+    factor = f"{ROPE}factor"
+    changes: dict[str, dict[str, Any]] = {
+        "other window": {"attention.sliding_window": 5},
+        "final cap": {"final_logit_softcapping": 2.0},
+        "no final cap": {"final_logit_softcapping": 0.0},
+        "default final cap": {"final_logit_softcapping": None},
+        "other base": {"rope.freq_base": 5e3},
+        "other base of windows": {"rope.freq_base_swa": 500.0},
+        "default base": {"rope.freq_base": None},
+        "default base of windows": {"rope.freq_base_swa": None},
+        "linear": {factor: 4.0},
+        "attn_factor": {f"{ROPE}attn_factor": 0.5},
+        "linear, attn_factor": {factor: 2.0, f"{ROPE}attn_factor": 0.7},
+    }
+    found = {f"gemma4 family: {case}": TinyCase("gemma4", each) for case, each in changes.items()}
+    factors = {"rope_freqs.weight": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
+    all_turn = {"rope_freqs.weight": [1.0] * 8}
+    head = {"output.weight": (len(TOKENS), HIDDEN)}
+    experts, tensors = tiny_gemma4.experts()
+    return found | {
+        "gemma4 tensors: values": TinyCase("gemma4", {}, tiny_gemma4.values()),
+        "gemma4 tensors: head": TinyCase("gemma4", {}, head),
+        "gemma4 tensors: all turn": TinyCase("gemma4", {}, all_turn),
+        "gemma4 tensors: other factors": TinyCase("gemma4", {}, factors),
+        "gemma4 tensors: other factors, linear": TinyCase("gemma4", {factor: 2.0}, factors),
+        "gemma4 kinds: shared": TinyCase("gemma4", *tiny_gemma4.shared()),
+        "gemma4 kinds: experts": TinyCase("gemma4", experts, tensors),
+        "gemma4 kinds: three experts": TinyCase(
+            "gemma4", experts | {"expert_used_count": 3}, tensors
+        ),
+    }
+
+
 def granite_cases() -> dict[str, TinyCase]:
     """Return Granite 4 with experts, with positions, and with other multipliers."""
     settings, tensors = tiny_granite.experts()
@@ -325,6 +360,7 @@ CASES = (
     | bias_cases()
     | optional_tensor_cases()
     | layer_cases()
+    | gemma4_cases()
     | granite_cases()
     | latent_cases()
 )

@@ -9,16 +9,16 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.support import tiny_granite, tiny_latent
+from tests.support import tiny_gemma4, tiny_granite, tiny_latent
 
 ARCHITECTURES = (
     *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
     *("olmo2", "command-r", "cohere2", "gpt2", "glm4", "exaone4", "starcoder2", "stablelm"),
-    *("lfm2", "lfm2moe", "granitehybrid", "deepseek2"),
+    *("lfm2", "lfm2moe", "gemma4", "granitehybrid", "deepseek2"),
 )
-OTHERS = {"granitehybrid": tiny_granite, "deepseek2": tiny_latent}
+OTHERS = {"gemma4": tiny_gemma4, "granitehybrid": tiny_granite, "deepseek2": tiny_latent}
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
-LAYERS = {"gemma2": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
+LAYERS = {"gemma2": 4, "gemma4": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
 HYBRIDS = ("lfm2", "lfm2moe")  # their second layer attends
 TAPS = 3  # of their convolutions
 EXPERTS, EXPERT_INNER, SHARED_INNER = 4, 32, 48
@@ -236,7 +236,7 @@ def write_tiny(
     }
     for key, value in (named | dict(more or {})).items():
         if value is not None:
-            _add(writer, key, value)
+            add_setting(writer, key, value)
     shapes = shapes_of(architecture, settings["block_count"])
     for name, given in (shapes | dict(tensors or {})).items():
         if given is not None:
@@ -255,7 +255,7 @@ def _numbers(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return 1 + 0.1 * numbers if name.endswith("norm.weight") else 0.3 * numbers
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_setting(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
         return

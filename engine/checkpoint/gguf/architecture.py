@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from engine.checkpoint.gguf import delta, granite, latent
+from engine.checkpoint.gguf import delta, gemma4, granite, latent
 from engine.checkpoint.gguf.families import GEMMAS
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
@@ -75,6 +75,7 @@ NAMES = {
     "exaone4": OLMO2_NAMES,
     "gemma2": GEMMA2_NAMES,
     "gemma3": GEMMA2_NAMES,
+    gemma4.GEMMA4: GEMMA2_NAMES | gemma4.NAMES,
     "glm4": GLM4_NAMES,
     "gpt2": GPT2_NAMES,
     "lfm2": LFM2_NAMES,
@@ -89,6 +90,7 @@ NAMES = {
 # Tensors that are no weight of a module in a checkpoint.
 WHOLE_NAMES = {
     "lfm2moe": {"exp_probs_b.bias": "feed_forward.expert_bias"},
+    gemma4.GEMMA4: gemma4.WHOLE_NAMES,
     GRANITE: granite.WHOLE_NAMES,
     LATENT: latent.WHOLE_NAMES,
     **dict.fromkeys(DELTAS, delta.WHOLE_NAMES),

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.checkpoint.gguf.end_tokens import token_id
 from engine.checkpoint.gguf.families import GEMMAS, WINDOW, check_positive, family_config
+from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH, proportional, tensors_config
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.latent import LATENT, MULTIPLIER, latent_config
 from engine.checkpoint.gguf.settings import (
@@ -42,6 +43,7 @@ GPT2_SHARED = {
     "n_positions": "context_length",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
+OWN_BASE = ("gemma3", GEMMA4)  # windowed layers have a base of their own, and no scaling
 ONE_BASE = ("gemma2", "olmo2", "cohere2", "exaone4")  # windowed layers have the base of the others
 THETA = 10_000.0  # llama.cpp's default
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
@@ -80,6 +82,8 @@ def config_of(
     config |= _rotary(name, own, factors)
     if name in ("starcoder2", "stablelm", GRANITE, LATENT):
         config |= _keys_of_tensors(name, own, tensors)
+    if name == GEMMA4:
+        config |= tensors_config(own, vocab_size, tensors)
     return config | family_config(name, own)
 
 
@@ -108,7 +112,7 @@ def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any
     Of the scalings in a config.json, longrope and yarn have such a factor.
     """
     theta = own.get("rope.freq_base", THETA)
-    local = own.get("rope.freq_base_swa", THETA if name == "gemma3" else theta)
+    local = own.get("rope.freq_base_swa", THETA if name in OWN_BASE else theta)
     attention_factor = own.get("rope.scaling.attn_factor", 1.0)
     scaling = _scaling(name, own, theta, factors)
     if name in ONE_BASE and local != theta:
@@ -127,10 +131,11 @@ def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any
             "llama_4_scaling_beta": own[TEMPERATURE],
             "original_max_position_embeddings": _original_length(own),
         }
-    if name != "gemma3" and not (name == "olmo2" and own.get(WINDOW)):
+    if name not in OWN_BASE and not (name == "olmo2" and own.get(WINDOW)):
         return {"rope_theta": theta, "rope_scaling": scaling}
-    is_scaled = name == "gemma3" and attention_factor != 1  # also in windowed layers
-    unscaled = _by_factors(own, [1.0], attention_factor) if is_scaled else {}
+    is_scaled = name in OWN_BASE and attention_factor != 1  # also in windowed layers
+    width = own.get(SLIDING_WIDTH, own["attention.key_length"])
+    unscaled = _by_factors(own, width, [1.0], attention_factor) if is_scaled else {}
     kinds = {"full_attention": (scaling, theta), "sliding_attention": (unscaled, local)}
     return {
         "rope_parameters": {
@@ -166,9 +171,12 @@ def _scaling(
     if kind == "yarn":
         return _yarn(name, own, factor, attention_factor, factors)
     factor = factor if kind == "linear" else 1.0
+    if name == GEMMA4 and attention_factor == 1 and (found := proportional(factors, factor)):
+        return found
+    width = own.get(ROTATED, own["attention.key_length"])
     if factor == attention_factor == 1 and factors:
         if not _is_llama3(factors, theta):
-            return _by_factors(own, factors, 1.0)
+            return _by_factors(own, width, factors, 1.0)
         return {
             "rope_type": "llama3",
             "factor": max(factors),
@@ -177,7 +185,8 @@ def _scaling(
             "original_max_position_embeddings": LLAMA3_POSITIONS,
         }
     if factors or attention_factor != 1:
-        return _by_factors(own, [factor * each for each in factors or [1.0]], attention_factor)
+        each = [factor * given for given in factors or [1.0]]
+        return _by_factors(own, width, each, attention_factor)
     return {"rope_type": "linear", "factor": factor} if factor != 1 else None
 
 
@@ -223,9 +232,14 @@ def _original_length(own: Settings) -> int:
     return length
 
 
-def _by_factors(own: Settings, factors: Sequence[float], attention_factor: float) -> dict[str, Any]:
-    """Return the scaling that divides each frequency by its own factor: longrope with one list."""
-    count = own.get(ROTATED, own["attention.key_length"]) // 2
+def _by_factors(
+    own: Settings, width: int, factors: Sequence[float], attention_factor: float
+) -> dict[str, Any]:
+    """Return the scaling that divides each frequency by its own factor: longrope with one list.
+
+    `width` dimensions of a head are rotated.
+    """
+    count = width // 2
     each = list(factors) if len(factors) > 1 else [*factors] * count
     if len(each) != count or not all(0 < factor < math.inf for factor in each):
         raise ConfigError(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from engine.errors import ConfigError
+
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
 DEFAULT_IDS = {
@@ -75,6 +77,14 @@ class Ends(NamedTuple):
 
     ids: list[int]
     kinds: list[int]
+
+
+def tokens_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return the texts of all tokens, in the order of their ids."""
+    tokens = settings.get(f"{KEY}tokens")
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
+        raise ConfigError(f"The GGUF file has no {KEY}tokens, so its text cannot be encoded.")
+    return tokens
 
 
 def token_id(settings: Mapping[str, Any], name: str, count: int) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.checkpoint.gguf.delta import head_sizes, recurrent_layers
+from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_config
 from engine.checkpoint.gguf.granite import GRANITE, SCALES, granite_config, granite_scales
 from engine.checkpoint.gguf.hybrids import lfm2_config
 from engine.checkpoint.gguf.settings import (
@@ -169,6 +170,7 @@ def _sliding_layers(name: str, own: Settings) -> list[bool]:
 FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "gemma2": _gemma_config,
     "gemma3": _gemma_config,
+    GEMMA4: gemma4_config,
     "olmo2": _olmo_config,
     "command-r": _cohere_config,
     "cohere2": _cohere_config,

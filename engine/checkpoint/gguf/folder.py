@@ -19,18 +19,18 @@ from typing import Any
 from engine.checkpoint.folder import NOTES
 from engine.checkpoint.gguf.config import config_of
 from engine.checkpoint.gguf.delta import without_drafter
+from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.latent import latent_notes
 from engine.checkpoint.gguf.parts import name_of, present_parts
 from engine.checkpoint.gguf.sampling import sampling_of
 from engine.checkpoint.gguf.settings import notes_on, own_settings
-from engine.checkpoint.gguf.shapes import ROPE_FACTORS, all_tensors, check_tensors
+from engine.checkpoint.gguf.shapes import ROPE_FACTORS, all_tensors, checked_tensors
 from engine.checkpoint.gguf.tokenizer import (
     build_tokenizer,
     end_tokens,
     tokenizer_notes,
     tokenizer_settings,
-    tokens_of,
 )
 from engine.device.cache import cache_folder
 from engine.errors import ConfigError
@@ -72,8 +72,8 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
     tokenizer = build_tokenizer(settings)
     count = len(tokens_of(settings))
     tensors = without_drafter(all_tensors(headers), own)
-    check_tensors(settings, count, tensors)
-    factors = read_floats(tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else []
+    tensors = checked_tensors(settings, count, tensors)
+    factors = read_floats(ROPE_FACTORS, tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else []
     config = config_of(settings, count, tensors, factors)
     ends = end_tokens(settings)
     sampling, ignored = sampling_of(settings, count)

@@ -66,11 +66,13 @@ def read_header(file: Path) -> Header:
         raise ConfigError(f"{file} is not a readable GGUF file: {error}") from error
 
 
-def read_floats(tensor: StoredTensor) -> list[float]:
+def read_floats(name: str, tensor: StoredTensor) -> list[float]:
     """Return the numbers of a small tensor. Raises ConfigError unless they are fp32."""
     count = tensor.nbytes // 4
     if tensor.kind.name != "F32" or count > MAX_ENTRIES:
-        raise ConfigError(f"{tensor.file} has rotary factors of type {tensor.kind.name}, not F32.")
+        raise ConfigError(
+            f"{name} in {tensor.file} has the type {tensor.kind.name}; served is F32."
+        )
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.offset)
         return list(struct.unpack(f"<{count}f", stream.read(tensor.nbytes)))

@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.checkpoint.gguf import granite, latent
+from engine.checkpoint.gguf import gemma4, granite, latent
+from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.latent import LATENT
 from engine.errors import ConfigError
@@ -25,6 +26,7 @@ CLASSES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    GEMMA4: "Gemma4ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",  # unless it has windows
     "command-r": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -104,12 +106,15 @@ NEEDED = {
     "qwen3next": (*SSM, *EXPERTS),
     "qwen35": SSM,
     "qwen35moe": (*SSM, *EXPERTS),
+    GEMMA4: gemma4.NEEDED,
     "granite": ("logit_scale",),
     "granitemoe": (*EXPERTS, "logit_scale"),
     GRANITE: SSM,
     LATENT: (*EXPERTS, EXPERT_SIZES[0], *latent.NEEDED),
 }
-LIMITS = {"block_count": 10_000, "attention.key_length": 2**16}  # of the models in engine/models
+KEY_WIDTHS = ("attention.key_length", SLIDING_WIDTH)
+# Of the models in engine/models.
+LIMITS = {"block_count": 10_000, **dict.fromkeys(KEY_WIDTHS, 2**16)}
 ALL = (*COUNTS, "attention.head_count_kv", "attention.key_length")
 DRAFTING = "nextn_predict_layers"  # behind the others; they draft tokens, and are not served
 DELTA_KEYS = (
@@ -128,6 +133,7 @@ COMPUTED = {
     "cohere2": (*ALL, *ROPE, LAYER_NORM, "logit_scale", *WINDOWS[:3]),
     "gemma2": (*ALL, *ROPE, RMS, *WINDOWS, "attn_logit_softcapping"),
     "gemma3": (*ALL, *ROPE, RMS, *WINDOWS),
+    GEMMA4: (*ALL, *ROPE, RMS, *WINDOWS, *gemma4.KEYS),
     "gpt2": (*ALL, LAYER_NORM),
     "glm4": (*ALL, *ROPE, RMS, ROTATED),
     "exaone4": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
@@ -224,23 +230,27 @@ def own_settings(settings: Settings) -> dict[str, Any]:
         own.setdefault("feed_forward_length", own.get(EXPERT_SIZES[0], 0))
     norm = LAYER_NORM if name in LAYER_NORMED else RMS
     needed = (*COUNTS, norm, *NEEDED.get(name, ()))
+    has_experts = name in WITH_EXPERTS or (name == GEMMA4 and bool(own.get(EXPERTS[0])))
+    if has_experts and name == GEMMA4:
+        needed += gemma4.NEEDED_OF_EXPERTS
     if missing := [key for key in needed if key not in own]:
         raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
     if name == GRANITE:
         granite.take_experts(own)
     recurrent = _take_recurrent(start, own) if name in HYBRIDS else []
+    lists = gemma4.take_lists(own) if name == GEMMA4 else None
     for key in PER_LAYER:
         if isinstance(own.get(key), list):
             own[key] = _same_in_all_layers(start + key, own[key], own["block_count"])
     if name in (*DELTAS, LATENT):
         own["block_count"] -= _drafting_layers(start, own)
     original = "rope.scaling.original_context_length"
-    experts = (*EXPERTS, *EXPERT_SIZES) if name in WITH_EXPERTS else ()
+    experts = (*EXPERTS, *EXPERT_SIZES) if has_experts else ()
     sizes = (*experts, *(SSM if name in (*DELTAS, GRANITE) else ()))
     if name == LATENT:
         latent.check_routing(own)
         sizes += latent.SIZES
-    for key in (*COUNTS, "attention.head_count_kv", "attention.key_length", original, *sizes):
+    for key in (*COUNTS, "attention.head_count_kv", *KEY_WIDTHS, original, *sizes):
         _check_number(start + key, own.get(key, 1), int, LIMITS.get(key, 2**31))
     for key in (norm, "rope.freq_base", "rope.freq_base_swa", "rope.scaling.attn_factor"):
         _check_number(start + key, own.get(key, 1), float, math.inf)
@@ -252,17 +262,20 @@ def own_settings(settings: Settings) -> dict[str, Any]:
     _check_others(name, own)
     if name in HYBRIDS:
         own[RECURRENT] = recurrent or [False] * own["block_count"]
+    if lists is not None:
+        own[gemma4.LAYERS] = gemma4.layers_of(own, lists)
     return own
 
 
 def notes_on(settings: Settings) -> list[str]:
-    """Return which settings are ignored although they look as if they changed numbers."""
+    """Return what a user should know of settings that are ignored, or absent."""
     name = architecture_of(settings)
     computed = set(COMPUTED[name])
     if name == "exaone4" and settings.get("exaone4.block_count") != EXAONE_LAYERS:
         computed.discard("attention.sliding_window")
+    absent = gemma4.notes_on(settings) if name == GEMMA4 else []
     unread = {f"{name}.{key}": values for key, values in UNREAD.items() if key not in computed}
-    return [
+    return absent + [
         f"{key} {settings[key]!r:.40} is ignored, as in llama.cpp"
         for key, values in unread.items()
         if key in settings and settings[key] not in values
@@ -355,6 +368,8 @@ def _check_others(name: str, own: Settings) -> None:
     """Raise ConfigError for a setting that is neither computed nor without effect."""
     for key, value in own.items():
         width = own["attention.key_length"]
+        if key.endswith("_swa") and key != SLIDING_WIDTH:
+            width = own.get(SLIDING_WIDTH, width)
         served: tuple[Any, ...] = (width,) if key in WIDTHS else NEUTRAL.get(key, ())
         is_unread = key in UNREAD and key not in READ.get(name, ())
         is_known = key in COMPUTED[name] or key in HARMLESS or is_unread

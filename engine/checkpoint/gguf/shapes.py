@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.delta import ENDINGS, delta_parts, recurrent_layers
+from engine.checkpoint.gguf.fused import qkv_apart, with_fused_experts
+from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_shapes
 from engine.checkpoint.gguf.granite import GRANITE, granite_block
 from engine.checkpoint.gguf.header import Header, StoredTensor
 from engine.checkpoint.gguf.hybrids import lfm2_block
@@ -74,6 +76,8 @@ def in_all_blocks(part: str, own: Settings, tensors: Collection[str]) -> bool:
 def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
     """Return the tensors of a model. Raises ConfigError if a setting is not served."""
     name, own = architecture_of(settings), own_settings(settings)
+    if name == GEMMA4:
+        return Shapes(*gemma4_shapes(own, vocab_size))
     hidden = own["embedding_length"]
     required: dict[str, Shape] = {
         "token_embd.weight": (vocab_size, hidden),
@@ -249,31 +253,38 @@ def absent_biases(
     return found
 
 
-def _without_ones(shape: Shape) -> Shape:
-    """Return a shape without leading dimensions of 1."""
-    while shape and shape[0] == 1:
-        shape = shape[1:]
-    return shape
+def checked_tensors(
+    settings: Settings, vocab_size: int, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """Return the tensors with the shapes that they should have.
 
-
-def check_tensors(settings: Settings, vocab_size: int, tensors: Mapping[str, StoredTensor]) -> None:
-    """Raise ConfigError if a tensor is missing, not known, or has another shape than it should."""
+    Writers differ in dimensions of size 1: as in llama.cpp, a vector may be stored as a matrix with
+    one row. Raises ConfigError if a tensor is missing, not known, or has another shape.
+    """
     name, shapes = architecture_of(settings), shapes_of(settings, vocab_size)
+    shapes = shapes._replace(required=with_fused_experts(shapes.required, tensors))
+    known = shapes.required | shapes.optional
+    tensors = qkv_apart(tensors, known)
     if missing := [tensor for tensor in shapes.required if tensor not in tensors]:
         raise ConfigError(
             f"The GGUF file lacks the tensor {missing[0]}, which {name} models need. A split model "
             "needs all its parts in one folder."
         )
-    known = shapes.required | shapes.optional
+    found: dict[str, StoredTensor] = {}
     for tensor, stored in tensors.items():
         if tensor not in known:
             raise ConfigError(
                 f"{stored.file} holds the tensor {tensor!r:.99}, which Penstock does not compute "
                 f"for {name} models. Use another file of this model, or its original."
             )
-        # Like llama.cpp, take a vector for a matrix with one row.
         if _without_ones(stored.shape) != _without_ones(known[tensor]):
             raise ConfigError(
                 f"{tensor} in {stored.file} has the shape {list(stored.shape)}; by the settings of "
                 f"the file it should be {list(known[tensor])}."
             )
+        found[tensor] = replace(stored, shape=known[tensor])
+    return found
+
+
+def _without_ones(shape: Shape) -> list[int]:
+    return [size for size in shape if size != 1]

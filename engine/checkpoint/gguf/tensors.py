@@ -17,6 +17,8 @@ from engine.checkpoint.gguf.architecture import (
 )
 from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.delta import RATES, without_drafter
+from engine.checkpoint.gguf.end_tokens import tokens_of
+from engine.checkpoint.gguf.fused import GATE_AND_UP, GATE_UP
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.checkpoint.gguf.orders import row_order, rows_of_rates
 from engine.checkpoint.gguf.settings import DELTAS, architecture_of, own_settings
@@ -25,6 +27,7 @@ from engine.checkpoint.gguf.shapes import (
     STACKED,
     absent_biases,
     all_tensors,
+    checked_tensors,
     split_parts,
 )
 from engine.errors import ConfigError
@@ -78,7 +81,7 @@ class GGUFTensor:
         if self.order is not None:
             found = found[:, self.order] if self.of_columns else found[self.order]
         if self.added:
-            found = found - self.added
+            found = found.float() - self.added
         if self.is_decay:
             found = (-found.float()).log()
         return found.t() if self.transposed else found
@@ -127,6 +130,7 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]
     architecture, own = architecture_of(settings), own_settings(settings)
     found: dict[str, GGUFTensor | StackedTensor] = {}
     tensors = without_drafter(all_tensors(headers), own)
+    tensors = checked_tensors(settings, len(tokens_of(settings)), tensors)
     for name, stored in (tensors | absent_biases(architecture, tensors)).items():
         if name == ROPE_FACTORS:  # they became settings of config.json
             continue
@@ -139,6 +143,9 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]
                 renamed = tensor_name(name.replace(RATES, rate), architecture)
                 found[renamed] = GGUFTensor(stored, rows, 0.0, transposed=False)
             continue
+        if f".{GATE_UP}." in name:
+            found |= _gates_and_ups(name, stored, architecture)
+            continue
         order = row_order(name, architecture, own, stored.shape[0])
         for number, part in enumerate(_in_form(name, stored)):
             found[tensor_name(name, architecture, number)] = GGUFTensor(
@@ -150,6 +157,26 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]
                 is_decay=name.endswith(".ssm_a"),
             )
     return found
+
+
+def _gates_and_ups(
+    name: str, stored: StoredTensor, architecture: str
+) -> dict[str, GGUFTensor | StackedTensor]:
+    """Return the gate and the up of each expert, of a tensor with those of all.
+
+    They stay together if a checkpoint of the architecture has them so.
+    """
+    experts, outputs, inputs = stored.shape
+    halves = split_parts(replace(stored, shape=(2 * experts, outputs // 2, inputs)))
+    tensors = [GGUFTensor(half, None, 0.0, transposed=False) for half in halves]
+    gate, up = (name.replace(GATE_UP, part) for part in GATE_AND_UP)
+    if joined_names(gate, architecture):
+        joined = StackedTensor(tuple(tensors), (experts, -1, inputs))
+        return {tensor_name(gate, architecture): joined}
+    return {
+        tensor_name((gate, up)[number % 2], architecture, number // 2): tensor
+        for number, tensor in enumerate(tensors)
+    }
 
 
 def _in_form(name: str, stored: StoredTensor) -> list[StoredTensor]:

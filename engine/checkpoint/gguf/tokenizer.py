@@ -22,10 +22,11 @@ from engine.checkpoint.gguf.end_tokens import (
     USER_DEFINED,
     ends_of,
     token_id,
+    tokens_of,
 )
 from engine.checkpoint.gguf.splits import DEEPSEEK_V2, DEEPSEEK_V3
 from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
-from engine.errors import ConfigError
+from engine.errors import ConfigError, listed
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -72,11 +73,12 @@ Settings = Mapping[str, Any]
 
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """Return the tokenizer. Raises ConfigError if it is missing, malformed or not served."""
-    kind = settings.get(f"{KEY}model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(str(kind))
+    kind = _kind(settings)
+    build = BUILDERS.get(str(kind))
     if build is None:
+        served = listed(BUILDERS)
         raise ConfigError(
-            f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are gpt2 and llama."
+            f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are {served}."
         )
     tokens = tokens_of(settings)
     check_tokens(tokens, SOURCE)
@@ -89,14 +91,6 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
         raise ConfigError(f"The GGUF file's tokenizer cannot be used: {error}") from error
     _add_ends(tokenizer, settings, tokens, has_bos=has_bos)
     return tokenizer
-
-
-def tokens_of(settings: Settings) -> list[str]:
-    """Return the texts of all tokens, in the order of their ids."""
-    tokens = settings.get(f"{KEY}tokens")
-    if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
-        raise ConfigError(f"The GGUF file has no {KEY}tokens, so its text cannot be encoded.")
-    return tokens
 
 
 def kinds_of(settings: Settings) -> list[int]:
@@ -194,6 +188,12 @@ def _list(settings: Settings, name: str, default: Any = None) -> list[Any]:
 # ---- kinds -----------------------------------------------------------------------------------
 
 
+def _kind(settings: Settings) -> Any:
+    """Return the key in BUILDERS: Gemma 4's may also be the name of a split."""
+    kind, pre = settings.get(f"{KEY}model"), settings.get(f"{KEY}pre")
+    return pre if kind == "gpt2" and pre == "gemma4" else kind
+
+
 def _split_name(settings: Settings) -> str:
     """Return the name in SPLITS. Raises ConfigError if the file has another one."""
     pre = settings.get(f"{KEY}pre", "default")
@@ -250,6 +250,19 @@ def _sentencepiece(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bo
     return tokenizer, True
 
 
+def _spaced_bpe(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    """Return Gemma 4's tokenizer: SentencePiece's marks and bytes, and merges as in GPT-2."""
+    merges = [_pair(merge) for merge in settings.get(f"{KEY}merges") or []]
+    ids = {token: number for number, token in enumerate(tokens)}
+    unknown = special_token(settings, "unknown")
+    model = models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    plain = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(plain)
+    return tokenizer, True
+
+
 def _merges_of(ids: dict[str, int], scores: list[float]) -> Iterator[tuple[str, str]]:
     """Yield the merges in SentencePiece's order: those of the best token first.
 
@@ -286,7 +299,8 @@ def _add_ends(
 ) -> None:
     """Begin or end every text with a token, if the file says so."""
     bos, eos = special_token(settings, "bos"), special_token(settings, "eos")
-    before = bos if settings.get(f"{KEY}add_bos_token", has_bos) else None
+    always = _kind(settings) == "gemma4"  # llama.cpp overrides the setting
+    before = bos if always or settings.get(f"{KEY}add_bos_token", has_bos) else None
     after = eos if settings.get(f"{KEY}add_eos_token", False) else None
     around = {token: tokens.index(token) for token in (before, after) if token is not None}
     if around:
@@ -294,3 +308,6 @@ def _add_ends(
         tokenizer.post_processor = TemplateProcessing(
             single=form, special_tokens=list(around.items())
         )
+
+
+BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _spaced_bpe}

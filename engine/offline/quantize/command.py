@@ -24,6 +24,7 @@ from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
 from engine.offline.new_folder_command import write_folder
 from engine.offline.plain import Checkpoint
+from engine.offline.quantize.experts import one_by_one
 from engine.offline.quantize.forms import FORMS, Form
 from engine.offline.quantize.write import write_quantized
 
@@ -33,6 +34,7 @@ class Layers(NamedTuple):
 
     rounded: Collection[str]  # names of the weights that are rounded
     ignored: Sequence[str]  # names of layers that stay plain, or patterns after "re:"
+    fused: Sequence[str]  # names of tensors of all experts, which stay plain
 
 
 def quantize_folder(
@@ -48,6 +50,7 @@ def quantize_folder(
     source = Checkpoint.open(model, "quantised again")
     _, _, build = model_class(source.config)
     module = on_meta_device(build, source.config, 1, torch.float32)
+    source = one_by_one(source, module, cast(Model, module).weight_map())
     layers = _layers_of(module, source, FORMS[kind])
     write_quantized(source, out, kind, layers.rounded, layers.ignored, progress)
     return layers
@@ -61,12 +64,14 @@ def _layers_of(module: nn.Module, source: Checkpoint, form: Form) -> Layers:
     weight_map = cast(Model, module).weight_map()
     targets, copies = assign(source.tensors, weight_map, source.folder)
     ignored_prefixes = tuple(weight_map.ignored_prefixes)
-    rounded = set()
+    rounded, fused = set(), []
     # The head of a model with tied embeddings is a layer without a tensor.
     heads = [layer for layer in module.modules() if isinstance(layer, LMHead)]
     ignored = ["lm_head" for head in heads if head.tied_to is not None]
     for name, tensor in source.tensors.items():
         owners = {target: _owner(module, target) for target in targets.get(name, ())}
+        if any(target.experts and len(tensor.shape) > 2 for target in owners):
+            fused.append(name)
         is_matrix = name.endswith(".weight") and len(tensor.shape) == 2
         is_embedding = any(isinstance(owner, TokenEmbedding) for owner in owners.values())
         if name in copies or not is_matrix or is_embedding or name.startswith(ignored_prefixes):
@@ -77,7 +82,7 @@ def _layers_of(module: nn.Module, source: Checkpoint, form: Form) -> Layers:
             ignored.append(name.removesuffix(".weight"))
     if not rounded:
         raise ConfigError(f"{source.folder} has no linear layer that can be rounded so.")
-    return Layers(rounded, ignored + _patterns(ignored_prefixes, source))
+    return Layers(rounded, ignored + _patterns(ignored_prefixes, source), fused)
 
 
 def _owner(module: nn.Module, target: Target) -> nn.Module:
@@ -131,4 +136,9 @@ def _quantize_as_given(progress: Callable[[float], None]) -> list[str]:
     lines = [f"wrote {folder}: {len(layers.rounded)} weights as {kind}, {decimal(size)} in all"]
     if layers.ignored:
         lines.append(f"linear layers that stay plain: {listed(layers.ignored)}")
+    if layers.fused:
+        lines.append(
+            f"experts that stay plain, because one tensor holds those of a layer: "
+            f"{listed(layers.fused)}"
+        )
     return lines

@@ -15,7 +15,7 @@ from engine.checkpoint.gguf.delta import without_drafter
 from engine.checkpoint.gguf.header import StoredTensor
 from engine.checkpoint.gguf.kinds import KINDS
 from engine.checkpoint.gguf.settings import own_settings
-from engine.checkpoint.gguf.shapes import check_tensors, shapes_of
+from engine.checkpoint.gguf.shapes import checked_tensors, shapes_of
 from engine.errors import ConfigError
 from tests.engine.checkpoint.gguf.test_models import logits_of, qwen3_5
 from tests.support.gguf_files import write_gguf
@@ -146,9 +146,9 @@ def test_vector_may_be_a_matrix_of_one_row(shape: tuple[int, ...]) -> None:
     }
     if len(shape) == 2 and shape[0] > 1:
         with pytest.raises(ConfigError, match="has the shape"):
-            check_tensors(given, 288, stored)
+            checked_tensors(given, 288, stored)
     else:
-        check_tensors(given, 288, stored)
+        checked_tensors(given, 288, stored)
 
 
 def test_layers_that_draft_tokens_are_left_out() -> None:
@@ -171,4 +171,4 @@ def test_projection_in_an_old_form_is_refused() -> None:
         for tensor, each in shapes.items()
     }
     with pytest.raises(ConfigError, match=r"lacks the tensor blk\.0\.attn_qkv"):
-        check_tensors(given, 288, stored)
+        checked_tensors(given, 288, stored)

@@ -35,6 +35,7 @@ def test_every_case_has_numbers_and_changes_them() -> None:
     without_effect = [
         *("no base", "none, factor", "lists for layers", "default caps", "default size"),
         *("window of few layers", "unread window", "parallel by key"),
+        *("default base of windows", "default final cap"),
     ]
     for name, found in DUE.items():
         architecture, _, case = name.partition(":")

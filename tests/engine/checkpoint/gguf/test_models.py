@@ -87,6 +87,52 @@ def gemma3() -> Any:
     return Gemma3TextConfig(**(GEMMA | {"num_hidden_layers": 7, "rope_parameters": rope}))
 
 
+GEMMA4 = (
+    SIZES
+    | HEADS
+    | {
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": LOCAL,
+        },
+        "hidden_size_per_layer_input": 0,
+    }
+)
+
+
+def gemma4(**more: Any) -> Any:
+    from transformers import Gemma4TextConfig
+
+    return Gemma4TextConfig(**(GEMMA4 | more))
+
+
+def small_gemma4() -> Any:
+    """Return a config like that of E2B: the third layer reads the KV of the first one."""
+    return gemma4(
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=288,
+        final_logit_softcapping=8.0,
+    )
+
+
+def gemma4_experts() -> Any:
+    sizes = {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    return gemma4(enable_moe_block=True, **sizes, **keys)
+
+
 def ministral3() -> Any:
     from transformers import Ministral3Config
 
@@ -226,6 +272,9 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "gemma": ("gemma", gemma),
     "gemma2": ("gemma2", gemma2),
     "gemma3": ("gemma3", gemma3),
+    "gemma4": ("gemma4", gemma4),
+    "gemma4 E2B": ("gemma4", small_gemma4),
+    "gemma4 with experts": ("gemma4", gemma4_experts),
     "ministral3": ("mistral3", ministral3),
     "olmo2": ("olmo2", olmo2),
     "olmo3": ("olmo2", olmo3),
