@@ -110,13 +110,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     speculation: Annotated[
-        Literal["ngram", "off"],
+        Literal["auto", "mtp", "ngram", "off"],
         setting(
             MODEL,
-            "Draft tokens that followed the last ones before, in any request, and check several in "
-            "one step, with up to 4 streams. Answers stay the same.",
+            "Draft tokens, and check several in one step, with up to 4 streams. Answers stay the "
+            "same. ngram: those that followed the last ones before, in any request. mtp: by the "
+            "prediction head of the checkpoint. auto: mtp if the checkpoint has one and a draft is "
+            "cheap, else ngram.",
         ),
-    ] = "ngram"
+    ] = "auto"
     speculative_model: Annotated[
         str | None,
         setting(

@@ -163,7 +163,8 @@ def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
 
 
 def _layers(plan: ModelPlan, kind: type[Layer]) -> list[Layer]:
-    return [layer for layer in plan.module.modules() if isinstance(layer, kind)]
+    every = [layer for module in plan.modules for layer in module.modules()]
+    return [layer for layer in every if isinstance(layer, kind)]
 
 
 def _encoder_tokens(plan: ModelPlan) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engine.checkpoint.weight_map import Target, WeightMap
+from engine.checkpoint.weight_map import WeightMap
 from engine.models.base import expect
 from engine.models.qwen2_moe import experts_with_shared
 from engine.models.qwen3_5 import Qwen35, text_config
-from engine.models.qwen3_next import Qwen3NextConfig
+from engine.models.qwen3_next import Qwen3NextConfig, fused_experts
 
 
 class Qwen35Moe(Qwen35):
@@ -31,10 +31,6 @@ class Qwen35Moe(Qwen35):
         transformers saves them one by one.
         """
         assert self.config.experts is not None
-        count, fused = self.config.experts.count, {}
-        for index in range(self.config.layers):
-            for ours, theirs in (("up", "gate_up"), ("down", "down")):
-                parameter = f"blocks.{index}.mlp.expert_{ours}.weight"
-                target = Target(parameter, experts=count, groups=1)
-                fused[f"layers.{index}.mlp.experts.{theirs}_proj"] = target
+        layers = [f"layers.{index}" for index in range(self.config.layers)]
+        fused = fused_experts(self.config.experts.count, layers)
         return replace(super().weight_map(), fused=fused)
