@@ -113,6 +113,70 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "mtp", "ngram", "off"],
         setting(
             MODEL,
+            "Draft tokens and check several a step, with up to 4 streams. ngram: repeated text. "
+            "mtp: the checkpoint's prediction head. auto: mtp if it is cheap, else ngram. Answers "
+            "stay the same.",
+        ),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], setting(MODEL, "Device; auto uses a GPU if there is one.")
+    ] = "auto"
+    attention_backend: Annotated[
+        Literal["auto", "torch", "triton", "numba"],
+        setting(
+            MODEL,
+            "Kernels of attention and other operations. auto: those in Triton on a GPU, those "
+            "that Numba compiles on a CPU, and torch where they do not support a model.",
+        ),
+    ] = "auto"
+    batch_invariant: Annotated[
+        Literal["auto", "on", "off"],
+        setting(
+            MODEL,
+            "Whether the bits of a request's logits are independent of the other requests in its "
+            "steps. auto: where that costs nothing, which is on CPUs without AMX. on: always, "
+            "without AMX, or refuse to start. off: no promise.",
+        ),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["safetensors", "dummy"],
+        setting(MODEL, "dummy: random weights, for benchmarks; only config.json is needed."),
+    ] = "safetensors"
+    max_model_len: Annotated[
+        Tokens | None,
+        setting(MODEL, "Most tokens of prompt plus answer; default: the model's own limit."),
+    ] = None
+    threads: Annotated[
+        Threads | None,
+        setting(MODEL, "CPU threads of the engine; default: all. Leave cores to busy programs."),
+    ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        setting(
+            MODEL,
+            "Processes that compute the model together: each has a share of every layer's weights "
+            "and of the KV cache, and of the CPU threads.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
+    prepack: Annotated[
+        bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
+    ] = True
+    quantization: Annotated[
+        Literal["int8", "int4", "fp8", "none"] | None,
+        setting(
+            MODEL,
+            "Round linear weights while loading. int8 and int4 have a scale for every 32 inputs, "
+            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. none: plain "
+            "weights. Default: none, but a CPU that has a kernel for them keeps the codes of "
+            "quantised checkpoints.",
+        ),
+    ] = None
+    speculation: Annotated[
+        Literal["auto", "mtp", "ngram", "off"],
+        setting(
+            MODEL,
             "Draft tokens, and check several in one step, with up to 4 streams. Answers stay the "
             "same. ngram: those that followed the last ones before, in any request. mtp: by the "
             "prediction head of the checkpoint. auto: mtp if the checkpoint has one and a draft is "
@@ -123,8 +187,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             MODEL,
-            "A smaller model with the same tokenizer, given like --model. It drafts tokens in "
-            "place of those that followed before. Answers stay the same. Default: none.",
+            "A smaller model with the same tokenizer, given like --model, that drafts tokens. "
+            "Answers stay the same. Default: none.",
         ),
     ] = None
     lora_modules: Annotated[

@@ -33,20 +33,24 @@ def add_head(config: dict[str, Any], tensors: Tensors, *, seed: int = 0) -> None
     tensors[f"{HEAD}fc.weight"] = random(hidden, 2 * hidden)
 
 
-def add_right_head(config: dict[str, Any], tensors: Tensors) -> None:
-    """Add a head that is always right.
+def add_right_head(config: dict[str, Any], tensors: Tensors, *, added: float = 0.0) -> None:
+    """Add a head that is right: always, if what the residual layers add is multiplied by 0.
 
-    The residual layers of model and head add nothing, so that a token follows from the one before
-    it alone. The head's layer gets the embedding of that token.
+    A token follows then from the one before it alone, and the head gets the embedding of that one.
     """
     add_head(config, tensors)
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
-            tensor.zero_()
+            tensor.mul_(added)
     hidden = len(tensors["mtp.norm.weight"])
     tensors["mtp.fc.weight"] = torch.eye(hidden, 2 * hidden)
     tensors["mtp.pre_fc_norm_embedding.weight"].zero_()
     tensors["mtp.norm.weight"] = tensors["model.norm.weight"].clone()
+
+
+def add_mostly_right_head(config: dict[str, Any], tensors: Tensors) -> None:
+    """As `add_right_head`, for a model whose answers still depend on all tokens."""
+    add_right_head(config, tensors, added=0.3)
 
 
 class ReferenceHead:
