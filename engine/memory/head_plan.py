@@ -13,25 +13,21 @@ from engine.errors import ConfigError
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.experts import Experts
 from engine.models.base import Predicts
-from engine.scheduling.drafts import MOST_ROWS
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
 
 FLAG = "--speculation mtp"
-# By default, drafts of one token for all streams may cost this part of a step, and for one stream
-# half of it: see docs/decisions-recurrent.md.
-MOST_COST = 0.5
+MOST_COST = 0.25  # by default, of a drafted token: see docs/decisions-recurrent.md
 
 
 class HeadPlan(NamedTuple):
-    """A prediction head on the meta device, if it drafts, and for how many streams at most.
+    """A prediction head on the meta device, if it drafts.
 
-    `unused` says why a head that the checkpoint has, or names, does not draft.
+    `unused` says why a head that the checkpoint has, or names, does not.
     """
 
     module: nn.Module | None = None
-    most_streams: int = 0
     unused: str = ""
 
 
@@ -51,13 +47,10 @@ def plan_head(plan: ModelPlan) -> HeadPlan:
                 f"{FLAG} is not possible: {error} Use --speculation ngram."
             ) from error
         return HeadPlan(unused=str(error) if _is_known(plan) else "")
-    streams = MOST_ROWS // 2
-    if wanted == "auto":
-        cost = draft_cost(plan.module, head)
-        streams = min(int(MOST_COST / cost), streams)
-        if streams < 2:
-            return HeadPlan(unused=f"Each drafted token would cost {cost:.0%} of a step.")
-    return HeadPlan(head, streams)
+    cost = draft_cost(plan.module, head)
+    if wanted == "auto" and cost > MOST_COST:
+        return HeadPlan(unused=f"Each drafted token would cost {cost:.0%} of a step.")
+    return HeadPlan(head)
 
 
 def draft_cost(model: nn.Module, head: nn.Module) -> float:

@@ -10,8 +10,8 @@ wrong, later steps overwrite them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -42,88 +42,116 @@ class Waiting(NamedTuple):
         return Waiting(self.end - 1, self.hidden[-1:].clone())
 
 
-class HeadDrafter:
-    """Drafts for up to `most_streams` sequences at once, with their sampling parameters.
+@dataclass(slots=True)
+class Draft:
+    """Tokens drafted behind `known` tokens, and the head's hidden state [1, hidden] of the last."""
 
-    Penalties, biases and grammars are left out. A drafted token costs one pass of the head, and
-    the logits of one token.
+    known: int
+    tokens: list[int]
+    hidden: torch.Tensor
+
+
+class HeadDrafter:
+    """Drafts with the sampling parameters of sequences, without penalties, biases and grammars.
+
+    The first token is drafted for all sequences of a step at once, further ones for each alone.
     """
 
-    def __init__(self, runner: ModelRunner, head: PredictionHead, most_streams: int) -> None:
+    def __init__(self, runner: ModelRunner, head: PredictionHead) -> None:
         self._runner = runner
         self._head = head
-        self._most_streams = most_streams
-        self._waiting: dict[int, Waiting] = {}  # by row
-        self._streams = 0  # rows of the last step
+        self._waiting: dict[int, Waiting] = {}  # by row, as are the other two
+        self._drafts: dict[int, Draft] = {}  # behind the last step
+        self._sampled: list[int] = []  # rows of the last step whose next token is known
         runner.observers.append(self._follow)
 
     def _follow(self, step: Step, hidden: torch.Tensor) -> None:
         """Take the hidden states [T, hidden] of a step whose sampled tokens are in the rows."""
         for new in step.new_rows:
             self._waiting.pop(new.row, None)
+        self._drafts.clear()
+        self._sampled.clear()
         size = self._runner.kv.block_size
         due: dict[int, Waiting] = {}
-        done = self._streams = 0
-        for row, start, count in _runs(step.slices):
+        done = 0
+        for first, *drafted in _by_sequence(step.slices):
+            row, start = first.row, first.start
+            count = first.count + self._num_right(drafted)
             waiting = self._joined(row, start, hidden[done : done + count])
-            done += count
-            self._streams += 1
+            done += first.count + len(drafted)
             if waiting.end // size > start // size:  # a block is full
                 due[row] = waiting
                 waiting = waiting.last()
             self._waiting[row] = waiting
+            if first.samples:
+                self._sampled.append(row)
         if due:
             self._compute(due)
+
+    def _num_right(self, drafted: Sequence[ScheduledSlice]) -> int:
+        """Return how many leading drafted tokens of a sequence were sampled."""
+        if not drafted:
+            return 0
+        first = drafted[0]
+        sampled = self._runner.rows.tokens[first.row, first.start :][: len(drafted)].tolist()
+        pairs = enumerate(zip(drafted, sampled, strict=True))
+        return next((i for i, (s, token) in pairs if s.draft != token), len(drafted))
 
     def _joined(self, row: int, start: int, hidden: torch.Tensor) -> Waiting:
         """Return the waiting positions of a row, with those from `start` on."""
         known = self._waiting.get(row)
-        if known is None or not known.first <= start <= known.end:
+        if known is None or known.end != start:
             return Waiting(start, hidden.clone())
-        return Waiting(known.first, torch.cat((known.hidden[: start - known.first], hidden)))
+        return Waiting(known.first, torch.cat((known.hidden, hidden)))
 
     @torch.inference_mode()
     def __call__(self, sequence: Record, most: int) -> Sequence[int]:
         """Return up to `most` tokens that may follow the known tokens of a running sequence."""
-        row, known = sequence.row, len(sequence.tokens)
-        waiting = self._waiting.get(row)
-        is_late = sequence.num_tokens > known  # a token is in flight
-        if is_late or waiting is None or self._streams > self._most_streams:
+        if sequence.num_tokens > len(sequence.tokens):
+            return []  # a token is in flight
+        if self._sampled:
+            self._draft_first()
+        row = sequence.row
+        draft = self._drafts.get(row)
+        if draft is None or draft.known != len(sequence.tokens):
             return []
-        # The last known token was sampled from the hidden state before it.
-        count = known - 1 - waiting.first
-        if not 0 < count <= len(waiting.hidden):
-            return []
-        waiting = Waiting(waiting.first, waiting.hidden[:count])
-        self._waiting[row] = waiting.last()
-        hidden = self._compute({row: waiting})[-1:]
-        stops = sequence.params.stop_token_ids
-        drafted: list[int] = []
-        while True:
-            token = self._draw(row, hidden, known + len(drafted))
-            if token < 0:  # the logits are not finite
-                return drafted
-            drafted.append(token)
-            if len(drafted) == most or token in stops:
-                return drafted
-            drafting = Waiting(known - 2 + len(drafted), hidden)
-            hidden = self._compute({row: drafting}, torch.tensor([token]))
+        tokens, stops = draft.tokens, sequence.params.stop_token_ids
+        # A token is -1 if the logits are not finite.
+        while len(tokens) < most and tokens[-1] >= 0 and tokens[-1] not in stops:
+            # The position of the last drafted token but one, of which the head has the state.
+            drafting = Waiting(draft.known + len(tokens) - 2, draft.hidden)
+            draft.hidden = self._compute({row: drafting}, torch.tensor(tokens[-1:]))
+            tokens += self._draw([row], draft.hidden, [draft.known + len(tokens)])
+        return [token for token in tokens[:most] if token >= 0]
+
+    def _draft_first(self) -> None:
+        """Draft one token behind each sequence of the last step, once."""
+        parts = {row: self._waiting[row] for row in self._sampled}
+        self._sampled.clear()
+        hidden = self._compute(parts)
+        ends = torch.tensor([len(each.hidden) for each in parts.values()]).cumsum(0)
+        hidden = hidden.index_select(0, ends - 1)
+        # The next token of position p is p + 1, and the head predicts the one behind it.
+        known = [each.end + 1 for each in parts.values()]
+        tokens = self._draw(list(parts), hidden, known)
+        for index, (row, token) in enumerate(zip(parts, tokens, strict=True)):
+            self._drafts[row] = Draft(known[index], [token], hidden[index : index + 1])
+            self._waiting[row] = parts[row].last()
 
     def _compute(self, parts: dict[int, Waiting], ids: torch.Tensor | None = None) -> torch.Tensor:
         """Return the head's hidden states [T, hidden] of positions, by row; write their KV.
 
         `ids` [T] are the tokens behind them, if the rows do not know these.
         """
-        ordered = sorted(parts.items(), key=lambda part: len(part[1].hidden) > 1)
         slices = [
             ScheduledSlice(0, 0, row, each.first, len(each.hidden), samples=True)
-            for row, each in ordered
+            for row, each in parts.items()
         ]
         runner = self._runner
         if ids is None:
             tokens = runner.rows.tokens
             ids = torch.cat([tokens[s.row, s.start + 1 :][: s.count] for s in slices]).long()
-        hidden = torch.cat([each.hidden for _, each in ordered])
+        hidden = torch.cat([each.hidden for each in parts.values()])
         count = len(hidden)
         batch = build_batch(Step(tuple(slices)), runner.rows, runner.kv, runner.backend)
         padded = runner.forward.round_up(count, STEP_TOKENS_MULTIPLE)
@@ -131,24 +159,22 @@ class HeadDrafter:
         hidden = F.pad(hidden, (0, 0, 0, padded - count))
         return self._head(batch.input_ids, hidden, batch)[:count]
 
-    def _draw(self, row: int, hidden: torch.Tensor, position: int) -> int:
-        """Draw the token at a position of a row from hidden [1, hidden], as the model would."""
+    def _draw(self, rows: list[int], hidden: torch.Tensor, positions: list[int]) -> list[int]:
+        """Draw the tokens at these positions of rows from hidden [R, hidden]."""
         runner = self._runner
-        index = torch.tensor([row])
+        index = torch.tensor(rows)
         params = runner.rows.draw_params(index, torch.zeros_like(index))
-        params = params._replace(positions=torch.full_like(params.positions, position))
-        return int(runner.draw(runner.logits(hidden), params).item())
+        params = params._replace(positions=torch.tensor(positions))
+        drawn: list[int] = runner.draw(runner.logits(hidden), params).tolist()
+        return drawn
 
 
-def _runs(slices: Sequence[ScheduledSlice]) -> Iterator[tuple[int, int, int]]:
-    """Yield (row, start, count) of the tokens of each sequence, drafted ones included."""
-    row = start = count = 0
+def _by_sequence(slices: Sequence[ScheduledSlice]) -> list[list[ScheduledSlice]]:
+    """Return the slices of each sequence: the first, and those of drafted tokens behind it."""
+    found: list[list[ScheduledSlice]] = []
     for s in slices:
         if s.draft >= 0:
-            count += s.count
-            continue
-        if count:
-            yield row, start, count
-        row, start, count = s.row, s.start, s.count
-    if count:
-        yield row, start, count
+            found[-1].append(s)
+        else:
+            found.append([s])
+    return found

@@ -185,16 +185,21 @@ def test_head_is_not_computed_while_too_many_streams_decode(
     assert calls == [5 * 16]
 
 
-def test_head_drafts_for_no_more_streams_than_planned(
+def test_first_tokens_of_all_streams_are_drafted_at_once(
     folders: Callable[[str, str], Path],
 ) -> None:
     driver = drafted_driver(folders("qwen3_5", "right"))
-    drafter_of(driver)._most_streams = 1
-    for streams, drafts_any in ((2, False), (1, True)):
-        for number in range(streams):
-            driver.submit([number] * 4, 8)
-        driver.run()
-        assert bool(driver.stats.drafted) is drafts_any
+    calls: list[int] = []
+    head = driver.loaded.plan.head.module
+    assert head is not None
+    head.register_forward_hook(lambda *given: calls.append(len(given[2])))
+    for number in range(4):
+        driver.submit([number], 7)
+    driver.run()
+    # The prompts' step yields one token each, and then a draft of one token each two more.
+    assert driver.stats.step == 1 + 3
+    assert driver.stats.drafted_right == driver.stats.drafted == 3 * 4
+    assert len(calls) == 3
 
 
 def test_draft_without_finite_logits_is_empty(folders: Callable[[str, str], Path]) -> None:
