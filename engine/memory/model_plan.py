@@ -120,6 +120,7 @@ class ModelPlan:
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
         self.head = plan_head(self)
+        self.rank_parameters = sum(p.numel() for m in self.modules for p in m.parameters())
         self._plan_caches()
         # Estimated now, because loading replaces the module's weights.
         self.weight_bytes = estimate.weight_bytes(self)
@@ -173,11 +174,6 @@ class ModelPlan:
     def modules(self) -> list[nn.Module]:
         """The model, and its prediction head if that drafts."""
         return [self.module] if self.head.module is None else [self.module, self.head.module]
-
-    @property
-    def rank_parameters(self) -> int:
-        """The number of parameters of this rank."""
-        return sum(p.numel() for module in self.modules for p in module.parameters())
 
     @property
     def prepacks(self) -> bool:
