@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from tests.support.golden import Edit, edit_checkpoint, of_transformers
-from tests.support.prediction_heads import add_mostly_right_head
+from tests.support.prediction_heads import add_often_right_head
 from tests.support.process import ROOT
 from tests.support.reference_data import LLAMA, located
 from tests.support.serve import Server, complete, serving
@@ -56,7 +56,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "qwen3_5": Family("test_qwen3_5", 3e-3, 260),
     "qwen3_5_mtp": Family(
-        "test_qwen3_5", 3e-3, 260, add_mostly_right_head, ("--speculation", "mtp")
+        "test_qwen3_5", 3e-3, 260, add_often_right_head, ("--speculation", "mtp")
     ),
     "lfm2": Family("test_lfm2", 1e-3, 260),
     "granite_hybrid": Family("test_granite_hybrid", 1e-3, 260),
