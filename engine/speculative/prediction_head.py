@@ -118,7 +118,7 @@ class HeadDrafter:
         tokens, stops = draft.tokens, sequence.params.stop_token_ids
         # A token is -1 if the logits are not finite.
         while len(tokens) < most and tokens[-1] >= 0 and tokens[-1] not in stops:
-            # The position of the last drafted token but one, of which the head has the state.
+            # The head's last state is that of the position before the last drafted token.
             drafting = Waiting(draft.known + len(tokens) - 2, draft.hidden)
             draft.hidden = self._compute({row: drafting}, torch.tensor(tokens[-1:]))
             tokens += self._draw([row], draft.hidden, [draft.known + len(tokens)])
