@@ -121,20 +121,20 @@ class ModelPlan:
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
         self.head = plan_head(self)
         self._plan_caches()
-        self._estimate()
+        self._estimate_weights()
+        self.step_bytes = estimate.step_bytes(self)
         self.adapters = plan_adapters(self)
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
 
-    def _estimate(self) -> None:
-        """Estimate what the weights and a step take: now, because loading replaces the weights."""
+    def _estimate_weights(self) -> None:
+        """Estimate what the weights take: now, because loading replaces them."""
         self.rank_parameters = sum(p.numel() for m in self.modules for p in m.parameters())
         self.weight_bytes = estimate.weight_bytes(self)
         self.plain_bytes = estimate.plain_bytes(self)
         self.packed_bytes = estimate.packed_bytes(self)
         self.loading_bytes = estimate.loading_bytes(self)
-        self.step_bytes: int = estimate.step_bytes(self)
 
     def _plan_states(self) -> None:
         """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
