@@ -62,6 +62,8 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     if plan.head.module is not None:
         parameters = sum(p.numel() for p in plan.head.module.parameters())
         write(f"drafts by the prediction head (mtp) with {parameters:,} parameters\n")
+    elif plan.head.unused:
+        write(f"no drafts by the prediction head: {plan.head.unused}\n")
     if plan.kv_groups:
         form = plan.config.kv_cache_dtype
         stored = "" if form == "auto" else f" in {form}"

@@ -26,10 +26,7 @@ from engine.scheduling.step import ScheduledSlice, Step
 
 
 class Waiting(NamedTuple):
-    """Hidden states [n, hidden] of a row's positions from `first` on; the head computes them next.
-
-    The last position is computed again with a draft, because the draft needs the head's result.
-    """
+    """Hidden states [n, hidden] of a row's positions from `first` on, not computed by the head."""
 
     first: int
     hidden: torch.Tensor
@@ -38,8 +35,9 @@ class Waiting(NamedTuple):
     def end(self) -> int:
         return self.first + len(self.hidden)
 
-    def last(self) -> Waiting:
-        return Waiting(self.end - 1, self.hidden[-1:].clone())
+    def but(self, count: int) -> Waiting:
+        """Return the same without the first `count` positions, which are computed."""
+        return Waiting(self.first + count, self.hidden[count:].clone())
 
 
 @dataclass(slots=True)
@@ -81,7 +79,8 @@ class HeadDrafter:
             done += first.count + len(drafted)
             if waiting.end // size > start // size:  # a block is full
                 due[row] = waiting
-                waiting = waiting.last()
+                # A draft needs the head's result at the last position, and computes it again.
+                waiting = waiting.but(len(waiting.hidden) - 1)
             self._waiting[row] = waiting
             if first.samples:
                 self._sampled.append(row)
@@ -136,7 +135,7 @@ class HeadDrafter:
         tokens = self._draw(list(parts), hidden, known)
         for index, (row, token) in enumerate(zip(parts, tokens, strict=True)):
             self._drafts[row] = Draft(known[index], [token], hidden[index : index + 1])
-            self._waiting[row] = parts[row].last()
+            self._waiting[row] = parts[row].but(len(parts[row].hidden))
 
     def _compute(self, parts: dict[int, Waiting], ids: torch.Tensor | None = None) -> torch.Tensor:
         """Return the head's hidden states [T, hidden] of positions, by row; write their KV.

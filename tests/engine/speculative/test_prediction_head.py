@@ -98,7 +98,10 @@ def note_drafts(driver: Driver) -> list[Draft]:
 def test_drafts_are_those_of_the_reference(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind chunks, wrong drafts, full blocks, and a prefix hit."""
+    """Behind chunks, wrong drafts, full blocks, and prefix hits.
+
+    The row of the last hit had another request before, which ended where the hit ends.
+    """
     monkeypatch.setattr(drafts, "LONGEST_PAUSE", 2)
     reference = ReferenceHead(written(tmp_path, family, add_head), tmp_path)
     driver = drafted_driver(tmp_path, max_num_batched_tokens=24)
@@ -106,9 +109,11 @@ def test_drafts_are_those_of_the_reference(
     prompt = [(7 * index * index + 3) % VOCAB for index in range(45)]
     first = driver.submit(prompt, 22, temperature=1.0, seed=3)
     driver.run()
-    driver.submit([*prompt, *driver.tokens(first), 5, 6, 7], 8)
-    driver.run()
-    assert driver.stats.prefix_hits == 64
+    again = [*prompt, *driver.tokens(first), 5, 6, 7]
+    for text, count in ((again, 8), ([9] * 64, 1), ([*again[:65], 8], 3)):
+        driver.submit(text, count)
+        driver.run()
+    assert driver.stats.prefix_hits == 64 + 64
     assert driver.stats.drafted_right < driver.stats.drafted
     assert {len(draft.known) // 16 for draft in found} == {2, 3, 4}, "drafts in several blocks"
     for known, drafted, logits in found:
@@ -199,7 +204,8 @@ def test_first_tokens_of_all_streams_are_drafted_at_once(
     # The prompts' step yields one token each, and then a draft of one token each two more.
     assert driver.stats.step == 1 + 3
     assert driver.stats.drafted_right == driver.stats.drafted == 3 * 4
-    assert len(calls) == 3
+    # Of each stream the prompt's only position, then those of a known and of a drafted token.
+    assert calls == [4, 8, 8]
 
 
 def test_draft_without_finite_logits_is_empty(folders: Callable[[str, str], Path]) -> None:
