@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,11 @@ FAMILIES = [
 HEADS: dict[str, Edit] = {"wrong": add_head, "right": add_right_head}
 
 
+class Answer(NamedTuple):
+    tokens: list[int]
+    logprobs: list[float]
+
+
 class Draft(NamedTuple):
     known: list[int]
     drafted: list[int]
@@ -52,15 +58,28 @@ def written(folder: Path, family: str, edit: Edit) -> Any:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """Return a function from a family and a head's name to the folder of a checkpoint."""
-    known: dict[tuple[str, str], Path] = {}
 
+    @cache
     def folder_of(family: str, head: str) -> Path:
-        if (family, head) not in known:
-            known[family, head] = tmp_path_factory.mktemp(f"{family}-{head}")
-            written(known[family, head], family, HEADS[head])
-        return known[family, head]
+        folder = tmp_path_factory.mktemp(f"{family}-{head}")
+        written(folder, family, HEADS[head])
+        return folder
 
     return folder_of
+
+
+@pytest.fixture(scope="module")
+def answers(folders: Callable[[str, str], Path]) -> Callable[[str, str], list[Answer]]:
+    """Return a function to the answers of all requests without drafts, of a checkpoint."""
+
+    @cache
+    def answers_of(family: str, head: str) -> list[Answer]:
+        driver = Driver(folders(family, head), speculation="off", **SMALL)
+        ids = [submit(driver, number) for number in REQUESTS]
+        driver.run()
+        return [Answer(driver.tokens(i), driver.logprobs(i)) for i in ids]
+
+    return answers_of
 
 
 def drafted_driver(folder: Path, **config: Any) -> Driver:
@@ -124,20 +143,21 @@ def test_drafts_are_those_of_the_reference(
 @pytest.mark.parametrize("head", ["right", pytest.param("wrong", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_and_logprobs_do_not_depend_on_the_head(
-    folders: Callable[[str, str], Path], family: str, head: str
+    folders: Callable[[str, str], Path],
+    answers: Callable[[str, str], list[Answer]],
+    family: str,
+    head: str,
 ) -> None:
     """Streams alone, then four at a time with prefix hits: bit for bit."""
-    plain = Driver(folders(family, head), speculation="off", enable_prefix_caching=False, **SMALL)
     driver = drafted_driver(folders(family, head), max_num_batched_tokens=24)
-    due = {number: submit(plain, number) for number in REQUESTS}
-    plain.run()
+    due = answers(family, head)
     for together in (1, 4):
         for first in range(0, len(REQUESTS), together):
             started = {submit(driver, n): n for n in REQUESTS[first : first + together]}
             driver.run()
             for request_id, number in started.items():
-                assert driver.tokens(request_id) == plain.tokens(due[number])
-                assert driver.logprobs(request_id) == plain.logprobs(due[number])
+                found = Answer(driver.tokens(request_id), driver.logprobs(request_id))
+                assert found == due[number]
     right = driver.stats.drafted_right / driver.stats.drafted
     assert right < 0.3 if head == "wrong" else 0.5 < right < 1  # a head knows no penalties
     assert driver.stats.prefix_hits
@@ -158,19 +178,16 @@ def test_right_head_saves_steps(folders: Callable[[str, str], Path]) -> None:
 
 
 def test_drafts_do_not_outlive_preemption_and_aborts(
-    folders: Callable[[str, str], Path],
+    folders: Callable[[str, str], Path], answers: Callable[[str, str], list[Answer]]
 ) -> None:
-    folder = folders("qwen3_5", "right")
-    plain = Driver(folder, speculation="off", **SMALL)
-    due = {number: submit(plain, number) for number in REQUESTS}
-    plain.run()
-    driver = drafted_driver(folder, num_gpu_blocks_override=9)
+    due = answers("qwen3_5", "right")
+    driver = drafted_driver(folders("qwen3_5", "right"), num_gpu_blocks_override=6)
     ids: dict[int, int] = {}
-    whole = run_with_aborts(driver, submit, (*REQUESTS, *REQUESTS), ids)
-    assert driver.stats.drafted_right > 40
-    assert len(whole) >= 14
+    whole = run_with_aborts(driver, submit, REQUESTS, ids)
+    assert driver.stats.drafted_right > 20
+    assert len(whole) >= 7
     for request_id in whole:
-        assert driver.tokens(request_id) == plain.tokens(due[ids[request_id]])
+        assert driver.tokens(request_id) == due[ids[request_id]].tokens
 
 
 def test_head_is_not_computed_while_too_many_streams_decode(
