@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from engine.config import EngineConfig
 from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
+from engine.models.base import PredictionHead
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
@@ -15,6 +18,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Drafter
 from engine.scheduling.state_slots import StateSlots
 from engine.speculative.ngram import ngram_drafter
+from engine.speculative.prediction_head import HeadDrafter
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
 COPIED_PART = 16
@@ -70,7 +74,10 @@ def _states(config: EngineConfig, facts: Ready) -> StateSlots | None:
 
 
 def _drafter(config: EngineConfig, loaded: LoadedEngine) -> Drafter | None:
-    """Return what drafts tokens: the draft model if there is one, else n-grams."""
+    """Return what drafts tokens: a draft model, the prediction head, or n-grams."""
     if config.speculation == "off":
         return None
+    head = loaded.plan.head.module
+    if head is not None:
+        return HeadDrafter(loaded.runner, cast(PredictionHead, head))
     return loaded.drafter or ngram_drafter()

@@ -110,19 +110,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     speculation: Annotated[
-        Literal["ngram", "off"],
+        Literal["auto", "mtp", "ngram", "off"],
         setting(
             MODEL,
-            "Draft tokens that followed the last ones before, in any request, and check several in "
-            "one step, with up to 4 streams. Answers stay the same.",
+            "Draft tokens and check several a step, with up to 4 streams. ngram: repeated text. "
+            "mtp: the checkpoint's prediction head. auto: mtp if it is cheap, else ngram. Answers "
+            "stay the same.",
         ),
-    ] = "ngram"
+    ] = "auto"
     speculative_model: Annotated[
         str | None,
         setting(
             MODEL,
-            "A smaller model with the same tokenizer, given like --model. It drafts tokens in "
-            "place of those that followed before. Answers stay the same. Default: none.",
+            "A smaller model with the same tokenizer, given like --model, that drafts tokens. "
+            "Answers stay the same. Default: none.",
         ),
     ] = None
     lora_modules: Annotated[

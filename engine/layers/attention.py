@@ -105,9 +105,13 @@ class Attention(nn.Module):
         batch.plan.store(batch.kv.layers[self.index], k[tokens], v[tokens])
 
 
-def kv_specs(model: nn.Module) -> list[AttentionSpec]:
-    """Return the specs of a model's layers with KV of their own, ordered by their `index`."""
-    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+def kv_specs(*modules: nn.Module) -> list[AttentionSpec]:
+    """Return the specs of layers with KV of their own, ordered by their `index`.
+
+    `modules` are a model, and its prediction head if that is used.
+    """
+    every = [layer for module in modules for layer in module.modules()]
+    layers = [layer for layer in every if isinstance(layer, Attention)]
     layers = sorted((a for a in layers if a.has_kv), key=lambda a: a.index)
     indices = [layer.index for layer in layers]
     assert indices == list(range(len(layers))), (

@@ -69,6 +69,7 @@ def _plan(plan: ModelPlan, name: str) -> ModelPlan:
     config = replace(
         plan.config,
         model=name,
+        speculation="off",
         speculative_model=None,
         lora_modules=(),
         max_loras=None,

@@ -128,7 +128,7 @@ def step_bytes(plan: ModelPlan) -> int:
     """Peak memory of the largest step, without weights and KV.
 
     That is the widest linear over all tokens, or one layer's attention at full length, or the
-    logits of all sequences.
+    logits of all sequences. A prediction head keeps hidden states, up to a block of each sequence.
     """
     size = plan.dtype.itemsize
     linears = [layer.weight for layer in _layers(plan, Linear)]
@@ -141,7 +141,11 @@ def step_bytes(plan: ModelPlan) -> int:
         most = max(plan.config.max_num_seqs, MOST_ROWS)
         samples = min(most, plan.max_num_batched_tokens)
     logits = samples * plan.model.config.vocab_size * LOGITS_COPIES * 4
-    return max(layer, _attention_bytes(plan), logits)
+    waiting = 0
+    if plan.head.module is not None:
+        hidden = max(head.table.shape[1] for head in _layers(plan, LMHead))
+        waiting = plan.config.max_num_seqs * plan.config.block_size * hidden * size
+    return max(layer, _attention_bytes(plan), logits) + waiting
 
 
 def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
@@ -163,7 +167,8 @@ def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
 
 
 def _layers(plan: ModelPlan, kind: type[Layer]) -> list[Layer]:
-    return [layer for layer in plan.module.modules() if isinstance(layer, kind)]
+    every = [layer for module in plan.modules for layer in module.modules()]
+    return [layer for layer in every if isinstance(layer, kind)]
 
 
 def _encoder_tokens(plan: ModelPlan) -> int:

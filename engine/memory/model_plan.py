@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import kernels_backend, select_backend
@@ -42,6 +43,7 @@ from engine.memory.adapter_plan import plan_adapters
 from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
+from engine.memory.head_plan import plan_head
 from engine.memory.kv_budget import (
     SHARE_OF_CONTAINER,
     SHARE_OF_MACHINE,
@@ -90,7 +92,6 @@ class ModelPlan:
         self.num_parameters = sum(p.numel() for p in self.module.parameters())
         check_ranks(self)
         divide(self.module, self.ranks)
-        self.rank_parameters = sum(p.numel() for p in self.module.parameters())
         self.start_token: int | None = None
         if self.kind == "encoder-decoder":
             self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
@@ -118,17 +119,22 @@ class ModelPlan:
         step_tokens, encoder_tokens = _default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
+        self.head = plan_head(self)
         self._plan_caches()
-        # Estimated now, because loading replaces the module's weights.
-        self.weight_bytes = estimate.weight_bytes(self)
-        self.plain_bytes = estimate.plain_bytes(self)
-        self.packed_bytes = estimate.packed_bytes(self)
-        self.loading_bytes = estimate.loading_bytes(self)
+        self._estimate_weights()
         self.step_bytes = estimate.step_bytes(self)
         self.adapters = plan_adapters(self)
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
+
+    def _estimate_weights(self) -> None:
+        """Estimate what the weights take: now, because loading replaces them."""
+        self.rank_parameters = sum(p.numel() for m in self.modules for p in m.parameters())
+        self.weight_bytes = estimate.weight_bytes(self)
+        self.plain_bytes = estimate.plain_bytes(self)
+        self.packed_bytes = estimate.packed_bytes(self)
+        self.loading_bytes = estimate.loading_bytes(self)
 
     def _plan_states(self) -> None:
         """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
@@ -156,7 +162,7 @@ class ModelPlan:
 
     def _plan_caches(self) -> None:
         config = self.config
-        self.kv_specs = kv_specs(self.module)
+        self.kv_specs = kv_specs(*self.modules)
         self.kv_groups = group_layers(self.kv_specs).groups
         if config.kv_cache_dtype != "auto" and not self.kv_groups:
             raise ConfigError(
@@ -166,6 +172,11 @@ class ModelPlan:
         self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
         self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
         self._plan_states()
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The model, and its prediction head if that drafts."""
+        return [self.module] if self.head.module is None else [self.module, self.head.module]
 
     @property
     def prepacks(self) -> bool:

@@ -121,9 +121,9 @@ def measured_bytes(
 
     `rows_bytes` and `draft_kv` include, and are, those of a draft model, if there is one.
     """
-    packed = _packed_bytes(plan.module)
+    packed = sum(_packed_bytes(module) for module in plan.modules)
     measured = {
-        WEIGHTS: weights_bytes(plan.module) - packed,
+        WEIGHTS: sum(weights_bytes(module) for module in plan.modules) - packed,
         _packed_name(plan): packed,
         ROWS: rows_bytes,
         KV_CACHE: kv.num_bytes,

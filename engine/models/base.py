@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -52,6 +52,36 @@ class Model(Protocol):
         """Return logits [L, vocab_size] of `hidden` [L, hidden].
 
         They are fp32, except where oneDNN computes them (see LMHead).
+        """
+
+    def weight_map(self) -> WeightMap: ...
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """A model whose checkpoints may have a prediction head, which drafts for it."""
+
+    @property
+    def names_head(self) -> bool:
+        """Whether config.json says that there is one."""
+
+    def prediction_head(self) -> PredictionHead:
+        """Return a new head on torch's default device.
+
+        Raises ConfigError if config.json describes one that is not supported.
+        """
+
+
+class PredictionHead(Protocol):
+    """An nn.Module with one attending layer: its KV is that of the model's next layer."""
+
+    def __call__(
+        self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch
+    ) -> torch.Tensor:
+        """Return hidden states [T, hidden], whose logits predict the tokens behind `ids` [T].
+
+        `ids` are the tokens behind those of the batch, whose hidden states are `hidden`
+        [T, hidden], after the final norm: of the model, or of the head for drafted tokens.
         """
 
     def weight_map(self) -> WeightMap: ...

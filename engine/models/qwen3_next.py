@@ -9,9 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from engine.checkpoint.weight_map import Names, WeightMap
+import torch
+from torch import nn
+
+from engine.attention.batch import ForwardBatch
+from engine.checkpoint.weight_map import (
+    Names,
+    Target,
+    WeightMap,
+    fused_experts,
+    targets_by_module,
+)
 from engine.errors import ConfigError
 from engine.layers.gated_delta_net import DeltaShape, GatedDeltaNet
+from engine.layers.linear import Linear
 from engine.layers.norm import OffsetRMSNorm
 from engine.layers.rotary import RopeScaling
 from engine.models.base import (
@@ -28,6 +39,7 @@ from engine.models.qwen2_moe import Qwen2Moe, experts_with_shared
 from engine.models.qwen3_moe import dense_layers
 
 PERIOD = 4  # of the attention layers, if config.json does not say it
+PREDICTION_LAYERS, PREDICTION_EMBEDS = "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"
 ROTARY_SHARE = 0.25  # if config.json has no partial_rotary_factor
 ATTENTION = "model.layers.{i}.self_attn."
 DELTA = "model.layers.{i}.linear_attn."
@@ -46,6 +58,9 @@ GATED_NAMES: dict[str, str | Mapping[str, str]] = {
 class Qwen3NextConfig(LlamaConfig):
     kinds: tuple[str, ...]  # ATTENDS or RECURS, one per layer
     delta: DeltaShape
+    # Of the prediction head: layers, 0 if config.json names none; whether it has an own embedding.
+    prediction_layers: int
+    prediction_embeds: bool
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
@@ -63,8 +78,14 @@ class Qwen3NextConfig(LlamaConfig):
             "gates_attention": True,
             "kinds": with_attention(layer_kinds(config, kinds, (ATTENDS, RECURS)), ATTENDS),
             "delta": _delta_shape(config),
+            "prediction_layers": _prediction_layers(config),
+            "prediction_embeds": bool(config.get(PREDICTION_EMBEDS)),
         }
         return super(Qwen3NextConfig, cls).from_hf(config, **(facts | own))
+
+
+def _prediction_layers(config: dict[str, Any]) -> int:
+    return layer_count(config, PREDICTION_LAYERS) if config.get(PREDICTION_LAYERS) else 0
 
 
 def _delta_shape(config: dict[str, Any]) -> DeltaShape:
@@ -94,19 +115,104 @@ class GatedBlock(HybridBlock):
         super().__init__(c, c.kinds, index, delta_net, llama_mlp(c, index))
 
 
+class PredictionHead(nn.Module):
+    """Multi-token prediction (arXiv 2412.19437): one attending block, which drafts one token more.
+
+    Its input at position p is the model's hidden state there and the token at p + 1. It predicts
+    the token at p + 2. Behind that it reads its own hidden states in place of the model's. Token
+    embedding, rotary embedding and head are those of `model`. Its KV is that of the layer behind
+    the model's attention layers.
+    """
+
+    def __init__(self, model: GatedLlama) -> None:
+        super().__init__()
+        self._model = [model]  # a list, so that it is not a submodule
+        c = model.config
+        last = c.layers
+        # The config of a model with one more layer.
+        deeper = replace(
+            c,
+            layers=last + 1,
+            kinds=(*c.kinds, ATTENDS),
+            windows=(*c.windows, None),
+            rotates=(*c.rotates, True),
+        )
+        self.embedding_norm = c.norm(c.hidden, c.norm_eps)
+        self.hidden_norm = c.norm(c.hidden, c.norm_eps)
+        self.join = Linear(2 * c.hidden, c.hidden)
+        self.blocks = nn.ModuleList([GatedBlock(deeper, last)])
+        self.norm = c.norm(c.hidden, c.norm_eps)
+
+    def forward(self, ids: torch.Tensor, hidden: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """Return hidden states [T, hidden], whose logits predict the tokens behind `ids`.
+
+        `ids` [T] are the tokens behind those of the batch, and `hidden` [T, hidden] the hidden
+        states of the batch's positions, after the final norm.
+        """
+        (model,) = self._model
+        parts = self.embedding_norm(model.embed(ids)), self.hidden_norm(hidden)
+        cos, sin = model.rotary(batch.positions)
+        x, delta = self.blocks[0](self.join(torch.cat(parts, dim=1)), None, cos, sin, batch)
+        return self.norm.add(x, delta)[1]
+
+    def weight_map(self) -> WeightMap:
+        """Return the WeightMap. All tensors of the model itself are ignored."""
+        (model,) = self._model
+        names: dict[str, str | Mapping[str, str]] = {
+            "embedding_norm": "mtp.pre_fc_norm_embedding",
+            "hidden_norm": "mtp.pre_fc_norm_hidden",
+            "join": "mtp.fc",
+            "norm": "mtp.norm",
+        }
+        for ours, theirs in model.names.items():
+            if ours.startswith("blocks."):
+                names[ours] = _of_head(theirs)
+        targets = gated_targets(targets_by_module(self, names), model.config.heads)
+        fused: Mapping[str, Target] = {}
+        if model.config.experts is not None:
+            names_of_experts = "blocks.{i}.mlp", "mtp.layers.{i}.mlp.experts"
+            fused = fused_experts(*names_of_experts, 1, model.config.experts.count)
+        return WeightMap(targets, prefixes=("", "model."), fused=fused, ignored_prefixes=("",))
+
+
+def _of_head(names: str | Mapping[str, str]) -> str | Mapping[str, str]:
+    """Return the names of a layer's tensors in the prediction head."""
+    if isinstance(names, str):
+        return names.replace("model.layers.", "mtp.layers.")
+    return {part: name.replace("model.layers.", "mtp.layers.") for part, name in names.items()}
+
+
+def gated_targets(targets: Mapping[str, Target], heads: int) -> dict[str, Target]:
+    """Return the targets, with query and gate of each head as neighbours in `q_proj`."""
+    return {
+        name: replace(target, groups=heads) if ".self_attn.q_proj." in name else target
+        for name, target in targets.items()
+    }
+
+
 class GatedLlama(Llama):
-    """A model of GatedBlocks. In `q_proj`, the query and the gate of each head are neighbours."""
+    """A model of GatedBlocks."""
 
     block = GatedBlock
     config: Qwen3NextConfig
-    ignored_prefixes: ClassVar[Sequence[str]] = ("mtp.",)  # a drafter, which is not served
+    ignored_prefixes: ClassVar[Sequence[str]] = ("mtp.",)  # of the prediction head
+
+    @property
+    def names_head(self) -> bool:
+        return self.config.prediction_layers > 0
+
+    def prediction_head(self) -> PredictionHead:
+        """Return a new head. Raises ConfigError if config.json describes one of another kind."""
+        layers = self.config.prediction_layers
+        if layers > 1:
+            raise ConfigError(f"config.json has {PREDICTION_LAYERS} = {layers}; 1 is served.")
+        if self.config.prediction_embeds:
+            raise ConfigError(f"config.json has {PREDICTION_EMBEDS} = True; false is served.")
+        return PredictionHead(self)
 
     def weight_map(self) -> WeightMap:
-        plain, heads = super().weight_map(), self.config.heads
-        targets = {
-            name: replace(target, groups=heads) if ".self_attn.q_proj." in name else target
-            for name, target in plain.targets.items()
-        }
+        plain = super().weight_map()
+        targets = gated_targets(plain.targets, self.config.heads)
         return replace(plain, targets=targets, ignored_prefixes=self.ignored_prefixes)
 
 

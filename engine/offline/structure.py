@@ -37,15 +37,23 @@ NORMS = {"rms_norm", "layer_norm"}
 Sources = frozenset[int]
 
 
-def structure_of(module: nn.Module) -> ModelStructure:
-    """Return the structure of a model whose parameters are on the meta device."""
+def structure_of(module: nn.Module, head: nn.Module | None = None) -> ModelStructure:
+    """Return the structure of a model whose parameters are on the meta device.
+
+    `head` is its prediction head, which becomes its part "mtp"; None if it does not draft.
+    """
+    if head is not None:
+        module.add_module("mtp", head)
     trace = _Trace(module)
     model, batch = cast(Model, module), _batch(module)
     with torch.no_grad(), trace.hooks(), trace:
         if hasattr(module, "encode"):
             model.encode(batch)
         if hasattr(module, "logits"):
-            model.logits(model.forward(batch))
+            hidden = model.forward(batch)
+            model.logits(hidden)
+            if head is not None:
+                model.logits(head(batch.input_ids, hidden, batch))
     boxes = without_equal_blocks(trace.finished())
     attention, wavelengths = {}, {}
     for name, layer in module.named_modules():

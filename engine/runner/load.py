@@ -173,6 +173,8 @@ def _facts(
         weights=weights_identity(config, plan.folder),
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
+        drafts_by_head=plan.head.module is not None,
+        head_unused=plan.head.unused,
         max_loras=0 if plan.adapters is None else plan.adapters.num_slots,
     )
 

@@ -114,6 +114,8 @@ class ModelRunner:
         self._can_capture = True
         # Each returns what computes the hidden states of a step in place of the model, or None.
         self.replacements: list[Callable[[Step], Forward | None]] = []
+        # Each gets the hidden states of a step that no graph computed, once its tokens are drawn.
+        self.observers: list[Callable[[Step, torch.Tensor], None]] = []
 
     def lead(self, followers: Followers) -> None:
         """Let other ranks compute the same steps from now on."""
@@ -141,9 +143,13 @@ class ModelRunner:
         logprobs: PendingLogprobs | None = None
         known: KnownTokens = (), ()
         if step.slices:
-            logits, is_captured, known = self._compute(step)
+            logits, hidden, known = self._compute(step)
             if sampling:
+                is_captured = hidden is None
                 tokens, logprobs = self._sample(logits, sampling, masks, is_captured=is_captured)
+            if hidden is not None:
+                for observe in self.observers:
+                    observe(step, hidden)
         cut = masks.result().broken if masks else frozenset[int]()
         pending = PendingStep(
             step, launched_at, self.device, tokens, logprobs, encoded, *known, cut=cut
@@ -162,22 +168,22 @@ class ModelRunner:
                 transposed_keys=self.backend.transposes_keys,
             )
 
-    def _compute(self, step: Step) -> tuple[torch.Tensor, bool, KnownTokens]:
-        """Return logits [R, V] of the slices that sample, whether a graph left them, and what
-        slices want of known tokens."""
+    def _compute(self, step: Step) -> tuple[torch.Tensor, torch.Tensor | None, KnownTokens]:
+        """Return logits [R, V] of the slices that sample, the hidden states [T, hidden] of all
+        tokens, which a graph does not leave, and what slices want of known tokens."""
         found = (forward_of(step) for forward_of in self.replacements)
         changed = next((forward for forward in found if forward), None)
         if self.graphs is not None and changed is None and not self._wants_known(step):
             logits = self.graphs.replay(step)
             if logits is not None:
-                return logits, True, ((), ())
+                return logits, None, ((), ())
         batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
         hidden = (changed or self.programs or self.forward)(batch)
         explained: Sequence[ReadExplained] = ()
         if self.rows.explain and step.prefills:
             explained = self._explain(step.slices, hidden, self.logits, self.matchers)
         known = self._prompt_logprobs(step.slices, hidden), explained
-        return self.logits(hidden.index_select(0, batch.logit_index)), False, known
+        return self.logits(hidden.index_select(0, batch.logit_index)), hidden, known
 
     def _wants_known(self, step: Step) -> bool:
         """Whether slices want logits of known tokens, which no graph leaves."""

@@ -58,7 +58,7 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
         needed.add(("attention.attention_kernel", is_half, form))
     if plan.backend.name == "numba" and plan.ranks.count == 1:
         needed.add(("program.program_kernel",))
-    for layer in plan.module.modules():
+    for layer in [layer for module in plan.modules for layer in module.modules()]:
         if isinstance(layer, Linear | LMHead) and plan.packs:
             needed.update(_of_weight(plan, layer))
         for operation in _row_operations(layer):

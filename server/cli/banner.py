@@ -204,7 +204,11 @@ def kv_cache(ready: Ready) -> list[str]:
 
 
 def drafts(ready: Ready) -> list[str]:
-    """Return a line with the model that drafts tokens, if there is one."""
+    """Return a line with what drafts tokens, unless it is text that repeats, as usual."""
+    if ready.drafts_by_head:
+        return ["  drafts    by the prediction head of the model (mtp)"]
+    if ready.head_unused:
+        return [f"  drafts    by text that repeats, not the prediction head: {ready.head_unused}"]
     if ready.speculative_model is None:
         return []
     return [f"  drafts    by {ready.speculative_model}"]

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.support.golden import of_transformers
+from tests.support.golden import Edit, edit_checkpoint, of_transformers
+from tests.support.prediction_heads import add_often_right_head
 from tests.support.process import ROOT
 from tests.support.reference_data import LLAMA, located
 from tests.support.serve import Server, complete, serving
@@ -48,10 +49,15 @@ class Family(NamedTuple):
     module: str
     close: float
     blocks: int  # of the KV cache: too few for AT_ONCE long sequences
+    edit: Edit | None = None  # changes the checkpoint
+    flags: tuple[str, ...] = ()
 
 
 FAMILIES = {
     "qwen3_5": Family("test_qwen3_5", 3e-3, 260),
+    "qwen3_5_mtp": Family(
+        "test_qwen3_5", 3e-3, 260, add_often_right_head, ("--speculation", "mtp")
+    ),
     "lfm2": Family("test_lfm2", 1e-3, 260),
     "granite_hybrid": Family("test_granite_hybrid", 1e-3, 260),
     "gemma4": Family("test_gemma4", 1e-3, 212),
@@ -74,6 +80,9 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     module = import_module(f"tests.engine.models.{family.module}")
     config = module.config(vocab_size=VOCAB, max_position_embeddings=CONTEXT)
     reference = of_transformers(config, folder)
+    if family.edit:
+        edit_checkpoint(folder, family.edit)
+        reference = type(reference).from_pretrained(folder).eval()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(located(LLAMA) / name, folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}))
@@ -81,7 +90,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     flags = ("--dtype", "float32", *TIGHT)
     limits = ("--num-gpu-blocks-override", family.blocks)
     with (
-        serving(folder, *flags, *limits, "--record", record) as server,
+        serving(folder, *flags, *limits, *family.flags, "--record", record) as server,
         serving(folder, *flags, *PLAIN) as plain,
     ):
         yield Rig(family, server, plain, reference, record)

@@ -39,6 +39,7 @@ def test_fingerprint_of_a_server_with_other_numbers_differs(facts: dict[str, Any
     "facts",
     [
         {"speculative_model": "small"},
+        {"drafts_by_head": True},
         {"max_num_seqs": 1},
         {"max_num_batched_tokens": 8},
         {"num_blocks": 2},

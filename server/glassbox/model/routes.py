@@ -33,7 +33,9 @@ async def model(request: Request) -> dict[str, Any]:
     ready = state_for_ui(request).loaded()
     glassbox = glassbox_of(request)
     try:
-        structure = await glassbox.structure.read(ready.max_model_len, ready.dtype)
+        structure = await glassbox.structure.read(
+            ready.max_model_len, ready.dtype, drafts_by_head=ready.drafts_by_head
+        )
     except StructureError as error:
         message = f"The structure of this model could not be found: {error}"
         raise ApiError(503, "structure_unknown", message, headers={"retry-after": "5"}) from None

@@ -29,11 +29,12 @@ class StructureReader:
         self._found: ModelStructure | None = None
         self._process: asyncio.subprocess.Process | None = None
 
-    async def read(self, max_positions: int, dtype: str) -> ModelStructure:
+    async def read(self, max_positions: int, dtype: str, *, drafts_by_head: bool) -> ModelStructure:
         """Return the structure. Takes seconds the first time. Raises StructureError."""
+        drafts = ["mtp"] if drafts_by_head else []
         async with self._lock:
             if self._found is None:
-                self._found = await self._run(str(max_positions), dtype)
+                self._found = await self._run(str(max_positions), dtype, *drafts)
         return self._found
 
     async def _run(self, *arguments: str) -> ModelStructure:

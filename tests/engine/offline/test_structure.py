@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from engine.models.qwen3_5 import Qwen35
 from engine.models.registry import model_class
 from engine.offline.structure import structure_of
 from engine.protocol.structure import ModelBox, ModelStructure
@@ -303,6 +304,25 @@ def test_structure_head_reads_the_embedding_if_it_is_tied(name: str, is_tied: bo
     assert (head.kind, head.shape) == ("LMHead", (96,))
     assert (head.parameters == 0) == is_tied
     assert ("embed" in [found.boxes[index].name for index in head.inputs]) == is_tied
+
+
+def test_structure_has_the_prediction_head_if_it_drafts() -> None:
+    config = transformers.Qwen3_5TextConfig(
+        **LLAMA, layer_types=["linear_attention"] * 3 + ["full_attention"]
+    ).to_dict()
+    with torch.device("meta"):
+        model = Qwen35(config, max_positions=64, dtype=torch.float32)
+        head = model.prediction_head()
+    parameters = sum(p.numel() for each in (model, head) for p in each.parameters())
+    found = structure_of(model, head).boxes
+    names = [box.name for box in found]
+    assert total(found) == parameters
+    (joins,) = [box for box in found if box.name == "mtp.join"]
+    assert [names[index] for index in joins.inputs] == ["mtp.embedding_norm", "mtp.hidden_norm"]
+    hidden = found[names.index("mtp.hidden_norm")]
+    assert [names[index] for index in hidden.inputs] == ["norm"]
+    assert [box.layers for box in found if box.name == "mtp.blocks.0"] == [(0,)]
+    assert names[-1] == "head", "it shares the head of the model"
 
 
 def test_structure_has_the_windows_and_softcaps_of_all_layers() -> None:

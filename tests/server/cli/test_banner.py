@@ -104,9 +104,15 @@ def test_banner_says_why_a_folder_of_kernels_is_not_used(
     assert f"{folder} can be written by other users (mode 0{mode:o})" in note
 
 
-def test_drafts_name_the_draft_model() -> None:
-    ready = msgspec.structs.replace(INFO, speculative_model="org/small")
-    assert drafts(ready) == ["  drafts    by org/small"]
+def test_drafts_name_what_drafts_unless_it_is_repeated_text() -> None:
+    by_head = "  drafts    by the prediction head of the model (mtp)"
+    by_text = "  drafts    by text that repeats, not the prediction head: The weights lack it."
+    for field, value, line in (
+        ("speculative_model", "org/small", "  drafts    by org/small"),
+        ("drafts_by_head", True, by_head),
+        ("head_unused", "The weights lack it.", by_text),
+    ):
+        assert drafts(msgspec.structs.replace(INFO, **{field: value})) == [line]
     assert drafts(INFO) == []
 
 

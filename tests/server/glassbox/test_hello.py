@@ -116,7 +116,7 @@ async def test_formats_count_the_parts_that_the_engine_names(
 ) -> None:
     """The server has no list of the parts of a quantised weight."""
 
-    async def no_boxes(*given: Any) -> ModelStructure:
+    async def no_boxes(*given: Any, **more: Any) -> ModelStructure:
         return ModelStructure()
 
     monkeypatch.setattr(StructureReader, "read", no_boxes)
