@@ -15,6 +15,8 @@ from triton.compiler.compiler import max_shared_mem
 from engine.kernels.triton.kv_codes import KINDS, widened
 
 MAX_HEAD_DIM = 512
+MAX_REST = 128  # numbers of a key behind its value
+MAX_HEADS = 16  # of a program, if values are parts of keys: more results would spill registers
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MIN_DOT = 16  # tl.dot's smallest side
 # Of keys and of values that are codes, [blocks, Hkv, block_size] fp32 each.
@@ -51,13 +53,50 @@ class Features:
 
 
 def as_loaded(
-    keys: torch.Tensor, values: torch.Tensor, scales: Scales
+    keys: torch.Tensor, values: torch.Tensor | None, scales: Scales
 ) -> tuple[torch.Tensor | None, ...]:
     """Return keys, values and the scales of both, as kernels take them."""
     if scales is None:
         return keys, values, None, None
     kind = KINDS[keys.dtype]
-    return keys.view(kind), values.view(kind), *scales
+    return keys.view(kind), None if values is None else values.view(kind), *scales
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The sizes of a program's queries, keys and values, constants of both kernels.
+
+    If values are parts of keys, programs compute the query heads of a kv head in parts.
+    """
+
+    dim: int
+    value_dim: int
+    shared: int  # query heads of a part
+    parts: int
+
+    @classmethod
+    def of(
+        cls, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor
+    ) -> HeadShape:
+        """Return the shape for the arguments of `decode_attention` and `extend_attention`."""
+        shared = query.shape[1] // keys.shape[1]
+        parts = 1
+        if values is None:
+            wanted = range(-(-shared // MAX_HEADS), shared)
+            parts = next((count for count in wanted if shared % count == 0), shared)
+        return cls(query.shape[2], out.shape[2], shared // parts, parts)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        rest = self.dim - self.value_dim
+        return {
+            "SHARED": self.shared,
+            "PARTS": self.parts,
+            "HEAD_DIM": self.dim,
+            "VALUE_DIM": self.value_dim,
+            "DIMS": padded(self.value_dim),
+            "REST": padded(rest) if rest else 0,
+        }
 
 
 def padded(size: int) -> int:
@@ -107,10 +146,10 @@ def _fitting(head_dim: int, elements: int, most: int) -> int:
 
 
 @triton.jit
-def query_heads(kv_head, rows, SHARED: tl.constexpr):
-    """Return (query head, whether it exists) for each of a kv head's `rows`."""
+def query_heads(part, rows, SHARED: tl.constexpr):
+    """Return (query head, whether it exists) for each of the `rows` of a part of the heads."""
     shared_head = tl.minimum(rows, SHARED - 1)
-    head = kv_head * SHARED + shared_head
+    head = part * SHARED + shared_head
     return head, rows < SHARED
 
 
@@ -122,11 +161,20 @@ def load_queries(
     real,
     strides,  # (between tokens, between heads)
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    REST: tl.constexpr,
 ):
-    """Load the queries [R, DIMS] of `heads` [R] of a token, or of `tokens` [R]."""
-    rows = tokens * strides[0] + heads * strides[1]
-    return load_rows(query + rows[:, None], real, HEAD_DIM, DIMS)
+    """Load the queries of `heads` [R] of a token, or of `tokens` [R].
+
+    Returns their first VALUE_DIM numbers [R, DIMS], and the rest [R, REST] or None.
+    """
+    rows = query + (tokens * strides[0] + heads * strides[1])[:, None]
+    first = load_rows(rows, real, VALUE_DIM, DIMS)
+    if REST == 0:
+        return first, None
+    else:
+        return first, load_rows(rows + VALUE_DIM, real, HEAD_DIM - VALUE_DIM, REST)
 
 
 @triton.jit
@@ -244,8 +292,19 @@ def scaled(numbers, scales, rows, there):
 
 
 @triton.jit
+def add_rest(scores, rest, keys, offsets, there, REST_DIM: tl.constexpr):
+    """Add the products of the queries' `rest` [ROWS, REST] with that of the keys to `scores`."""
+    dims = tl.arange(0, rest.shape[1])
+    is_dim = dims < REST_DIM
+    k = load_numbers(
+        keys + (offsets[:, None] + dims[None, :]), there[:, None] & is_dim[None, :], rest.dtype
+    )
+    return tl.dot(rest, tl.trans(k), scores, input_precision="ieee")
+
+
+@triton.jit
 def attend_keys(
-    query,  # [ROWS, DIMS], zeros where padded
+    queries,  # (first numbers [ROWS, DIMS], rest [ROWS, REST] or None), zeros where padded
     rows,  # (positions, heads) of the queries, [ROWS] each
     cache,  # (keys, values, key_scales, value_scales), see below
     source,  # (table, own, block_stride, key_stride), see below
@@ -254,6 +313,7 @@ def attend_keys(
     sinks,  # (pointer to [heads], or None; whether they count), see `before_keys`
     scale,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # tokens; None: keys are not paged
     SOFTCAP: tl.constexpr,
@@ -266,9 +326,11 @@ def attend_keys(
     Tiles begin at multiples of TILE. Keys outside [begin, end) are not read, as they may be NaN.
 
     In `cache`, `keys` and `values` point to this kv head's key 0: that of block 0 if the keys are
-    paged, else that of the sequence. `own` is its offset from the first key of all heads, to which
+    paged, else that of the sequence. Without `values`, they are the first VALUE_DIM numbers of
+    keys, and read once. `own` is its offset from the first key of all heads, to which
     the scales belong (None without codes). `table` points to the sequence's block ids, int64.
     """
+    query, rest = queries
     positions, heads = rows
     begin, end = span
     keys, values, key_scales, value_scales = cache
@@ -277,7 +339,7 @@ def attend_keys(
         key_scales += own // HEAD_DIM
         value_scales += own // HEAD_DIM
     dims = tl.arange(0, query.shape[1])
-    is_dim = dims < HEAD_DIM
+    is_dim = dims < VALUE_DIM
     highest, total = before_keys(heads, sinks[0], sinks[1], query.shape[0])
     out = tl.zeros(query.shape, tl.float32)
     origin = begin // TILE * TILE
@@ -288,7 +350,10 @@ def attend_keys(
         places = offsets[:, None] + dims[None, :]
         is_read = there[:, None] & is_dim[None, :]
         k = load_numbers(keys + places, is_read, query.dtype)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+        if rest is not None:
+            scores = add_rest(scores, rest, keys + VALUE_DIM, offsets, there, HEAD_DIM - VALUE_DIM)
+        scores *= scale
         scores = scaled(scores, key_scales, offsets // HEAD_DIM, there)
         scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
         visible = visible_keys(key, there, positions, CAUSAL, WINDOW)
@@ -299,7 +364,9 @@ def attend_keys(
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(highest - finite)
         total = total * shrink + tl.sum(weights, 1)
-        v = load_numbers(values + places, is_read, query.dtype)
+        v = k
+        if values is not None:
+            v = load_numbers(values + places, is_read, query.dtype)
         weights = scaled(weights, value_scales, offsets // HEAD_DIM, there).to(v.dtype)
         out = tl.dot(weights, v, out * shrink[:, None], input_precision="ieee")
         highest = higher

@@ -104,7 +104,7 @@ def block_at(call, table, head, index, last, item):
 
 @njit(inline="always")
 def with_values(block, softmax, call, count, form):
-    """Return the block with values. If they are parts of the first `count` keys, they are copied."""
+    """Return the block with values: if they are parts of keys, with copies for `count` keys."""
     if block.values:
         return block
     transpose(
