@@ -292,14 +292,28 @@ def scaled(numbers, scales, rows, there):
 
 
 @triton.jit
-def add_rest(scores, rest, keys, offsets, there, REST_DIM: tl.constexpr):
-    """Add the products of the queries' `rest` [ROWS, REST] with that of the keys to `scores`."""
-    dims = tl.arange(0, rest.shape[1])
-    is_dim = dims < REST_DIM
-    k = load_numbers(
-        keys + (offsets[:, None] + dims[None, :]), there[:, None] & is_dim[None, :], rest.dtype
-    )
-    return tl.dot(rest, tl.trans(k), scores, input_precision="ieee")
+def scores_of(queries, k, keys, offsets, there, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """Return the products [ROWS, TILE] of queries and keys, `k` being the keys' first numbers."""
+    query, rest = queries
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+    if rest is not None:
+        dims = tl.arange(0, rest.shape[1])
+        is_dim = dims < HEAD_DIM - VALUE_DIM
+        places = offsets[:, None] + (VALUE_DIM + dims)[None, :]
+        k_rest = load_numbers(keys + places, there[:, None] & is_dim[None, :], rest.dtype)
+        scores = tl.dot(rest, tl.trans(k_rest), scores, input_precision="ieee")
+    return scores
+
+
+@triton.jit
+def to_weights(scores, highest, total):
+    """Return (weights [ROWS, TILE], factor of earlier sums, new highest score, new total)."""
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    # The maximum of a row without a visible key so far is -inf, and -inf - -inf would be NaN.
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(highest - finite)
+    return weights, shrink, higher, total * shrink + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -309,9 +323,7 @@ def attend_keys(
     cache,  # (keys, values, key_scales, value_scales), see below
     source,  # (table, own, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
-    bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
-    sinks,  # (pointer to [heads], or None; whether they count), see `before_keys`
-    scale,
+    features,  # (bias, sinks, whether they count, scale), see below
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     TILE: tl.constexpr,
@@ -325,49 +337,39 @@ def attend_keys(
 
     Tiles begin at multiples of TILE. Keys outside [begin, end) are not read, as they may be NaN.
 
-    In `cache`, `keys` and `values` point to this kv head's key 0: that of block 0 if the keys are
-    paged, else that of the sequence. Without `values`, they are the first VALUE_DIM numbers of
-    keys, and read once. `own` is its offset from the first key of all heads, to which
-    the scales belong (None without codes). `table` points to the sequence's block ids, int64.
+    `cache` has what all heads and sequences share. Without `values`, they are the first VALUE_DIM
+    numbers of keys, and read once. Only codes have scales. `own` is the offset of this kv head's
+    key 0: that of block 0 if the keys are paged, else that of the sequence. `table` points to the
+    sequence's block ids, int64. `bias` points to [heads, 2 * BIAS_REACH + 1] fp32, by distance; for
+    `sinks` see `before_keys`.
     """
-    query, rest = queries
+    query = queries[0]
     positions, heads = rows
     begin, end = span
     keys, values, key_scales, value_scales = cache
     table, own, block_stride, key_stride = source
-    if key_scales is not None:
-        key_scales += own // HEAD_DIM
-        value_scales += own // HEAD_DIM
+    bias, sinks, counts, scale = features
     dims = tl.arange(0, query.shape[1])
     is_dim = dims < VALUE_DIM
-    highest, total = before_keys(heads, sinks[0], sinks[1], query.shape[0])
+    highest, total = before_keys(heads, sinks, counts, query.shape[0])
     out = tl.zeros(query.shape, tl.float32)
     origin = begin // TILE * TILE
     for first in range(origin, end, TILE):
         key = first + tl.arange(0, TILE)
         there = (key >= begin) & (key < end)
-        offsets = key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
+        offsets = own + key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
         places = offsets[:, None] + dims[None, :]
         is_read = there[:, None] & is_dim[None, :]
         k = load_numbers(keys + places, is_read, query.dtype)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee")
-        if rest is not None:
-            scores = add_rest(scores, rest, keys + VALUE_DIM, offsets, there, HEAD_DIM - VALUE_DIM)
-        scores *= scale
+        scores = scores_of(queries, k, keys, offsets, there, HEAD_DIM, VALUE_DIM) * scale
         scores = scaled(scores, key_scales, offsets // HEAD_DIM, there)
         scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
         visible = visible_keys(key, there, positions, CAUSAL, WINDOW)
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        # The maximum of a row without a visible key so far is -inf, and -inf - -inf would be NaN.
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(highest - finite)
-        total = total * shrink + tl.sum(weights, 1)
+        weights, shrink, highest, total = to_weights(scores, highest, total)
         v = k
         if values is not None:
             v = load_numbers(values + places, is_read, query.dtype)
         weights = scaled(weights, value_scales, offsets // HEAD_DIM, there).to(v.dtype)
         out = tl.dot(weights, v, out * shrink[:, None], input_precision="ieee")
-        highest = higher
     return highest, total, out

@@ -61,12 +61,21 @@ def span_of(split, first, origin, size, length):
 
 
 @triton.jit
-def store_partial(partial_out, partial_stats, place, values, real, VALUE_DIM: tl.constexpr):
-    """Store a split's result, highest score and sum of weights, which the reduction combines."""
+def store_split(out, partial, place, number, values, real, VALUE_DIM: tl.constexpr):
+    """Store the result of the only split in the rows `place` of `out`.
+
+    Of several splits, store result, highest score and sum of weights, which the reduction combines.
+    """
+    split, splits = number
     highest, total, result = values
-    store_rows(partial_out, place, result, real, VALUE_DIM)
-    tl.store(partial_stats + place * 2, highest, mask=real)
-    tl.store(partial_stats + place * 2 + 1, total, mask=real)
+    if splits == 1:
+        store_rows(out, place, mean(result, total), real, VALUE_DIM)
+    else:
+        partial_out, partial_stats, max_splits = partial
+        place = place * max_splits + split
+        store_rows(partial_out, place, result, real, VALUE_DIM)
+        tl.store(partial_stats + place * 2, highest, mask=real)
+        tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
 
 @triton.jit(do_not_specialize=["tables", "lengths", "max_splits", "table_stride"])
@@ -112,18 +121,14 @@ def decode_kernel(
     strides = (query_stride, head_stride)
     q = load_queries(query, sequence, heads, real, strides, HEAD_DIM, VALUE_DIM, DIMS, REST)
     own = kv_head * (BLOCK_SIZE * HEAD_DIM)
-    if values is not None:
-        values += own
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         found = attend_keys(
             q,
             (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
-            (keys + own, values, key_scales, value_scales),
+            (keys, values, key_scales, value_scales),
             (tables + sequence * table_stride, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
             span_of(split, first, origin, size, length),
-            bias,
-            (sinks, split == 0),
-            scale,
+            (bias, sinks, split == 0, scale),
             HEAD_DIM,
             VALUE_DIM,
             TILE,
@@ -131,13 +136,9 @@ def decode_kernel(
             SOFTCAP,
             BIAS_REACH,
         )
-        _, total, result = found
         place = sequence * (parts * SHARED) + heads
-        if splits == 1:
-            store_rows(out, place, mean(result, total), real, VALUE_DIM)
-        else:
-            place = place * max_splits + split
-            store_partial(partial_out, partial_stats, place, found, real, VALUE_DIM)
+        partial = (partial_out, partial_stats, max_splits)
+        store_split(out, partial, place, (split, splits), found, real, VALUE_DIM)
 
 
 @triton.jit(do_not_specialize=["lengths", "max_splits"])
@@ -218,12 +219,11 @@ def decode_attention(
     features: Features,
     scales: Scales = None,
 ) -> None:
-    """Attend with `query` [S, H, D], the last token of each sequence, and write `out`.
+    """Attend with `query` [S, H, D], each sequence's last token; write `out` [S, H, value_dim].
 
     `keys` and `values` are [blocks, Hkv, block_size, D]. Without `values`, they are the first
-    numbers of keys, as many as `out` [S, H, value_dim] has; else `out` is [S, H, D]. Row s of
-    `tables` [S, width] int64 lists the blocks of sequence s, which has `lengths[s]` keys. With
-    `scales`, keys and values are codes.
+    value_dim numbers of keys. Row s of `tables` [S, width] int64 lists the blocks of sequence s,
+    which has `lengths[s]` keys. With `scales`, keys and values are codes.
     """
     sequences, heads, _ = query.shape
     _, kv_heads, block_size, _ = keys.shape
@@ -233,8 +233,7 @@ def decode_attention(
     shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
     partial = [torch.empty(*shape, size, device=query.device) for size in (dim, 2)]  # fp32
     options = launch_options(query.device)
-    is_coded, has_rest = scales is not None, head.dim > dim
-    tile = decode_tile(dim, query.dtype, is_coded=is_coded, has_rest=has_rest)
+    tile = decode_tile(dim, query.dtype, is_coded=scales is not None, has_rest=head.dim > dim)
     parts = kv_heads * head.parts
     programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * parts))
     decode_kernel[sequences, parts, min(splits, programs)](

@@ -56,12 +56,17 @@ def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def tile_rows(first, count, part, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr):
-    """Return (query number within the sequence, query head, whether it exists) for each row."""
+def tile_rows(
+    first, start, count, part, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
+):
+    """Return (query number within the sequence, token, query head, whether it exists) of each row.
+
+    The sequence has `count` queries from the token `start` on.
+    """
     rows = tl.arange(0, ROWS)
     number = first + rows // PACKED
     heads, real = query_heads(part, rows % PACKED, SHARED)
-    return number, heads, (number < count) & real
+    return number, (start + number).to(tl.int64), heads, (number < count) & real
 
 
 @triton.jit
@@ -81,6 +86,23 @@ def head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE: tl.cons
     if BLOCK_SIZE is None:
         offset += start.to(tl.int64) * key_stride
     return offset
+
+
+@triton.jit
+def store_means(out, tokens, heads, found, real, SHARED: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """Store the results of `heads` [R] of `tokens` [R], `found` by `attend_keys`."""
+    _, total, result = found
+    place = tokens * (tl.num_programs(1) * SHARED) + heads
+    store_rows(out, place, mean(result, total), real, VALUE_DIM)
+
+
+@triton.jit
+def table_of(tables, sequence, table_stride):
+    """Return a sequence's row of the block tables, None if the keys are not paged."""
+    if tables is None:
+        return None
+    else:
+        return tables + sequence.to(tl.int64) * table_stride
 
 
 @triton.jit(
@@ -125,24 +147,17 @@ def extend_kernel(
     if first >= count:
         return
     part = tl.program_id(1)
-    number, heads, real = tile_rows(first, count, part, SHARED, PACKED, ROWS)
+    number, tokens, heads, real = tile_rows(first, start, count, part, SHARED, PACKED, ROWS)
     past = tl.load(key_lengths + sequence) - count
-    tokens = (start + number).to(tl.int64)
     own = head_offset(part // PARTS, start, key_head_stride, key_stride, BLOCK_SIZE)
-    if values is not None:
-        values += own
-    if BLOCK_SIZE is not None:
-        tables += sequence.to(tl.int64) * table_stride
     strides = (query_stride, head_stride)
-    _, total, result = attend_keys(
+    found = attend_keys(
         load_queries(query, tokens, heads, real, strides, HEAD_DIM, VALUE_DIM, DIMS, REST),
         (past + number, heads),
-        (keys + own, values, key_scales, value_scales),
-        (tables, own, block_stride, key_stride),
+        (keys, values, key_scales, value_scales),
+        (table_of(tables, sequence, table_stride), own, block_stride, key_stride),
         visible_span(past, first, last, count, CAUSAL, WINDOW),
-        bias,
-        (sinks, True),
-        scale,
+        (bias, sinks, True, scale),
         HEAD_DIM,
         VALUE_DIM,
         TILE,
@@ -152,8 +167,7 @@ def extend_kernel(
         CAUSAL,
         WINDOW,
     )
-    place = tokens * (tl.num_programs(1) * SHARED) + heads
-    store_rows(out, place, mean(result, total), real, VALUE_DIM)
+    store_means(out, tokens, heads, found, real, SHARED, VALUE_DIM)
 
 
 def _strides(keys: torch.Tensor) -> tuple[int, int, int]:
@@ -178,16 +192,16 @@ def extend_attention(
     causal: bool,
     scales: Scales = None,
 ) -> None:
-    """Attend with `query` [T, H, D], the new tokens of S sequences, and write `out`.
+    """Attend with `query` [T, H, D], the new tokens of S sequences; write `out` [T, H, value_dim].
 
     Sequence s owns the tokens from query_starts[s] to query_starts[s + 1]; `query_starts` is
     [S + 1] int32. Tokens before query_starts[0] are not written.
 
     Sequence s has `key_lengths[s]` keys. Its row of `tables` [S, width] int64 lists their blocks in
     `keys` and `values` [blocks, Hkv, block_size, D]. Without tables, `keys` and `values` are
-    [T, Hkv, D] and laid out like the queries. Without `values`, they are the first numbers of keys,
-    as many as `out` [T, H, value_dim] has; else `out` is [T, H, D]. With `causal`, a sequence's
-    queries are its last positions. With `scales`, keys and values are codes.
+    [T, Hkv, D] and laid out like the queries. Without `values`, they are the first value_dim
+    numbers of keys. With `causal`, a sequence's queries are its last positions. With `scales`, keys
+    and values are codes.
     """
     kv_heads = keys.shape[1]
     block_size = None if tables is None else keys.shape[2]
