@@ -24,12 +24,12 @@ class PackedHeads:
     """The packed weight [out, in] of each head."""
 
     def __init__(self, weights: Sequence[PackedForm], kernels: Kernels) -> None:
-        self._weights = weights
+        self.weights = weights
         self._together = _heads_kernel(weights, kernels)
 
     @property
     def nbytes(self) -> int:
-        return sum(weight.nbytes for weight in self._weights)
+        return sum(weight.nbytes for weight in self.weights)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, heads, in] -> [T, heads, out]."""
@@ -37,7 +37,7 @@ class PackedHeads:
             return self._together.of_heads(x)
         rows = x.unbind(1)
         products = [
-            multiply(own.contiguous()) for multiply, own in zip(self._weights, rows, strict=True)
+            multiply(own.contiguous()) for multiply, own in zip(self.weights, rows, strict=True)
         ]
         return torch.stack(products, dim=1)
 
