@@ -317,6 +317,22 @@ def to_weights(scores, highest, total):
 
 
 @triton.jit
+def of_head(cache, own, HEAD_DIM: tl.constexpr):
+    """Return the parts of `cache` from key 0 of a kv head on, which is `own` behind its first.
+
+    Added to the offsets of a tile instead, `own` would take registers that then spill on sm_80.
+    """
+    keys, values, key_scales, value_scales = cache
+    keys += own
+    if values is not None:
+        values += own
+    if key_scales is not None:
+        key_scales += own // HEAD_DIM
+        value_scales += own // HEAD_DIM
+    return keys, values, key_scales, value_scales
+
+
+@triton.jit
 def attend_keys(
     queries,  # (first numbers [ROWS, DIMS], rest [ROWS, REST] or None), zeros where padded
     rows,  # (positions, heads) of the queries, [ROWS] each
@@ -346,8 +362,8 @@ def attend_keys(
     query = queries[0]
     positions, heads = rows
     begin, end = span
-    keys, values, key_scales, value_scales = cache
     table, own, block_stride, key_stride = source
+    keys, values, key_scales, value_scales = of_head(cache, own, HEAD_DIM)
     bias, sinks, counts, scale = features
     dims = tl.arange(0, query.shape[1])
     is_dim = dims < VALUE_DIM
@@ -357,7 +373,7 @@ def attend_keys(
     for first in range(origin, end, TILE):
         key = first + tl.arange(0, TILE)
         there = (key >= begin) & (key < end)
-        offsets = own + key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
+        offsets = key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
         places = offsets[:, None] + dims[None, :]
         is_read = there[:, None] & is_dim[None, :]
         k = load_numbers(keys + places, is_read, query.dtype)
