@@ -34,6 +34,8 @@ from engine.kernels.numba.machine_code import kernel_store
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
+MOST_HEADS = 16  # that a task computes together, if values are parts of keys
+SIDE = 16  # of the squares that such values are transposed in
 FORMS = {
     torch.float32: AS_FP32,
     torch.bfloat16: AS_BF16,
@@ -86,10 +88,10 @@ class NumbaBackend:
             return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
         if spec.kind != "causal" or spec.relative is not None:
             return "supports only causal layers without a bias"
-        if spec.value_dim is not None:
-            return "does not read values out of keys"
         if spec.head_dim % 8:
             return f"head_dim {spec.head_dim} is not a multiple of 8"
+        if spec.value_dim is not None and spec.value_dim % SIDE:
+            return f"values of {spec.value_dim} numbers of a key are not a multiple of {SIDE}"
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
@@ -121,7 +123,7 @@ class NumbaPlan:
         tasks = _tasks(layout, stores_chunks=self._fuses_chunks)
         self._tasks = np.array(tasks, dtype=TASK)
         self._stores_ahead = stores_ahead or bool(self._tasks["is_stored_ahead"].any())
-        # Where the KV of all tasks is stored by an earlier layer.
+        # Where the KV of all tasks is stored before: by the kernel that does, or an earlier layer.
         self._reading_tasks = self._tasks.copy()
         self._reading_tasks["is_stored_ahead"] = True
         # By KV group, spec, and whether the layer only reads KV.
@@ -149,36 +151,39 @@ class NumbaPlan:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert kv is not None
-        assert kv.values is not None
         only_reads = key is None
+        # Several threads may share a task, and none of them stores its KV.
+        has_parts = spec.value_dim is not None
         kernels = self._kernels.get((kv.group, spec, only_reads))
         if kernels is None:
             kernels = self._make_kernels(kv, spec, query.dtype)
-            if only_reads:
+            if only_reads or has_parts:
                 kernels.call.tasks = self._reading_tasks.ctypes.data
             self._kernels[kv.group, spec, only_reads] = kernels
         query = _contiguous_heads(query)
-        out = torch.empty(query.shape, dtype=query.dtype)
+        out = torch.empty(*query.shape[:2], spec.result_dim, dtype=query.dtype)
         call = kernels.call
         call.query = query.data_ptr()
         call.query_stride = query.stride(0)
-        if key is not None and value is not None:
+        if key is not None:
             key = _contiguous_heads(key)
-            value = _contiguous_heads(value)
             call.key = key.data_ptr()
             call.key_stride = key.stride(0)
+        if value is not None:
+            value = _contiguous_heads(value)
             call.value = value.data_ptr()
             call.value_stride = value.stride(0)
         call.keys = kv.keys.data_ptr()
-        call.values = kv.values.data_ptr()
-        if kv.key_scales is not None and kv.value_scales is not None:
+        call.values = 0 if kv.values is None else kv.values.data_ptr()
+        if kv.key_scales is not None:
+            value_scales = kv.key_scales if kv.value_scales is None else kv.value_scales
             call.key_scales = kv.key_scales.data_ptr()
-            call.value_scales = kv.value_scales.data_ptr()
+            call.value_scales = value_scales.data_ptr()
         if sinks is not None:
             assert sinks.dtype == query.dtype
             call.sinks = sinks.data_ptr()
         call.out = out.data_ptr()
-        if self._stores_ahead and not only_reads:
+        if (self._stores_ahead or has_parts) and not only_reads:
             in_threads(kernels.store, call)
         if call.num_attended:
             in_threads(kernels.attention, call)
@@ -231,13 +236,16 @@ class NumbaPlan:
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
         assert spec.head_dim % 8 == self.layout.block_size % 16 == 0
+        parts = _parts(spec, len(self._tasks))
         return AttentionCall(
             num_tasks=len(self._tasks),
             num_attended=len(self._tasks),
             tasks=self._tasks.ctypes.data,
             heads=spec.num_kv_heads,
-            shared=spec.num_heads // spec.num_kv_heads,
+            parts=parts,
+            shared=spec.num_heads // spec.num_kv_heads // parts,
             dim=spec.head_dim,
+            value_dim=spec.result_dim,
             block_size=self.layout.block_size,
             tables=tables.data_ptr(),
             table_stride=tables.stride(0),
@@ -247,6 +255,19 @@ class NumbaPlan:
             scale=spec.scale * LOG2_E,
             softcap=(spec.softcap or 0.0) * LOG2_E,
         )
+
+
+def _parts(spec: AttentionSpec, tasks: int) -> int:
+    """Return how many parts the query heads of a kv head are computed in. No bit depends on it.
+
+    Each part transposes a block's values, so there are only as many as give all threads a part.
+    """
+    if spec.value_dim is None:
+        return 1
+    heads = spec.num_heads // spec.num_kv_heads
+    idle = -(-torch.get_num_threads() // (tasks * spec.num_kv_heads))
+    wanted = max(idle, -(-heads // MOST_HEADS))
+    return next((parts for parts in range(wanted, heads) if heads % parts == 0), heads)
 
 
 def _with_own_memory(layout: StepLayout, blocks: int) -> StepLayout:

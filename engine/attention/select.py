@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -34,28 +33,6 @@ def select_backend(
         reasons.append(f"not {name}: {', '.join(refusals)}")
     hint = "" if wanted == "auto" else " Use --attention-backend auto."
     raise ConfigError(f"No attention backend supports this model: {'; '.join(reasons)}.{hint}")
-
-
-def kernels_backend(
-    specs: Sequence[AttentionSpec],
-    backend: AttentionBackend,
-    dtype: torch.dtype,
-    device: torch.device,
-    wanted: str,
-) -> str:
-    """Return the name of the backend whose kernels compute the layers around attention.
-
-    It is `backend`, except for causal layers on a CPU that Numba's attention does not support: its
-    other kernels do not depend on them.
-    """
-    is_decoder = all(spec.kind == "causal" for spec in specs)
-    if backend.name != "torch" or wanted != "auto" or device.type != "cpu" or not is_decoder:
-        return backend.name
-    numba = _load("numba", device)
-    own_values = [replace(spec, value_dim=None) for spec in specs]
-    if isinstance(numba, str) or _refusals(numba, own_values, dtype):
-        return backend.name
-    return numba.name
 
 
 def _refusals(

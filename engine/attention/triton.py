@@ -14,7 +14,7 @@ from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.device.facts import gpu_has_bf16
-from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, Features, Scales
+from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, MAX_REST, Features, Scales
 from engine.kernels.triton.decode_attention import decode_attention
 from engine.kernels.triton.extend_attention import extend_attention
 from engine.kernels.triton.kv_codes import store_codes
@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class TritonBackend:
-    """Supports every AttentionSpec with head_dim up to 512 and values of its own, on a GPU."""
+    """Supports every AttentionSpec with values of up to 512 numbers, on a GPU."""
 
     name = "triton"
     supports_capture = True
@@ -42,10 +42,11 @@ class TritonBackend:
             return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
         if self._device.type == "cuda" and dtype == torch.bfloat16 and not gpu_has_bf16():
             return "needs a GPU with bfloat16 instructions, or --dtype float32"
-        if spec.value_dim is not None:
-            return "does not read values out of keys"
-        if spec.head_dim > MAX_HEAD_DIM:
-            return f"head_dim {spec.head_dim} is above the maximum of {MAX_HEAD_DIM}"
+        if spec.result_dim > MAX_HEAD_DIM:
+            return f"head_dim {spec.result_dim} is above the maximum of {MAX_HEAD_DIM}"
+        if spec.head_dim - spec.result_dim > MAX_REST:
+            rest = spec.head_dim - spec.result_dim
+            return f"keys have {rest} numbers behind their values, above the maximum of {MAX_REST}"
         return None
 
     def plan(self, layout: StepLayout) -> TritonPlan:
@@ -70,7 +71,8 @@ class TritonPlan:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         layout = self.layout
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        shape = *query.shape[:2], spec.result_dim
+        out = torch.empty(shape, dtype=query.dtype, device=query.device)
         distances = self._by_distance(spec, bias)
         features = Features(spec.scale, spec.window, spec.softcap, distances, sinks)
         if kv is None:
@@ -80,9 +82,8 @@ class TritonPlan:
             lengths = layout.lengths
             extend_attention(out, query, key, value, None, starts, lengths, features, causal=False)
             return out
-        if key is not None and value is not None:
+        if key is not None:
             self.store(kv, key, value)
-        assert kv.values is not None
         group = layout.groups[kv.group]
         tables = group.block_tables
         lengths = layout.lengths if group.key_lengths is None else group.key_lengths
@@ -117,8 +118,6 @@ class TritonPlan:
         return out
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
-        assert kv.values is not None
-        assert value is not None
         blocks = self.layout.groups[kv.group].token_blocks
         offsets = self.layout.token_offsets
         scales = _scales(kv)
@@ -149,6 +148,6 @@ class TritonPlan:
 
 
 def _scales(kv: LayerKV) -> Scales:
-    if kv.key_scales is None or kv.value_scales is None:
+    if kv.key_scales is None:
         return None
-    return kv.key_scales, kv.value_scales
+    return kv.key_scales, kv.key_scales if kv.value_scales is None else kv.value_scales

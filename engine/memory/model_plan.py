@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from engine.attention.kv_cache import block_bytes, group_layers
-from engine.attention.select import kernels_backend, select_backend
+from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
@@ -102,7 +102,7 @@ class ModelPlan:
         self.backend, self.attention_description = select_backend(
             self.attention_specs, self.dtype, self.device, config.attention_backend
         )
-        self.kernels = self._select_kernels()
+        self.kernels = select_kernels(self.device, self.backend.name)
         self.threads = config.threads or cpu_count()
         is_cpu = self.device.type == "cpu"
         if is_cpu:
@@ -200,13 +200,6 @@ class ModelPlan:
         if kind is not None and has_kernel(kind, self.dtype, self.kernels):
             return kind
         return self.stored_kind
-
-    def _select_kernels(self) -> Kernels:
-        wanted = self.config.attention_backend
-        around = kernels_backend(
-            self.attention_specs, self.backend, self.dtype, self.device, wanted
-        )
-        return select_kernels(self.device, around)
 
     def _check_kernels(self) -> None:
         """Raise ConfigError if there is no kernel for the weights as configured."""

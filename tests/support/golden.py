@@ -362,9 +362,8 @@ def numba(golden: Golden) -> None:
 
 
 def takes_numba(golden: Golden) -> bool:
-    """Whether Numba's attention supports the model: no cross layers, and values of their own."""
-    specs = kv_specs(golden.runner.model)
-    return not any(spec.kind == "cross" or spec.value_dim for spec in specs)
+    """Whether Numba's attention supports the model: no cross layers."""
+    return all(spec.kind != "cross" for spec in kv_specs(golden.runner.model))
 
 
 def accounts_for_tensors(golden: Golden) -> None:

@@ -90,6 +90,9 @@ def as_stored(sequences: Sequences, codes: torch.dtype) -> Sequences:
         return back
 
     keys, values = ([stored(x) for x in part] for part in (sequences.keys, sequences.values))
+    width = sequences.spec.value_dim
+    if width is not None:
+        values = [key[..., :width] for key in keys]
     return replace(sequences, keys=keys, values=values)
 
 

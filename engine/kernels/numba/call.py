@@ -77,9 +77,11 @@ class AttentionCall(ctypes.Structure):
         ("num_tasks", INT),
         ("num_attended", INT),  # only the first tasks attend; the others only store their KV
         ("tasks", INT),  # address of [tasks] TASK
-        ("heads", INT),  # kv heads; each task runs once per kv head
-        ("shared", INT),  # query heads per kv head
+        ("heads", INT),  # kv heads
+        ("parts", INT),  # of the query heads of a kv head; a task runs once per part
+        ("shared", INT),  # query heads in a part
         ("dim", INT),  # head_dim, a multiple of 8
+        ("value_dim", INT),  # the same, or a multiple of 16 if values are parts of keys
         ("block_size", INT),  # a multiple of 16
         ("tables", INT),  # address of [sequences, table_stride] block ids
         ("table_stride", INT),
@@ -92,11 +94,11 @@ class AttentionCall(ctypes.Structure):
         ("value", INT),  # address of [T, Hkv, D], tokens value_stride elements apart
         ("value_stride", INT),
         ("keys", INT),  # address of [blocks, Hkv, D, block_size]
-        ("values", INT),  # address of [blocks, Hkv, block_size, D]
+        ("values", INT),  # address of [blocks, Hkv, block_size, D]; 0: they are parts of keys
         ("key_scales", INT),  # address of [blocks, Hkv, block_size] fp32, if keys are codes
-        ("value_scales", INT),  # likewise
+        ("value_scales", INT),  # likewise; those of the keys if values are parts of them
         ("sinks", INT),  # address of [H], or 0
-        ("out", INT),  # address of [T, H, D]
+        ("out", INT),  # address of [T, H, value_dim]
         ("window", INT),  # number of visible keys
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e
         ("softcap", FLOAT),  # times log2(e) likewise; 0: no softcap

@@ -1,4 +1,4 @@
-"""Linear layers of several experts in one launch, each with its own rows.
+"""Linear layers of several experts, or of several heads, in one launch; each with its own rows.
 
 They multiply as they would alone, so a row has the same bits as from its expert's layer.
 """
@@ -6,7 +6,7 @@ They multiply as they would alone, so a row has the same bits as from its expert
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from engine.device.openmp import in_threads
 from engine.kernels.numba.call import CACHE_LINE, ROW_FIELD, ExpertsCall
+from engine.kernels.numba.linear import PackedMultiply
 from engine.kernels.numba.machine_code import kernel_store
 from engine.kernels.numba.prepared import PreparedRows
 
@@ -71,7 +72,11 @@ class ExpertsMultiply:
         first = self._first
         out = first.empty(len(x))
         prepared = first.prepared(x)  # the call holds only addresses
-        given = prepared.fields | PreparedRows({"out": out}).fields
+        self._launch(prepared.fields | PreparedRows({"out": out}).fields, starts)
+        return out[:, : first.outputs]
+
+    def _launch(self, given: Mapping[str, tuple[int, int]], starts: torch.Tensor) -> None:
+        """Run all layers. Expert e gets the value of each field for the row starts[e]."""
         # A tensor, which a recorder keeps for replays, filled through NumPy, which none sees.
         fields = torch.empty(len(given), ROW_FIELD.itemsize // 8, dtype=torch.int64)
         rows = [(self._offset(name), base, step) for name, (base, step) in given.items()]
@@ -79,7 +84,7 @@ class ExpertsMultiply:
         call = ExpertsCall(
             experts=len(self._layers),
             starts=starts.data_ptr(),
-            kernel=first.kernel,
+            kernel=self._first.kernel,
             calls=ctypes.addressof(self._calls),
             call_bytes=ctypes.sizeof(self._kind),
             counters=self._counters.ctypes.data,
@@ -89,8 +94,30 @@ class ExpertsMultiply:
         )
         in_threads(self._share, call, alone=True)
         in_threads(self._run, call)
-        return out[:, : first.outputs]
 
     def _offset(self, name: str) -> int:
         offset: int = getattr(self._kind, name).offset
         return offset
+
+
+class HeadsMultiply(ExpertsMultiply):
+    """Products of each head's rows with the weight of the head, of equal sizes."""
+
+    def __init__(self, layers: Sequence[PackedMultiply]) -> None:
+        super().__init__(layers)
+        self._numbers = torch.arange(len(layers) + 1)
+
+    def of_heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [T, heads, out] for x [T, heads, in]. Nothing is copied."""
+        tokens, heads, _ = x.shape
+        assert x.stride(2) == 1
+        out = self._first.empty(tokens * heads).unflatten(0, (tokens, heads))
+        given = {
+            "rows": (tokens, 0),
+            "x": (x.data_ptr(), x.stride(1) * x.itemsize),
+            "x_bytes": (x.stride(0) * x.itemsize, 0),
+            "out": (out.data_ptr(), out.stride(1) * out.itemsize),
+            "out_bytes": (out.stride(0) * out.itemsize, 0),
+        }
+        self._launch(given, self._numbers)
+        return out

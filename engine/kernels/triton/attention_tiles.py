@@ -15,6 +15,8 @@ from triton.compiler.compiler import max_shared_mem
 from engine.kernels.triton.kv_codes import KINDS, widened
 
 MAX_HEAD_DIM = 512
+MAX_REST = 128  # numbers of a key behind its value
+MAX_HEADS = 16  # of a program, if values are parts of keys: more results would spill registers
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 MIN_DOT = 16  # tl.dot's smallest side
 # Of keys and of values that are codes, [blocks, Hkv, block_size] fp32 each.
@@ -51,13 +53,50 @@ class Features:
 
 
 def as_loaded(
-    keys: torch.Tensor, values: torch.Tensor, scales: Scales
+    keys: torch.Tensor, values: torch.Tensor | None, scales: Scales
 ) -> tuple[torch.Tensor | None, ...]:
     """Return keys, values and the scales of both, as kernels take them."""
     if scales is None:
         return keys, values, None, None
     kind = KINDS[keys.dtype]
-    return keys.view(kind), values.view(kind), *scales
+    return keys.view(kind), None if values is None else values.view(kind), *scales
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The sizes of a program's queries, keys and values, constants of both kernels.
+
+    If values are parts of keys, programs compute the query heads of a kv head in parts.
+    """
+
+    dim: int
+    value_dim: int
+    shared: int  # query heads of a part
+    parts: int
+
+    @classmethod
+    def of(
+        cls, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor
+    ) -> HeadShape:
+        """Return the shape for the arguments of `decode_attention` and `extend_attention`."""
+        shared = query.shape[1] // keys.shape[1]
+        parts = 1
+        if values is None:
+            wanted = range(-(-shared // MAX_HEADS), shared)
+            parts = next((count for count in wanted if shared % count == 0), shared)
+        return cls(query.shape[2], out.shape[2], shared // parts, parts)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        rest = self.dim - self.value_dim
+        return {
+            "SHARED": self.shared,
+            "PARTS": self.parts,
+            "HEAD_DIM": self.dim,
+            "VALUE_DIM": self.value_dim,
+            "DIMS": padded(self.value_dim),
+            "REST": padded(rest) if rest else 0,
+        }
 
 
 def padded(size: int) -> int:
@@ -107,10 +146,10 @@ def _fitting(head_dim: int, elements: int, most: int) -> int:
 
 
 @triton.jit
-def query_heads(kv_head, rows, SHARED: tl.constexpr):
-    """Return (query head, whether it exists) for each of a kv head's `rows`."""
+def query_heads(part, rows, SHARED: tl.constexpr):
+    """Return (query head, whether it exists) for each of the `rows` of a part of the heads."""
     shared_head = tl.minimum(rows, SHARED - 1)
-    head = kv_head * SHARED + shared_head
+    head = part * SHARED + shared_head
     return head, rows < SHARED
 
 
@@ -122,11 +161,20 @@ def load_queries(
     real,
     strides,  # (between tokens, between heads)
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
+    REST: tl.constexpr,
 ):
-    """Load the queries [R, DIMS] of `heads` [R] of a token, or of `tokens` [R]."""
-    rows = tokens * strides[0] + heads * strides[1]
-    return load_rows(query + rows[:, None], real, HEAD_DIM, DIMS)
+    """Load the queries of `heads` [R] of a token, or of `tokens` [R].
+
+    Returns their first VALUE_DIM numbers [R, DIMS], and the rest [R, REST] or None.
+    """
+    rows = query + (tokens * strides[0] + heads * strides[1])[:, None]
+    first = load_rows(rows, real, VALUE_DIM, DIMS)
+    if REST == 0:
+        return first, None
+    else:
+        return first, load_rows(rows + VALUE_DIM, real, HEAD_DIM - VALUE_DIM, REST)
 
 
 @triton.jit
@@ -244,16 +292,56 @@ def scaled(numbers, scales, rows, there):
 
 
 @triton.jit
+def scores_of(queries, k, keys, offsets, there, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """Return the products [ROWS, TILE] of queries and keys, `k` being the keys' first numbers."""
+    query, rest = queries
+    scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+    if rest is not None:
+        dims = tl.arange(0, rest.shape[1])
+        is_dim = dims < HEAD_DIM - VALUE_DIM
+        places = offsets[:, None] + (VALUE_DIM + dims)[None, :]
+        k_rest = load_numbers(keys + places, there[:, None] & is_dim[None, :], rest.dtype)
+        scores = tl.dot(rest, tl.trans(k_rest), scores, input_precision="ieee")
+    return scores
+
+
+@triton.jit
+def to_weights(scores, highest, total):
+    """Return (weights [ROWS, TILE], factor of earlier sums, new highest score, new total)."""
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    # The maximum of a row without a visible key so far is -inf, and -inf - -inf would be NaN.
+    finite = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(highest - finite)
+    return weights, shrink, higher, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def of_head(cache, own, HEAD_DIM: tl.constexpr):
+    """Return the parts of `cache` from key 0 of a kv head on, which is `own` behind its first.
+
+    Added to the offsets of a tile instead, `own` would take registers that then spill on sm_80.
+    """
+    keys, values, key_scales, value_scales = cache
+    keys += own
+    if values is not None:
+        values += own
+    if key_scales is not None:
+        key_scales += own // HEAD_DIM
+        value_scales += own // HEAD_DIM
+    return keys, values, key_scales, value_scales
+
+
+@triton.jit
 def attend_keys(
-    query,  # [ROWS, DIMS], zeros where padded
+    queries,  # (first numbers [ROWS, DIMS], rest [ROWS, REST] or None), zeros where padded
     rows,  # (positions, heads) of the queries, [ROWS] each
     cache,  # (keys, values, key_scales, value_scales), see below
     source,  # (table, own, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
-    bias,  # pointer to [heads, 2 * BIAS_REACH + 1] fp32, by distance
-    sinks,  # (pointer to [heads], or None; whether they count), see `before_keys`
-    scale,
+    features,  # (bias, sinks, whether they count, scale), see below
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # tokens; None: keys are not paged
     SOFTCAP: tl.constexpr,
@@ -265,20 +353,21 @@ def attend_keys(
 
     Tiles begin at multiples of TILE. Keys outside [begin, end) are not read, as they may be NaN.
 
-    In `cache`, `keys` and `values` point to this kv head's key 0: that of block 0 if the keys are
-    paged, else that of the sequence. `own` is its offset from the first key of all heads, to which
-    the scales belong (None without codes). `table` points to the sequence's block ids, int64.
+    `cache` has what all heads and sequences share. Without `values`, they are the first VALUE_DIM
+    numbers of keys, and read once. Only codes have scales. `own` is the offset of this kv head's
+    key 0: that of block 0 if the keys are paged, else that of the sequence. `table` points to the
+    sequence's block ids, int64. `bias` points to [heads, 2 * BIAS_REACH + 1] fp32, by distance; for
+    `sinks` see `before_keys`.
     """
+    query = queries[0]
     positions, heads = rows
     begin, end = span
-    keys, values, key_scales, value_scales = cache
     table, own, block_stride, key_stride = source
-    if key_scales is not None:
-        key_scales += own // HEAD_DIM
-        value_scales += own // HEAD_DIM
+    keys, values, key_scales, value_scales = of_head(cache, own, HEAD_DIM)
+    bias, sinks, counts, scale = features
     dims = tl.arange(0, query.shape[1])
-    is_dim = dims < HEAD_DIM
-    highest, total = before_keys(heads, sinks[0], sinks[1], query.shape[0])
+    is_dim = dims < VALUE_DIM
+    highest, total = before_keys(heads, sinks, counts, query.shape[0])
     out = tl.zeros(query.shape, tl.float32)
     origin = begin // TILE * TILE
     for first in range(origin, end, TILE):
@@ -288,19 +377,15 @@ def attend_keys(
         places = offsets[:, None] + dims[None, :]
         is_read = there[:, None] & is_dim[None, :]
         k = load_numbers(keys + places, is_read, query.dtype)
-        scores = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        scores = scores_of(queries, k, keys, offsets, there, HEAD_DIM, VALUE_DIM) * scale
         scores = scaled(scores, key_scales, offsets // HEAD_DIM, there)
         scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
         visible = visible_keys(key, there, positions, CAUSAL, WINDOW)
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        # The maximum of a row without a visible key so far is -inf, and -inf - -inf would be NaN.
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - finite[:, None])
-        shrink = tl.exp2(highest - finite)
-        total = total * shrink + tl.sum(weights, 1)
-        v = load_numbers(values + places, is_read, query.dtype)
+        weights, shrink, highest, total = to_weights(scores, highest, total)
+        v = k
+        if values is not None:
+            v = load_numbers(values + places, is_read, query.dtype)
         weights = scaled(weights, value_scales, offsets // HEAD_DIM, there).to(v.dtype)
         out = tl.dot(weights, v, out * shrink[:, None], input_precision="ieee")
-        highest = higher
     return highest, total, out

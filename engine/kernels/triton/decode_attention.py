@@ -1,8 +1,9 @@
 """Decode attention over a paged KV cache, split along the keys (Flash-Decoding).
 
 One program reads one split of one sequence's keys for one kv head. The query heads that share this
-kv head are the rows of its tile. A split has 256 keys, or a multiple of 256 if the sequence would
-otherwise need more than 32 splits. Splits begin at multiples of 256.
+kv head are the rows of its tile, or a part of them if values are parts of keys (see HeadShape). A
+split has 256 keys, or a multiple of 256 if the sequence would otherwise need more than 32 splits.
+Splits begin at multiples of 256.
 
 The number of splits depends only on the sequence's own length, which the kernel reads on the
 device. A sequence's result therefore has the same bits in every batch. The launch itself needs no
@@ -22,6 +23,7 @@ import triton.language as tl
 
 from engine.kernels.triton.attention_tiles import (
     Features,
+    HeadShape,
     Scales,
     as_loaded,
     attend_keys,
@@ -59,22 +61,31 @@ def span_of(split, first, origin, size, length):
 
 
 @triton.jit
-def store_partial(partial_out, partial_stats, place, values, real, HEAD_DIM: tl.constexpr):
-    """Store a split's result, highest score and sum of weights, which the reduction combines."""
+def store_split(out, partial, place, number, values, real, VALUE_DIM: tl.constexpr):
+    """Store the result of the only split in the rows `place` of `out`.
+
+    Of several splits, store result, highest score and sum of weights, which the reduction combines.
+    """
+    split, splits = number
     highest, total, result = values
-    store_rows(partial_out, place, result, real, HEAD_DIM)
-    tl.store(partial_stats + place * 2, highest, mask=real)
-    tl.store(partial_stats + place * 2 + 1, total, mask=real)
+    if splits == 1:
+        store_rows(out, place, mean(result, total), real, VALUE_DIM)
+    else:
+        partial_out, partial_stats, max_splits = partial
+        place = place * max_splits + split
+        store_rows(partial_out, place, result, real, VALUE_DIM)
+        tl.store(partial_stats + place * 2, highest, mask=real)
+        tl.store(partial_stats + place * 2 + 1, total, mask=real)
 
 
 @triton.jit(do_not_specialize=["tables", "lengths", "max_splits", "table_stride"])
 def decode_kernel(
-    out,  # [S, H, D]
-    partial_out,  # [S, H, max_splits, D] fp32
+    out,  # [S, H, VALUE_DIM]
+    partial_out,  # [S, H, max_splits, VALUE_DIM] fp32
     partial_stats,  # [S, H, max_splits, 2] fp32: highest score, sum of weights
     query,  # [S, H, D], only the last dimension is contiguous
     keys,  # [blocks, Hkv, BLOCK_SIZE, D]
-    values,
+    values,  # the same, or None: they are parts of keys
     key_scales,  # [blocks, Hkv, BLOCK_SIZE] fp32, if keys are codes
     value_scales,
     tables,  # [S, width] int64
@@ -86,10 +97,13 @@ def decode_kernel(
     query_stride,
     head_stride,
     table_stride,
-    SHARED: tl.constexpr,  # query heads of one kv head
+    SHARED: tl.constexpr,  # query heads of a part
+    PARTS: tl.constexpr,  # of the query heads of one kv head
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
+    REST: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -99,45 +113,42 @@ def decode_kernel(
 ):
     wait_for_inputs(OVERLAP)
     sequence = tl.program_id(0).to(tl.int64)
-    kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    kv_head, kv_heads = part // PARTS, parts // PARTS
     length = tl.load(lengths + sequence)
     first, origin, size, splits = splits_of(length, WINDOW)
-    heads, real = query_heads(kv_head, tl.arange(0, ROWS), SHARED)
-    q = load_queries(query, sequence, heads, real, (query_stride, head_stride), HEAD_DIM, DIMS)
+    heads, real = query_heads(part, tl.arange(0, ROWS), SHARED)
+    strides = (query_stride, head_stride)
+    q = load_queries(query, sequence, heads, real, strides, HEAD_DIM, VALUE_DIM, DIMS, REST)
     own = kv_head * (BLOCK_SIZE * HEAD_DIM)
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         found = attend_keys(
             q,
             (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
-            (keys + own, values + own, key_scales, value_scales),
+            (keys, values, key_scales, value_scales),
             (tables + sequence * table_stride, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
             span_of(split, first, origin, size, length),
-            bias,
-            (sinks, split == 0),
-            scale,
+            (bias, sinks, split == 0, scale),
             HEAD_DIM,
+            VALUE_DIM,
             TILE,
             BLOCK_SIZE,
             SOFTCAP,
             BIAS_REACH,
         )
-        _, total, result = found
-        place = sequence * (kv_heads * SHARED) + heads
-        if splits == 1:
-            store_rows(out, place, mean(result, total), real, HEAD_DIM)
-        else:
-            place = place * max_splits + split
-            store_partial(partial_out, partial_stats, place, found, real, HEAD_DIM)
+        place = sequence * (parts * SHARED) + heads
+        partial = (partial_out, partial_stats, max_splits)
+        store_split(out, partial, place, (split, splits), found, real, VALUE_DIM)
 
 
 @triton.jit(do_not_specialize=["lengths", "max_splits"])
 def reduce_kernel(
-    out,  # [S, H, D]
-    partial_out,  # [S, H, max_splits, D] fp32
+    out,  # [S, H, VALUE_DIM]
+    partial_out,  # [S, H, max_splits, VALUE_DIM] fp32
     partial_stats,  # [S, H, max_splits, 2] fp32
     lengths,  # [S] int32
     max_splits,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     WINDOW: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -150,18 +161,18 @@ def reduce_kernel(
         return
     place = sequence * tl.num_programs(1) + tl.program_id(1)
     stats = partial_stats + place * max_splits * 2
-    parts = partial_out + place * max_splits * HEAD_DIM
+    parts = partial_out + place * max_splits * VALUE_DIM
     split = tl.arange(0, MAX_SPLITS)
     highest = tl.max(tl.load(stats + split * 2, mask=split < splits, other=float("-inf")), 0)
     dims = tl.arange(0, DIMS)
-    real = dims < HEAD_DIM
+    real = dims < VALUE_DIM
     total = 0.0
     result = tl.zeros([DIMS], tl.float32)
     for part in range(splits):
         weight = tl.exp2(tl.load(stats + part * 2) - highest)
         total += weight * tl.load(stats + part * 2 + 1)
-        result += weight * tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
-    target = out + place * HEAD_DIM + dims
+        result += weight * tl.load(parts + part * VALUE_DIM + dims, mask=real, other=0.0)
+    target = out + place * VALUE_DIM + dims
     tl.store(target, (result / total).to(out.dtype.element_ty), mask=real)
 
 
@@ -173,14 +184,21 @@ class DecodeTile(NamedTuple):
     stages: int
 
 
-def decode_tile(head_dim: int, dtype: torch.dtype, *, is_coded: bool = False) -> DecodeTile:
-    """Return the tile of a program. It must not depend on the batch, as the bits depend on it."""
+def decode_tile(
+    head_dim: int, dtype: torch.dtype, *, is_coded: bool = False, has_rest: bool = False
+) -> DecodeTile:
+    """Return the tile of a program. It must not depend on the batch, as the bits depend on it.
+
+    `head_dim` is that of values. If keys are longer, the tile `has_rest`.
+    """
     is_wide, is_half = head_dim > 256, dtype.itemsize == 2
     warps, stages = 4, 5
     if (not is_half and head_dim > 64) or (is_coded and is_wide):
         warps = 8  # with four, registers spill
     if not is_half and is_wide:
         stages = 3  # shared memory is full
+        if has_rest:
+            warps = 16  # with eight, registers spill on sm_90
     return DecodeTile(keys_per_tile(head_dim, dtype, is_coded=is_coded), warps, stages)
 
 
@@ -195,26 +213,30 @@ def decode_attention(
     out: torch.Tensor,
     query: torch.Tensor,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     tables: torch.Tensor,
     lengths: torch.Tensor,
     features: Features,
     scales: Scales = None,
 ) -> None:
-    """Attend with `query` [S, H, D], the last token of each sequence, and write `out` [S, H, D].
+    """Attend with `query` [S, H, D], each sequence's last token; write `out` [S, H, value_dim].
 
-    `keys` and `values` are [blocks, Hkv, block_size, D]. Row s of `tables` [S, width] int64 lists
-    the blocks of sequence s, which has `lengths[s]` keys. With `scales`, keys and values are codes.
+    `keys` and `values` are [blocks, Hkv, block_size, D]. Without `values`, they are the first
+    value_dim numbers of keys. Row s of `tables` [S, width] int64 lists the blocks of sequence s,
+    which has `lengths[s]` keys. With `scales`, keys and values are codes.
     """
-    sequences, heads, dim = query.shape
+    sequences, heads, _ = query.shape
     _, kv_heads, block_size, _ = keys.shape
+    head = HeadShape.of(query, keys, values, out)
+    dim = head.value_dim
     splits = max_splits(tables.shape[1] * block_size, features.window)
     shape = (sequences, heads, splits) if splits > 1 else (0, 0, 0)
     partial = [torch.empty(*shape, size, device=query.device) for size in (dim, 2)]  # fp32
     options = launch_options(query.device)
-    tile = decode_tile(dim, query.dtype, is_coded=scales is not None)
-    programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * kv_heads))
-    decode_kernel[sequences, kv_heads, min(splits, programs)](
+    tile = decode_tile(dim, query.dtype, is_coded=scales is not None, has_rest=head.dim > dim)
+    parts = kv_heads * head.parts
+    programs = max(MIN_SPLIT_PROGRAMS, PROGRAMS // (sequences * parts))
+    decode_kernel[sequences, parts, min(splits, programs)](
         out,
         *partial,
         query,
@@ -226,12 +248,10 @@ def decode_attention(
         query.stride(0),
         query.stride(1),
         tables.stride(0),
-        SHARED=heads // kv_heads,
-        HEAD_DIM=dim,
-        ROWS=padded(heads // kv_heads),
-        DIMS=padded(dim),
+        ROWS=padded(head.shared),
         TILE=tile.keys,
         BLOCK_SIZE=block_size,
+        **head.constants,
         **features.constants,
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -243,7 +263,7 @@ def decode_attention(
             *partial,
             lengths,
             splits,
-            HEAD_DIM=dim,
+            VALUE_DIM=dim,
             DIMS=padded(dim),
             WINDOW=features.window,
             num_warps=1 if dim <= 128 else 2,

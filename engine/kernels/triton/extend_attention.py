@@ -16,13 +16,13 @@ import triton.language as tl
 
 from engine.kernels.triton.attention_tiles import (
     Features,
+    HeadShape,
     Scales,
     as_loaded,
     attend_keys,
     keys_per_tile,
     load_queries,
     mean,
-    padded,
     query_heads,
     rows_per_tile,
     shared_memory,
@@ -57,13 +57,16 @@ def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
 
 @triton.jit
 def tile_rows(
-    first, count, kv_head, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
+    first, start, count, part, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
 ):
-    """Return (query number within the sequence, query head, whether it exists) for each row."""
+    """Return (query number within the sequence, token, query head, whether it exists) of each row.
+
+    The sequence has `count` queries from the token `start` on.
+    """
     rows = tl.arange(0, ROWS)
     number = first + rows // PACKED
-    heads, real = query_heads(kv_head, rows % PACKED, SHARED)
-    return number, heads, (number < count) & real
+    heads, real = query_heads(part, rows % PACKED, SHARED)
+    return number, (start + number).to(tl.int64), heads, (number < count) & real
 
 
 @triton.jit
@@ -85,14 +88,31 @@ def head_offset(kv_head, start, key_head_stride, key_stride, BLOCK_SIZE: tl.cons
     return offset
 
 
+@triton.jit
+def store_means(out, tokens, heads, found, real, SHARED: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """Store the results of `heads` [R] of `tokens` [R], `found` by `attend_keys`."""
+    _, total, result = found
+    place = tokens * (tl.num_programs(1) * SHARED) + heads
+    store_rows(out, place, mean(result, total), real, VALUE_DIM)
+
+
+@triton.jit
+def table_of(tables, sequence, table_stride):
+    """Return a sequence's row of the block tables, None if the keys are not paged."""
+    if tables is None:
+        return None
+    else:
+        return tables + sequence.to(tl.int64) * table_stride
+
+
 @triton.jit(
     do_not_specialize=["tables", "query_starts", "key_lengths", "sequences", "table_stride"]
 )
 def extend_kernel(
-    out,  # [T, H, D]
+    out,  # [T, H, VALUE_DIM]
     query,  # [T, H, D], only the last dimension is contiguous
     keys,  # [blocks, Hkv, BLOCK_SIZE, D], or the step's own [T, Hkv, D]
-    values,
+    values,  # the same, or None: they are parts of keys
     key_scales,  # [blocks, Hkv, BLOCK_SIZE] fp32, if keys are codes
     value_scales,
     tables,  # [S, width] int64, or None
@@ -108,11 +128,14 @@ def extend_kernel(
     key_head_stride,
     key_stride,
     table_stride,
-    SHARED: tl.constexpr,  # query heads of one kv head
+    SHARED: tl.constexpr,  # query heads of a part
+    PARTS: tl.constexpr,  # of the query heads of one kv head
     PACKED: tl.constexpr,  # rows of a query: SHARED, padded to a power of two
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
+    REST: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -123,22 +146,20 @@ def extend_kernel(
     sequence, start, count, first, last = owner_of(query_starts, sequences, ROWS // PACKED)
     if first >= count:
         return
-    number, heads, real = tile_rows(first, count, tl.program_id(1), SHARED, PACKED, ROWS)
+    part = tl.program_id(1)
+    number, tokens, heads, real = tile_rows(first, start, count, part, SHARED, PACKED, ROWS)
     past = tl.load(key_lengths + sequence) - count
-    tokens = (start + number).to(tl.int64)
-    own = head_offset(tl.program_id(1), start, key_head_stride, key_stride, BLOCK_SIZE)
-    if BLOCK_SIZE is not None:
-        tables += sequence.to(tl.int64) * table_stride
-    _, total, result = attend_keys(
-        load_queries(query, tokens, heads, real, (query_stride, head_stride), HEAD_DIM, DIMS),
+    own = head_offset(part // PARTS, start, key_head_stride, key_stride, BLOCK_SIZE)
+    strides = (query_stride, head_stride)
+    found = attend_keys(
+        load_queries(query, tokens, heads, real, strides, HEAD_DIM, VALUE_DIM, DIMS, REST),
         (past + number, heads),
-        (keys + own, values + own, key_scales, value_scales),
-        (tables, own, block_stride, key_stride),
+        (keys, values, key_scales, value_scales),
+        (table_of(tables, sequence, table_stride), own, block_stride, key_stride),
         visible_span(past, first, last, count, CAUSAL, WINDOW),
-        bias,
-        (sinks, True),
-        scale,
+        (bias, sinks, True, scale),
         HEAD_DIM,
+        VALUE_DIM,
         TILE,
         BLOCK_SIZE,
         SOFTCAP,
@@ -146,8 +167,7 @@ def extend_kernel(
         CAUSAL,
         WINDOW,
     )
-    place = tokens * (tl.num_programs(1) * SHARED) + heads
-    store_rows(out, place, mean(result, total), real, HEAD_DIM)
+    store_means(out, tokens, heads, found, real, SHARED, VALUE_DIM)
 
 
 def _strides(keys: torch.Tensor) -> tuple[int, int, int]:
@@ -163,7 +183,7 @@ def extend_attention(
     out: torch.Tensor,
     query: torch.Tensor,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     tables: torch.Tensor | None,
     query_starts: torch.Tensor,
     key_lengths: torch.Tensor,
@@ -172,26 +192,30 @@ def extend_attention(
     causal: bool,
     scales: Scales = None,
 ) -> None:
-    """Attend with `query` [T, H, D], the new tokens of S sequences, and write `out` [T, H, D].
+    """Attend with `query` [T, H, D], the new tokens of S sequences; write `out` [T, H, value_dim].
 
     Sequence s owns the tokens from query_starts[s] to query_starts[s + 1]; `query_starts` is
     [S + 1] int32. Tokens before query_starts[0] are not written.
 
     Sequence s has `key_lengths[s]` keys. Its row of `tables` [S, width] int64 lists their blocks in
     `keys` and `values` [blocks, Hkv, block_size, D]. Without tables, `keys` and `values` are
-    [T, Hkv, D] and laid out like the queries. With `causal`, a sequence's queries are its last
-    positions. With `scales`, keys and values are codes.
+    [T, Hkv, D] and laid out like the queries. Without `values`, they are the first value_dim
+    numbers of keys. With `causal`, a sequence's queries are its last positions. With `scales`, keys
+    and values are codes.
     """
-    tokens, heads, dim = query.shape
     kv_heads = keys.shape[1]
     block_size = None if tables is None else keys.shape[2]
-    if tables is None and (keys.stride() != values.stride() or keys.stride(2) != 1):
-        keys, values = keys.contiguous(), values.contiguous()
-    packed = triton.next_power_of_2(heads // kv_heads)
+    if tables is None:
+        assert values is not None
+        if keys.stride() != values.stride() or keys.stride(2) != 1:
+            keys, values = keys.contiguous(), values.contiguous()
+    head = HeadShape.of(query, keys, values, out)
+    dim = head.value_dim
+    packed = triton.next_power_of_2(head.shared)
     rows = rows_per_tile(packed, dim, query.dtype)
     sequences = len(key_lengths)
     # The last tile of each sequence may be incomplete.
-    extend_kernel[tokens // (rows // packed) + sequences, kv_heads](
+    extend_kernel[len(query) // (rows // packed) + sequences, kv_heads * head.parts](
         out,
         query,
         *as_loaded(keys, values, scales),
@@ -204,14 +228,12 @@ def extend_attention(
         query.stride(1),
         *_strides(keys),
         0 if tables is None else tables.stride(0),
-        SHARED=heads // kv_heads,
         PACKED=packed,
-        HEAD_DIM=dim,
         ROWS=rows,
-        DIMS=padded(dim),
         TILE=keys_per_tile(dim, query.dtype, is_coded=scales is not None),
         BLOCK_SIZE=block_size,
         CAUSAL=causal,
+        **head.constants,
         **features.constants,
         num_warps=8,
         num_stages=stages(dim, query.dtype, features, shared_memory(query.device)),

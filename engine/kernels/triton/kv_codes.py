@@ -94,7 +94,7 @@ def store_row(codes, scales, row, numbers, HEAD_DIM: tl.constexpr, DIMS: tl.cons
 @triton.jit(do_not_specialize=["blocks", "offsets"])
 def store_codes_kernel(
     keys,  # [blocks, Hkv, block_size, D] int8, or e4m3 as uint8
-    values,
+    values,  # the same, or None
     key_scales,  # [blocks, Hkv, block_size] fp32
     value_scales,
     key,  # [T, Hkv, D], only the last dimension is contiguous
@@ -113,16 +113,17 @@ def store_codes_kernel(
     block_row = tl.load(blocks + token) * tl.num_programs(1) + head
     row = block_row * block_size + tl.load(offsets + token)
     key += token * key_stride + head * key_head_stride
-    value += token * value_stride + head * value_head_stride
     store_row(keys, key_scales, row, key, HEAD_DIM, DIMS)
-    store_row(values, value_scales, row, value, HEAD_DIM, DIMS)
+    if values is not None:
+        value += token * value_stride + head * value_head_stride
+        store_row(values, value_scales, row, value, HEAD_DIM, DIMS)
 
 
 def store_codes(
-    cache: tuple[torch.Tensor, torch.Tensor],
+    cache: tuple[torch.Tensor, torch.Tensor | None],
     scales: tuple[torch.Tensor, torch.Tensor],
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     blocks: torch.Tensor,
     offsets: torch.Tensor,
 ) -> None:
@@ -130,10 +131,11 @@ def store_codes(
 
     Those are [blocks, Hkv, block_size, D], int8 or float8_e4m3fn; `scales` are theirs, without the
     last dimension. Token t is written to offset `offsets[t]` of block `blocks[t]`, [T] int64 each.
+    Values are None if they are parts of keys.
     """
     tokens, heads, dim = key.shape
     store_codes_kernel[tokens, heads](
-        *(part.view(KINDS[part.dtype]) for part in cache),
+        *(None if part is None else part.view(KINDS[part.dtype]) for part in cache),
         *scales,
         key,
         value,
@@ -142,8 +144,7 @@ def store_codes(
         cache[0].shape[2],
         key.stride(0),
         key.stride(1),
-        value.stride(0),
-        value.stride(1),
+        *(value.stride()[:2] if value is not None else (0, 0)),
         HEAD_DIM=dim,
         DIMS=triton.next_power_of_2(dim),
         num_warps=1,

@@ -10,7 +10,7 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["blocks", "offsets"])
 def store_kernel(
     keys,  # [blocks, Hkv, block_size, D]
-    values,
+    values,  # the same, or None
     key,  # [T, Hkv, D], only the last dimension is contiguous
     value,
     blocks,  # [T] int64
@@ -32,21 +32,23 @@ def store_kernel(
     target = row * HEAD_DIM + dim
     k = tl.load(key + token * key_stride + head * key_head_stride + dim, mask=real)
     tl.store(keys + target, k, mask=real)
-    v = tl.load(value + token * value_stride + head * value_head_stride + dim, mask=real)
-    tl.store(values + target, v, mask=real)
+    if values is not None:
+        v = tl.load(value + token * value_stride + head * value_head_stride + dim, mask=real)
+        tl.store(values + target, v, mask=real)
 
 
 def store_kv(
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     blocks: torch.Tensor,
     offsets: torch.Tensor,
 ) -> None:
     """Write `key` and `value` [T, Hkv, D] to `keys` and `values` [blocks, Hkv, block_size, D].
 
-    Token t is written to offset `offsets[t]` of block `blocks[t]`; both are [T] int64.
+    Token t is written to offset `offsets[t]` of block `blocks[t]`; both are [T] int64. Values are
+    None if they are parts of keys.
     """
     tokens, heads, dim = key.shape
     store_kernel[tokens,](
@@ -59,8 +61,7 @@ def store_kv(
         keys.shape[2],
         key.stride(0),
         key.stride(1),
-        value.stride(0),
-        value.stride(1),
+        *(value.stride()[:2] if value is not None else (0, 0)),
         KV_HEADS=heads,
         HEAD_DIM=dim,
         FEATURES=triton.next_power_of_2(heads * dim),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.attention.kv_cache import KVCache, block_bytes
-from engine.attention.select import kernels_backend, select_backend
+from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch.batching import MAX_PADDING, SPLIT, query_groups
 from engine.attention.torch.fused import FusedAttention
@@ -321,19 +321,6 @@ def test_kv_cache_values_in_keys_take_no_bytes(dtype: torch.dtype) -> None:
     cache.scrub([1])
     assert not cache.layers[1].keys.view(torch.int8)[1].any()
     assert all(layer.values is None for layer in cache.layers)
-
-
-def test_values_in_keys_are_refused_by_other_backends_by_name() -> None:
-    pytest.importorskip("numba")
-    cpu = torch.device("cpu")
-    backend, why = select_backend([LATENT], torch.float32, cpu)
-    assert backend.name == "torch"
-    assert "does not read values out of keys" in why
-    around = kernels_backend([LATENT], backend, torch.float32, cpu, "auto")
-    assert around == "numba", "other layers need no attention"
-    assert kernels_backend([LATENT], backend, torch.float32, cpu, "torch") == "torch"
-    odd = replace(LATENT, num_heads=2, num_kv_heads=2, head_dim=36)
-    assert kernels_backend([odd], backend, torch.float32, cpu, "auto") == "torch"
 
 
 # ---- the cache -------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_deepseek_v3_takes_the_planned_bytes_and_answers_together_as_alone(
     """The parts of heads stay plain, and the router keeps fp32, in a model of bfloat16."""
     driver = Driver(wide, dtype="bfloat16", quantization=kind, block_size=16)
     plan = driver.loaded.plan
-    assert (plan.backend.name, plan.kernels) == ("torch", "numba")
+    assert (plan.backend.name, plan.kernels) == ("numba", "numba")
     assert weights_bytes(plan.module) == plan.plain_bytes + plan.packed_bytes
     block = plan.module.blocks[1]
     assert block.mlp.router.tensors.packed_bytes == 8 * 64 * 4

@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.models import (
     test_cohere2,
+    test_deepseek_v2,
     test_gemma2,
     test_gemma3,
     test_gemma4,
@@ -29,6 +30,7 @@ TOKENS = 3
 QUICK = [test_gemma2.CASE]
 OTHERS = [
     test_cohere2.CASE,
+    test_deepseek_v2.LITE,
     test_gemma3.CASE,
     test_glm4.CASE,
     test_gemma4.CASE,

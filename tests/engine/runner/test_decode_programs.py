@@ -12,6 +12,8 @@ from engine.kernels.numba.codes import has_instructions
 from engine.kernels.numba.linear import has_kernel
 from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
 from tests.engine.models import (
+    test_deepseek_v2,
+    test_deepseek_v3,
     test_gemma2,
     test_gemma3,
     test_gemma4,
@@ -27,6 +29,15 @@ from tests.support.driver import Driver, tiny_llama
 from tests.support.golden import Case, Golden
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+LATENT: dict[str, Any] = {  # sizes that the kernels for several experts and heads take
+    "hidden_size": 64,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+}
 CASES: dict[str, Case] = {
     "llama": test_llama.CASES[0],
     "qwen3": test_qwen3.CASE,
@@ -37,7 +48,10 @@ CASES: dict[str, Case] = {
     "gemma4": test_gemma4.E2B,
     "gpt2": test_gpt2.CASES[0],
     "nanochat": nanochat.CASES[-1],
+    "deepseek2": Case("dense", lambda: test_deepseek_v2.config(first_k_dense_replace=2, **LATENT)),
+    "deepseek3": Case("latent", lambda: test_deepseek_v3.config(**LATENT)),
 }
+SLOW = {"deepseek2": pytest.mark.slow}
 SMALL: dict[str, Any] = {"block_size": 16, "max_num_seqs": 12, "speculation": "off"}
 
 
@@ -54,7 +68,7 @@ def answers(driver: Driver, count: int) -> list[Any]:
 
 @pytest.mark.variants(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in CASES])
 def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) -> None:
     """Sequences come and go, fill blocks and share them; up to more than are recorded."""
     folder = Golden(CASES[name], tmp_path).folder
@@ -65,9 +79,10 @@ def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) ->
     assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
     recorded = found.runner.programs._replays
     assert {(n, False) for n in range(1, MOST_SEQUENCES + 1)} == recorded.keys()
-    if name == "mixtral" and dtype == "float32":  # the host reads the experts' counts
+    has_experts = name in ("mixtral", "deepseek3")
+    if has_experts and dtype == "float32":  # the host reads the experts' counts
         assert not any(recorded.values())
-    elif name in ("llama", "gemma2", "gemma4", "qwen3", "smollm3", "mixtral"):
+    elif has_experts or name in ("llama", "gemma2", "gemma4", "qwen3", "smollm3", "deepseek2"):
         assert all(recorded.values()), "nothing was replayed"
 
 

@@ -11,6 +11,9 @@ so one function (`sum_rows`) computes both.
 Keys and values may be codes with a scale for each token. A score is then multiplied by its key's
 scale, and a weight by its value's.
 
+If values are the first numbers of keys, they are transposed block by block, into room that stays in
+the cache of the core. The query heads of a kv head may be computed in parts, by several threads.
+
 NOTE: Passing an array, or a tuple of arrays, through two levels of inlined functions makes Numba
 count references with atomic instructions in the inner loop. So functions pass addresses.
 """
@@ -23,7 +26,7 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.numba.call import ITEM_BYTES, LOG2_E, TASK, TILE, AttentionCall
-from engine.kernels.numba.compile import EXACT
+from engine.kernels.numba.source.arithmetic import cap, fill, multiply, numbers_at, to_weights
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import (
     LANES,
@@ -37,6 +40,7 @@ from engine.kernels.numba.source.intrinsics import (
 )
 from engine.kernels.numba.source.store_kv import token_store
 from engine.kernels.numba.source.sum_rows import ROWS_TOGETHER, sum_rows, tile_height
+from engine.kernels.numba.source.transpose import transpose
 
 
 class Softmax(NamedTuple):
@@ -46,11 +50,12 @@ class Softmax(NamedTuple):
     """
 
     queries: int  # [rows, dim], scaled
-    outputs: int  # [rows, dim]: sums of weighted values
+    outputs: int  # [rows, value_dim]: sums of weighted values
     tops: int  # [rows]: highest scores so far
     totals: int  # [rows]: sums of weights
     keep: int  # [rows]: factors of older sums once the highest scores have risen
     scores: int  # [rows, block_size]: scores in one block, then their weights
+    values: int  # [block_size, value_dim]: those of one block, if they are parts of its keys
 
 
 class Block(NamedTuple):
@@ -64,68 +69,15 @@ class Block(NamedTuple):
 
 
 @njit(inline="always")
-def numbers_at(address, count):
-    """Return the `count` fp32 numbers at this address."""
-    return array_at(address, (count,), np.float32)
-
-
-# ---- arithmetic ------------------------------------------------------------------------------
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def cap(address, count, softcap):
-    """Compute softcap * tanh(score / softcap) for each score, in place."""
-    scores = numbers_at(address, count)
-    for k in range(count):
-        x = scores[k] / softcap
-        exponent = np.float32(-2 * LOG2_E) * abs(x)
-        e = exp2(exponent)
-        magnitude = (np.float32(1) - e) / (np.float32(1) + e)
-        tanh = magnitude if x > 0 else -magnitude
-        scores[k] = softcap * tanh
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def to_weights(address, count, top):
-    """Replace each score by 2**(score - top).
-
-    A hidden score becomes 2**-126, which is negligible next to 1.
-    """
-    scores = numbers_at(address, count)
-    for k in range(count):
-        scores[k] = exp2(scores[k] - top)
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def multiply(address, count, factors):
-    """Multiply each number by its factor, in place; `factors` is an address, too."""
-    numbers = numbers_at(address, count)
-    others = numbers_at(factors, count)
-    for k in range(count):
-        numbers[k] *= others[k]
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def fill(address, begin, end, number):
-    """Set the numbers [begin, end) at this address."""
-    numbers = numbers_at(address + 4 * begin, end - begin)
-    for k in range(end - begin):
-        numbers[k] = number
-
-
-# ---- the kernel that attends -----------------------------------------------------------------
-
-
-@njit(inline="always")
-def load_queries(call, task, head, queries, kind, item):
-    """Load and scale the task's queries of one kv head."""
+def load_queries(call, task, part, queries, kind, item):
+    """Load and scale the task's queries of one part of the heads."""
     shared = call.shared
     dim = call.dim
     scale = np.float32(call.scale)
     numbers = shared * dim
     for t in range(task.num_tokens):
         token = task.first_token + t
-        begin = token * call.query_stride + head * numbers
+        begin = token * call.query_stride + part * numbers
         query = array_at(call.query + item * begin, (numbers,), kind)
         loaded = numbers_at(queries + 4 * t * numbers, numbers)
         for d in range(numbers):
@@ -143,11 +95,22 @@ def block_at(call, table, head, index, last, item):
     scales = 4 * call.block_size * number
     return Block(
         call.keys + here,
-        call.values + here,
+        call.values + here if call.values else 0,
         call.keys + block_bytes * next_number,
         call.key_scales + scales,
         call.value_scales + scales,
     )
+
+
+@njit(inline="always")
+def with_values(block, softmax, call, count, form):
+    """Return the block with values: if they are parts of keys, with copies for `count` keys."""
+    if block.values:
+        return block
+    transpose(
+        block.keys, softmax.values, call.value_dim, count, call.block_size, call.value_dim, form
+    )
+    return Block(block.keys, softmax.values, block.next_keys, block.key_scales, block.value_scales)
 
 
 @njit(inline="always")
@@ -245,7 +208,7 @@ def sum_scores(softmax, row, rows, left, seen, block, call, height, form):
 @njit(inline="always")
 def sum_values(softmax, row, rows, block, begin, end, call, height, form):
     """Add the weighted values of the keys [begin, end) to the outputs of the rows from `row` on."""
-    dim = call.dim
+    dim = call.value_dim
     item = ITEM_BYTES[form]
     sum_rows(
         out=softmax.outputs + 4 * dim * row,
@@ -285,13 +248,13 @@ def add_weights(softmax, row, r, weight):
 
 
 @njit(inline="always")
-def begin_softmax(call, task, head, softmax, kind):
+def begin_softmax(call, task, part, softmax, kind):
     """Set outputs, highest scores and sums of weights as they are before any key.
 
     A sink is like a key that was seen already, whose value is 0.
     """
     rows = task.num_tokens * call.shared
-    fill(softmax.outputs, 0, rows * call.dim, np.float32(0))
+    fill(softmax.outputs, 0, rows * call.value_dim, np.float32(0))
     fill(softmax.tops, 0, rows, np.float32(-np.inf))
     fill(softmax.totals, 0, rows, np.float32(0))
     if call.sinks:
@@ -300,20 +263,21 @@ def begin_softmax(call, task, head, softmax, kind):
         fill(softmax.totals, 0, rows, np.float32(1))
         for t in range(task.num_tokens):
             for g in range(call.shared):
-                score = to_fp32(sinks[head * call.shared + g])
+                score = to_fp32(sinks[part * call.shared + g])
                 tops[t * call.shared + g] = score * np.float32(LOG2_E)
 
 
 @njit(inline="always")
-def write_outputs(call, task, head, softmax, kind, item):
+def write_outputs(call, task, part, softmax, kind, item):
     shared = call.shared
-    dim = call.dim
+    dim = call.value_dim
+    parts = call.heads * call.parts
     totals = numbers_at(softmax.totals, 1)
     for t in range(task.num_tokens):
         token = task.first_token + t
         for g in range(shared):
             row = t * shared + g
-            begin = ((token * call.heads + head) * shared + g) * dim
+            begin = ((token * parts + part) * shared + g) * dim
             out = array_at(call.out + item * begin, (dim,), kind)
             output = numbers_at(softmax.outputs + 4 * row * dim, dim)
             share = np.float32(1) / totals[row]
@@ -352,33 +316,38 @@ def attention_kernel(half: bool, form: int):
         rows = TILE * call.shared
         softmax = Softmax(
             on_stack(rows * call.dim),
-            on_stack(rows * call.dim),
+            on_stack(rows * call.value_dim),
             on_stack(rows),
             on_stack(rows),
             on_stack(together * call.shared),
             on_stack(together * call.shared * call.block_size),
+            on_stack(0 if call.values else kv_item * call.block_size * call.value_dim // 4),
         )
+        parts = call.heads * call.parts
         while True:
             number = take(call.counter)
-            if number >= call.num_attended * call.heads:
+            if number >= call.num_attended * parts:
                 return
-            task = tasks[call.num_attended - 1 - number // call.heads]  # the longest first
-            head = number % call.heads
+            task = tasks[call.num_attended - 1 - number // parts]  # the longest first
+            part = number % parts
+            head = part // call.parts
             if not task.is_stored_ahead:
                 store_token(call, task.first_token, head)
-            load_queries(call, task, head, softmax.queries, kind, item)
-            begin_softmax(call, task, head, softmax, kind)
+            load_queries(call, task, part, softmax.queries, kind, item)
+            begin_softmax(call, task, part, softmax, kind)
             table = array_at(call.tables + 8 * call.table_stride * task.sequence, (1,), np.int64)
             first = max(0, task.position - call.window + 1) // call.block_size
-            last = (task.position + task.num_tokens - 1) // call.block_size
+            length = task.position + task.num_tokens
+            last = (length - 1) // call.block_size
             for index in range(first, last + 1):
                 block = block_at(call, table, head, index, last, kv_item)
+                block = with_values(block, softmax, call, length - index * call.block_size, form)
                 t = 0
                 while t < task.num_tokens:
                     tokens = together if all_see(task, t, together, index, call) else 1
                     if tokens > 1 or all_see(task, t, 1, index, call):
                         see_block(softmax, task, t, tokens, index, block, call, height, form)
                     t += tokens
-            write_outputs(call, task, head, softmax, kind, item)
+            write_outputs(call, task, part, softmax, kind, item)
 
     return attend, AttentionCall

@@ -1,4 +1,4 @@
-"""Linear layers of experts: each has its own call, and some of the rows."""
+"""Linear layers of experts or heads: each has its own call, and some of the rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from engine.kernels.numba.source.program import run_kernel
 
 
 def share_kernel():
-    """Return the kernel that writes into each expert's call where its rows are, and how many."""
+    """Return the kernel that writes into each expert's call where its rows are, and how many.
+
+    A field may replace how many: all heads have the same number of rows.
+    """
 
     def share(pointer):
         call = carray(pointer, 1)[0]
@@ -21,12 +24,12 @@ def share_kernel():
             return
         for expert in range(call.experts):
             own = call.calls + call.call_bytes * expert
+            rows = array_at(own + call.rows_offset, (1,), np.int64)
+            rows[0] = starts[expert + 1] - starts[expert]
             for index in range(call.num_fields):
                 field = fields[index]
                 place = array_at(own + field.offset, (1,), np.int64)
                 place[0] = field.base + field.row_bytes * starts[expert]
-            rows = array_at(own + call.rows_offset, (1,), np.int64)
-            rows[0] = starts[expert + 1] - starts[expert]
             counter = array_at(call.counters + 64 * expert, (1,), np.int64)
             counter[0] = 0
 

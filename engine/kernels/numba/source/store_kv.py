@@ -83,8 +83,9 @@ def plain_store(half: bool):
         values = array_at(call.values + begin + item * offset * dim, (dim,), kind)
         for d in range(dim):
             keys[d, 0] = key[d]
-        for d in range(dim):
-            values[d] = value[d]
+        if call.values:
+            for d in range(dim):
+                values[d] = value[d]
 
     return store_token
 
@@ -114,15 +115,16 @@ def coded_store(half: bool, form: int):
         key_scales = array_at(call.key_scales, (1,), np.float32)
         value_scales = array_at(call.value_scales, (1,), np.float32)
         key_scale = scale_of(key, dim, inverse)
-        value_scale = scale_of(value, dim, inverse)
         key_scales[place + offset] = key_scale
-        value_scales[place + offset] = value_scale
         for d in range(dim):
             number = to_fp32(key[d])
             keys[d, 0] = encode(quotient(number, key_scale, largest))
-        for d in range(dim):
-            number = to_fp32(value[d])
-            values[d] = encode(quotient(number, value_scale, largest))
+        if call.values:
+            value_scale = scale_of(value, dim, inverse)
+            value_scales[place + offset] = value_scale
+            for d in range(dim):
+                number = to_fp32(value[d])
+                values[d] = encode(quotient(number, value_scale, largest))
 
     return store_token
 

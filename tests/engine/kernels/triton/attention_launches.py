@@ -37,23 +37,26 @@ def launch(
     group = GroupLayout(meta(sequences, width, dtype=torch.int64), places, spec.window)
     layout = StepLayout(SLICED, None, None, lengths, starts, [group], places, places, block_size)
     kv_dtype = kv_dtype or dtype
-    cache = [meta(100, kv_heads, block_size, dim, dtype=kv_dtype) for _ in range(2)]
-    scales = [meta(100, kv_heads, block_size, dtype=torch.float32) for _ in range(2)]
+    has_values = spec.value_dim is None
+    copies = 2 if has_values else 1
+    cache = [meta(100, kv_heads, block_size, dim, dtype=kv_dtype) for _ in range(copies)]
+    scales = [meta(100, kv_heads, block_size, dtype=torch.float32) for _ in range(copies)]
     kv = None
     if spec.kind != "full":
-        kv = LayerKV(*cache, 0, *(scales if is_coded(kv_dtype) else ()))
+        values = cache[1] if has_values else None
+        kv = LayerKV(cache[0], values, 0, *(scales if is_coded(kv_dtype) else ()))
     qkv = meta(tokens, heads + 2 * kv_heads, dim)
     query, key, value = qkv.split([heads, kv_heads, kv_heads], 1)
     bias = meta(spec.relative.num_buckets, heads) if spec.relative else None
     sinks = meta(heads) if spec.has_sinks else None
-    TritonBackend(lengths.device).plan(layout).attend(spec, kv, query, key, value, bias, sinks)
+    plan = TritonBackend(lengths.device).plan(layout)
+    plan.attend(spec, kv, query, key, value if has_values else None, bias, sinks)
 
 
 def launches(names: Iterable[str], dtype: torch.dtype = torch.bfloat16) -> Iterator[str]:
     for name in names:
         for spec in attention_specs(name):
-            if spec.value_dim is None:  # else torch attends
-                launch(spec, dtype)
+            launch(spec, dtype)
         yield f"{name} {str(dtype).removeprefix('torch.')}"
 
 
@@ -89,3 +92,13 @@ def published() -> Iterator[str]:
 
 def with_sinks() -> Iterator[str]:
     yield from launches(["gpt-oss-20b"])
+
+
+def values_in_keys() -> Iterator[str]:
+    """Launch for latent attention of 16 and of 128 heads, and over keys of 8 bits."""
+    yield from launches(["DeepSeek-V2-Lite", "DeepSeek-V3"])
+    yield from launches(["DeepSeek-V3"], torch.float32)
+    for kv_dtype in (torch.int8, torch.float8_e4m3fn):
+        for spec in attention_specs("DeepSeek-V3"):
+            launch(spec, torch.bfloat16, kv_dtype=kv_dtype)
+        yield f"DeepSeek-V3 {str(kv_dtype).removeprefix('torch.')}"

@@ -32,3 +32,13 @@ def test_attention_kernels_of_published_models_compile_without_spills() -> None:
 def test_kernels_with_sinks_compile_without_spills() -> None:
     reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "with_sinks")
     assert {"decode_kernel", "extend_kernel", "reduce_kernel"} <= {r.kernel for r in reports}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kernels_of_latent_attention_fit_small_shared_memory() -> None:
+    """A key of 576 numbers is read once, so they also fit sm_86, sm_89 and sm_120."""
+    reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "values_in_keys")
+    kernels = {"decode_kernel", "extend_kernel", "reduce_kernel", "store_kernel"}
+    assert {report.kernel for report in reports} == kernels | {"store_codes_kernel"}
+    assert max(report.shared for report in reports) <= 99 * 1024

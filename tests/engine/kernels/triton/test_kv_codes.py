@@ -29,6 +29,7 @@ SPECS = {
     "softcap": replace(PLAIN, softcap=1.5),
     "gqa-3": AttentionSpec(6, 2, 8, scale=0.3),
     "odd-width": AttentionSpec(3, 1, 20, scale=0.3),
+    "values-in-keys": AttentionSpec(3, 1, 24, scale=0.3, value_dim=16),
 }
 codes = pytest.mark.parametrize("codes", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -59,6 +60,7 @@ QUICK = {
     "window": (torch.bfloat16, torch.float8_e4m3fn),
     "softcap": (torch.float32, torch.int8),
     "odd-width": (torch.bfloat16, torch.int8),
+    "values-in-keys": (torch.float32, torch.float8_e4m3fn),
 }
 
 
