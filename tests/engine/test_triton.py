@@ -78,6 +78,7 @@ def test_triton_engine_after_preemption_equals_torch(checkpoint: Path) -> None:
     assert found.stats.preemptions == due.stats.preemptions > 0
 
 
+@pytest.mark.slow
 def test_triton_engine_prefix_hits_equal_torch(checkpoint: Path) -> None:
     due, found = both(checkpoint)
     cold = answers(found, 3)
@@ -85,6 +86,7 @@ def test_triton_engine_prefix_hits_equal_torch(checkpoint: Path) -> None:
     assert found.stats.prefix_hits == 3 * 16
 
 
+@pytest.mark.slow
 def test_triton_engine_after_abort_equals_torch(checkpoint: Path) -> None:
     """One of three requests is aborted during decode; the next request gets its blocks."""
     told = []

@@ -440,6 +440,7 @@ def loading(llama: Path) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.slow
 def test_sigterm_while_loading_exits_cleanly(loading: Server, record_property: Record) -> None:
     engine = eventually(lambda: loading.children, "the engine process is there")[0]
     loading.signal(signal.SIGTERM)

@@ -172,6 +172,7 @@ def test_output_without_a_folder_is_refused_before_the_work(tmp_path: Path) -> N
     [(signal.SIGINT, True), pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow)],
     ids=str,
 )
+@pytest.mark.slow
 def test_process_of_the_models_ends_with_the_command(
     tmp_path: Path, number: signal.Signals, whole_group: bool
 ) -> None:
@@ -195,6 +196,7 @@ def test_process_of_the_models_ends_with_the_command(
         assert b"Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_forms_of_one_model_are_compared(folder: Path) -> None:
     prompts = folder / "one"
     prompts.write_text(PROMPTS[0])

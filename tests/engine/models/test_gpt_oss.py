@@ -79,10 +79,7 @@ CASE = Case(
 )
 
 
-EVERY = [*EQUALITIES, window_is_exact]
-
-
-@golden_tests([CASE], EVERY, quick=EVERY)
+@golden_tests([CASE], [*EQUALITIES, window_is_exact])
 def test_gpt_oss_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

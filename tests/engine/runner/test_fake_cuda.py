@@ -78,6 +78,7 @@ def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Pa
     check(name, tmp_path)
 
 
+@pytest.mark.slow
 def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
     check(QUICK[0], tmp_path, dtype="float32")
 

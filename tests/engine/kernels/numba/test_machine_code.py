@@ -90,6 +90,7 @@ def test_folder_that_others_can_write_is_neither_read_nor_written(
     assert compiled_by_a_start(folder) == 0
 
 
+@pytest.mark.slow
 def test_folder_of_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_folder_of_another_user_is_not_used(
     assert f"not to the user {other}" in (cache_problem(tmp_path) or "")
 
 
+@pytest.mark.slow
 def test_file_that_others_can_write_is_compiled_again(tmp_path: Path) -> None:
     assert compiled_by_a_start(tmp_path) == 1
     [file] = tmp_path.iterdir()
