@@ -89,7 +89,7 @@ def test_two_ranks_keep_half_of_the_state() -> None:
         layer = GatedDeltaNet(HIDDEN, SHAPE, 0, EPS)
     divide(layer, Ranks(1, 2))
     tail, matrix = layer.state.spec
-    assert tail.shape == (8 + 8 + 12, 2) == (len(layer.conv.weight), 2)
+    assert tail.shape == (2, 8 + 8 + 12) == (2, len(layer.conv.weight))
     assert matrix.shape == (3, 8, 4)
     assert matrix.dtype == torch.float32
     assert len(layer.A_log) == len(layer.dt_bias) == 3
