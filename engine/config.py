@@ -30,6 +30,8 @@ Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS, extra={"size": True})]
 
 ADAPTER = r"^[^=\s,]+=\S.*\Z"  # NAME=PATH
 KVCacheDtype = Literal["auto", "int8", "fp8"]
+# Those of sentence-transformers; `last` is short for `lasttoken`.
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "last"]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:
@@ -61,17 +63,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "torch", "triton", "numba"],
         setting(
             MODEL,
-            "Kernels of attention and other operations. auto: those in Triton on a GPU, those "
-            "that Numba compiles on a CPU, and torch where they do not support a model.",
+            "Kernels of attention and other operations. auto: Triton's on a GPU, Numba's on a "
+            "CPU, and torch's where those do not support a model.",
         ),
     ] = "auto"
     batch_invariant: Annotated[
         Literal["auto", "on", "off"],
         setting(
             MODEL,
-            "Whether the bits of a request's logits are independent of the other requests in its "
-            "steps. auto: where that costs nothing, which is on CPUs without AMX. on: always, "
-            "without AMX, or refuse to start. off: no promise.",
+            "Whether the bits of a request's logits are independent of other requests. auto: "
+            "where that costs nothing, on CPUs without AMX. on: always, or refuse to start. off: "
+            "no promise.",
         ),
     ] = "auto"
     load_format: Annotated[
@@ -104,9 +106,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "Round linear weights while loading. int8 and int4 have a scale for every 32 inputs, "
-            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. none: plain "
-            "weights. Default: none, but a CPU that has a kernel for them keeps the codes of "
-            "quantised checkpoints.",
+            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. Default: "
+            "none, but a CPU with a kernel for them keeps the codes of quantised checkpoints.",
         ),
     ] = None
     speculation: Annotated[
@@ -121,8 +122,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             MODEL,
-            "A smaller model with the same tokenizer, given like --model. It drafts tokens in "
-            "place of those that followed before. Answers stay the same. Default: none.",
+            "A smaller model with the same tokenizer, given like --model, which drafts tokens. "
+            "Answers stay the same. Default: none.",
+        ),
+    ] = None
+    pooling: Annotated[
+        Pooling | None,
+        setting(
+            MODEL,
+            "Pooling of texts, in place of the checkpoint's; a decoder then makes vectors.",
         ),
     ] = None
     lora_modules: Annotated[
@@ -138,7 +146,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count | None,
         setting(
             MODEL,
-            "Most adapters in memory at once; the least recently used one leaves for another. "
+            "Most adapters in memory; the least recently used one leaves for another. "
             "Default: 8 with --lora-modules, else none, and none can be loaded later.",
         ),
     ] = None

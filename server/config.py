@@ -173,9 +173,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             HTTP,
-            "Largest request body in bytes; a larger body gets a 413. The bodies of all open "
-            "requests may total 32 times as much, or 256 MiB if that is more; beyond it, new ones "
-            "get a 503.",
+            "Largest request body in bytes; a larger one gets a 413. All open bodies may total 32 "
+            "times as much, or 256 MiB if that is more; beyond it, new ones get a 503.",
             ge=1024,
             extra={"size": True},
         ),

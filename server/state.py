@@ -38,6 +38,7 @@ class AppState:
     template: ChatTemplate | None
     answers: Answers | None  # how the model writes its answers; None without a template
     hermes: Answers | None  # the same with tools in the system message
+    truncate_dim: int | None  # the numbers of a vector that clients get; None: all
     text_limit: int | None  # tokens of a text for an encoder; None: its positions are the limit
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
     # `system_fingerprint` of the model's answers, or of those of an adapter.
@@ -94,6 +95,11 @@ class AppState:
     def start_token(self) -> int | None:
         """First token of an encoder–decoder's output; None for models that continue prompts."""
         return self.loaded().start_token
+
+    def vector_size(self) -> int:
+        """Return the length of the vectors that clients get; 0 if the model makes none."""
+        computed = self.loaded().embedding_size
+        return computed if self.truncate_dim is None else min(computed, self.truncate_dim)
 
     def max_length(self) -> int:
         """Return the token limit of one sequence or text. The KV cache always has room for it."""

@@ -13,6 +13,7 @@ from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
+from engine.memory.pooler_plan import pooler_bytes
 from engine.ops.codes import Quantization
 from engine.scheduling.drafts import MOST_ROWS
 
@@ -42,7 +43,8 @@ def weight_bytes(plan: ModelPlan) -> int:
     tied = [head for head in heads if head.weight is None and _packs(plan, head, head.table)]
     numbers += sum(head.table.numel() for head in tied)
     tables = sum(buffer.nbytes for buffer in plan.module.buffers())
-    return numbers * plan.dtype.itemsize + _wider_bytes(plan) + tables
+    pooler = pooler_bytes(plan.pooler)
+    return numbers * plan.dtype.itemsize + _wider_bytes(plan) + tables + pooler
 
 
 def _wider_bytes(plan: ModelPlan) -> int:

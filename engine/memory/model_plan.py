@@ -35,6 +35,7 @@ from engine.layers.divide import divide
 from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
+from engine.layers.pooler import Pooler
 from engine.layers.state import state_specs
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
@@ -49,6 +50,7 @@ from engine.memory.kv_budget import (
     plan_blocks,
     spare_for_kv,
 )
+from engine.memory.pooler_plan import plan_pooler, pooler_numbers
 from engine.memory.state_plan import default_budget, plan_states
 from engine.models.base import Model, on_meta_device
 from engine.models.registry import model_class
@@ -87,13 +89,11 @@ class ModelPlan:
         self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
         self.module = on_meta_device(build, hf_config, self.max_model_len, self.dtype)
         self.model = cast(Model, self.module)
-        self.num_parameters = sum(p.numel() for p in self.module.parameters())
+        self._own_parameters = sum(p.numel() for p in self.module.parameters())
         check_ranks(self)
         divide(self.module, self.ranks)
         self.rank_parameters = sum(p.numel() for p in self.module.parameters())
-        self.start_token: int | None = None
-        if self.kind == "encoder-decoder":
-            self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
+        self._plan_texts(hf_config)
         layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
         self.attention_specs = [layer.spec for layer in layers]
         # A lens needs all heads, so several ranks have none.
@@ -129,6 +129,20 @@ class ModelPlan:
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
+
+    def _plan_texts(self, hf_config: dict[str, Any]) -> None:
+        """Plan what becomes of an encoder's texts: vectors, or the source of an answer."""
+        self.pooler: Pooler | None = None
+        if self.kind == "encoder":
+            self.pooler = plan_pooler(self.model, self.folder, self.config)
+        elif self.config.pooling is not None:
+            raise ConfigError(
+                f"--pooling {self.config.pooling} is not possible: {self.architecture} makes no "
+                "vectors. Leave the flag out."
+            )
+        self.start_token: int | None = None
+        if self.kind == "encoder-decoder":
+            self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
 
     def _plan_states(self) -> None:
         """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
@@ -166,6 +180,11 @@ class ModelPlan:
         self.kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, self.dtype)
         self.block_bytes = block_bytes(self.kv_specs, config.block_size, self.kv_dtype)
         self._plan_states()
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters, with those of the modules behind the pooling."""
+        return self._own_parameters + pooler_numbers(self.pooler)
 
     @property
     def prepacks(self) -> bool:

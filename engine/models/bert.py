@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805): a post-norm encoder with learned positions; all token types are 0."""
+"""BERT (arXiv 1810.04805): a post-norm encoder with learned positions and token types."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
+from engine.checkpoint.sentence_modules import PoolingMode
 from engine.checkpoint.weight_map import WeightMap, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, MLP
 from engine.layers.norm import LayerNorm
-from engine.models.base import expect, layer_count, positive, positive_float, shared_by
+from engine.models.base import (
+    expect,
+    label_count,
+    layer_count,
+    positive,
+    positive_float,
+    shared_by,
+)
 
 # Our module name -> its name in a checkpoint.
 NAMES = {
@@ -112,6 +120,11 @@ class BertBlock(nn.Module):
         return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
+def of_types(types: TokenEmbedding, batch: ForwardBatch) -> torch.Tensor:
+    """Return the embedding of each token's type, [T, hidden] or [hidden] if all are 0."""
+    return types.weight[0] if batch.types is None else types(batch.types)
+
+
 def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:
     """Return the WeightMap of BERT or a relative; the encoder's names may start with `prefix`."""
     return WeightMap(
@@ -138,7 +151,8 @@ class Bert(nn.Module):
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids) + self.types.weight[0] + self.positions(batch.positions)
+        x = self.embed(batch.input_ids) + of_types(self.types, batch)
+        x = x + self.positions(batch.positions)
         x = self.norm(x)
         for block in self.blocks:
             x = block(x, batch)
@@ -146,3 +160,23 @@ class Bert(nn.Module):
 
     def weight_map(self) -> WeightMap:
         return bert_weight_map(self, NAMES, "bert.")
+
+
+class BertClassifier(Bert):
+    """BERT with a head that reads the first token: a cross-encoder, or a classifier of texts."""
+
+    head_pooling: PoolingMode = "cls"
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__(config, max_positions=max_positions, dtype=dtype)
+        hidden = self.config.hidden
+        self.num_labels = label_count(config)
+        self.pooler = Linear(hidden, hidden, bias=True)
+        self.classifier = Linear(hidden, self.num_labels, bias=True, is_rounded=False)
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.pooler(pooled).tanh())
+
+    def weight_map(self) -> WeightMap:
+        head = {"pooler": "pooler.dense", "classifier": "classifier"}
+        return bert_weight_map(self, NAMES | head, "bert.")

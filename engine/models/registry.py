@@ -59,6 +59,7 @@ ENCODERS = {
     "BertModel": ("engine.models.bert", "Bert"),
     "BertForMaskedLM": ("engine.models.bert", "Bert"),
     "BertForPreTraining": ("engine.models.bert", "Bert"),
+    "BertForSequenceClassification": ("engine.models.bert", "BertClassifier"),
     "RoFormerModel": ("engine.models.roformer", "RoFormer"),
     "RoFormerForMaskedLM": ("engine.models.roformer", "RoFormer"),
 }

@@ -16,7 +16,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.layers.rotary import PairRotaryEmbedding
 from engine.models.base import expect, positive
-from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map
+from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map, of_types
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import apply_rotary_pairs
 
@@ -65,7 +65,7 @@ class RoFormer(nn.Module):
         self.kernels: Kernels = "torch"
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.norm(self.embed(batch.input_ids) + self.types.weight[0])
+        x = self.norm(self.embed(batch.input_ids) + of_types(self.types, batch))
         if self.project is not None:
             x = self.project(x)
         cos, sin = self.rotary(batch.positions)

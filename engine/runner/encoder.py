@@ -1,8 +1,9 @@
-"""The encoder's part of a step: whole texts in, hidden states or pooled vectors out."""
+"""The encoder's part of a step: whole texts in, their KV, vectors or logits out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from engine.attention.backend import AttentionBackend, GroupLayout, StepLayout
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.device.transfer import to_device
-from engine.models.base import Model
+from engine.layers.pooler import Pooler, TextSpans
+from engine.models.base import Model, classifier_of
 from engine.runner.forward import TEXT_TOKENS_MULTIPLE, ModelForward
 from engine.scheduling.step import EncoderInput
 
@@ -21,16 +23,39 @@ class Encoder:
     """Encodes the texts of a step with a model's encoder."""
 
     def __init__(
-        self, model: Model, kv: KVCache, backend: AttentionBackend, forward: ModelForward
+        self,
+        model: Model,
+        pooler: Pooler | None,
+        kv: KVCache,
+        backend: AttentionBackend,
+        forward: ModelForward,
     ) -> None:
+        """Without a `pooler` all texts are sources."""
         self._model, self._kv, self._backend, self._forward = model, kv, backend, forward
+        self._pooler = pooler
+        self._head = classifier_of(model)
+        self._has_types = getattr(model.config, "token_types", 0) > 1
 
     def __call__(self, inputs: Sequence[EncoderInput], device: torch.device) -> torch.Tensor | None:
-        """Write the KV of encoder prompts, or return the vectors [texts, hidden] of texts."""
+        """Write the KV of encoder prompts, or return the vectors or logits [texts, n] of texts."""
         batch = build_encoder_batch(inputs, self._kv, self._backend, device)
+        if self._has_types:
+            batch = replace(batch, types=token_types(inputs, device))
         batch = batch.padded(self._forward.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
         hidden = self._model.encode(batch)[: batch.num_tokens]
-        return pool(hidden, inputs) if inputs[0].pooling else None
+        return self._vectors(hidden, inputs) if inputs[0].is_pooled else None
+
+    def _vectors(self, hidden: torch.Tensor, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+        assert self._pooler is not None, "only encoders take texts to pool"
+        spans = TextSpans.of([len(text.tokens) for text in inputs], [text.skip for text in inputs])
+        pooled = self._pooler.pool(hidden, spans)
+        count = len(pooled)
+        rows = self._forward.round_up(count, TEXT_TOKENS_MULTIPLE)
+        pooled = F.pad(pooled, (0, 0, 0, rows - count))
+        if self._head is not None:
+            return self._head.classify(pooled.to(hidden.dtype))[:count].float()
+        vectors: torch.Tensor = self._pooler(pooled)
+        return vectors[:count]
 
 
 def build_encoder_batch(
@@ -67,6 +92,19 @@ def build_encoder_batch(
     return ForwardBatch(input_ids, positions, ends - 1, kv, plan, len(positions))
 
 
+def token_types(
+    encoder_inputs: Sequence[EncoderInput], device: torch.device
+) -> torch.Tensor | None:
+    """Return the type of each token: 1 in the second text of a pair. None if there is no pair."""
+    if not any(encode.second for encode in encoder_inputs):
+        return None
+    types = [
+        np.arange(len(encode.tokens)) >= (encode.second or len(encode.tokens))
+        for encode in encoder_inputs
+    ]
+    return to_device([np.concatenate(types)], device)[0]
+
+
 def _source_blocks(
     encoder_inputs: Sequence[EncoderInput], group: int, kv: KVCache, device: torch.device
 ) -> GroupLayout:
@@ -81,19 +119,3 @@ def _source_blocks(
     nothing_read = torch.zeros(len(encoder_inputs), 1, dtype=torch.int64, device=device)
     (token_blocks,) = to_device([blocks], device)
     return GroupLayout(nothing_read, token_blocks)
-
-
-def pool(hidden: torch.Tensor, encoder_inputs: Sequence[EncoderInput]) -> torch.Tensor:
-    """Pool the hidden states [T, hidden] of concatenated texts to vectors [texts, hidden], fp32."""
-    vectors = []
-    for encode, states in zip(
-        encoder_inputs, hidden.split([len(e.tokens) for e in encoder_inputs]), strict=True
-    ):
-        match encode.pooling:
-            case "cls":
-                vectors.append(states[0].float())
-            case "last":
-                vectors.append(states[-1].float())
-            case "mean":
-                vectors.append(states.float().mean(0))
-    return torch.stack(vectors)

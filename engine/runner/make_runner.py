@@ -75,7 +75,7 @@ def make_runner(
         matchers,
         forward,
         draw_tokens,
-        Encoder(plan.model, kv, plan.backend, forward),
+        Encoder(plan.model, plan.pooler, kv, plan.backend, forward),
         Explanations(rows, draw_tokens),
         programs=programs,
         graphs=graphs,

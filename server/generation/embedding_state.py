@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from engine.checkpoint.sentence import SentenceConfig
 from server.telemetry.metrics import Metrics
-from server.text.pooling import PoolingConfig
 
 
 @dataclass(frozen=True)
 class EmbeddingState:
-    pooling: PoolingConfig
+    sentence: SentenceConfig
     metrics: Metrics
 
 

@@ -51,8 +51,8 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
             "size": info.weight_bytes,
         },
     }
-    if info.embedding_size:
-        facts["embedding_size"] = info.embedding_size
+    if size := state.vector_size():
+        facts["embedding_size"] = size
     return facts
 
 

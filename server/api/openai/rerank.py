@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.embedding import RerankBody
-from server.api.openai.score import similarities
+from server.api.openai.score import pair_scores
 from server.api.openai.vectors import json_response
 from server.api.receive import admit_and_read
 from server.http.openapi import body_schema
@@ -28,7 +28,7 @@ async def rerank(request: Request) -> Response:
     body = await admit_and_read(request, RerankBody, "embed")
     name = "documents" if body.texts is None else "texts"
     sides = ("query", [body.query]), (name, body.candidates)
-    scores, usage = await similarities(request, body, *sides)
+    scores, usage = await pair_scores(request, body, *sides)
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()
 
     if body.texts is not None:

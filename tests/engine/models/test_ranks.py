@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from engine.layers.linear import Linear
-from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_arcee,
     test_bert,
@@ -134,9 +133,8 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
 
 
 def vectors(driver: Driver, texts: Sequence[list[int]]) -> torch.Tensor:
-    """Return the vectors [3 * texts, hidden] of all texts, with each pooling."""
-    poolings: Sequence[Pooling] = ("mean", "cls", "last")
-    ids = [driver.embed(text, pooling) for text in texts for pooling in poolings]
+    """Return the vectors [texts, hidden] of all texts."""
+    ids = [driver.embed(text) for text in texts]
     driver.run()
     return torch.stack([driver.vector(request) for request in ids])
 
