@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.attention.spec import AttentionSpec
-from engine.checkpoint.weight_map import WeightMap, targets_by_module
+from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import Linear
@@ -40,9 +40,9 @@ NOT_OF_THE_ENCODER = (
 HEADS = ("cls.predictions.", "cls.seq_relationship.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig:
-    """The config of a BERT checkpoint."""
+    """The config of a BERT checkpoint, or of a relative with the same blocks."""
 
     vocab_size: int
     hidden: int
@@ -50,37 +50,49 @@ class BertConfig:
     layers: int
     heads: int
     max_positions: int
-    token_types: int
+    token_types: int | None  # None: there is no table of types
     norm_eps: float
     activation: str
+    relative: RelativeBias | None = None
+
+    @property
+    def position_rows(self) -> int:
+        """The rows of the table of positions."""
+        return self.max_positions
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], **own: Any) -> Self:
-        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        """Read config.json. The fields in `own`, which a relative sets itself, take precedence.
+
+        Raises ConfigError for a missing key or an unsupported variant.
+        """
         expect(config, "hidden_act", *ACTIVATIONS)
         expect(config, "position_embedding_type", "absolute")
         expect(config, "is_decoder", False)
         expect(config, "add_cross_attention", False)
         hidden, heads = shared_by(config, "hidden_size", "num_attention_heads")
-        return cls(
-            vocab_size=positive(config, "vocab_size"),
-            hidden=hidden,
-            intermediate=positive(config, "intermediate_size"),
-            layers=layer_count(config),
-            heads=heads,
-            max_positions=positive(config, "max_position_embeddings"),
-            token_types=positive(config, "type_vocab_size"),
-            norm_eps=positive_float(config, "layer_norm_eps"),
-            activation=config.get("hidden_act", "gelu"),
-            **own,
-        )
+        facts: dict[str, Any] = {
+            "vocab_size": positive(config, "vocab_size"),
+            "hidden": hidden,
+            "intermediate": positive(config, "intermediate_size"),
+            "layers": layer_count(config),
+            "heads": heads,
+            "max_positions": positive(config, "max_position_embeddings"),
+            "norm_eps": positive_float(config, "layer_norm_eps"),
+            "activation": config.get("hidden_act", "gelu"),
+        }
+        if "token_types" not in own:
+            facts["token_types"] = positive(config, "type_vocab_size")
+        return cls(**(facts | own))
 
 
 class BertBlock(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         c, dim = config, config.hidden // config.heads
-        spec = AttentionSpec(c.heads, c.heads, dim, scale=dim**-0.5, kind="full")
+        spec = AttentionSpec(
+            c.heads, c.heads, dim, scale=dim**-0.5, kind="full", relative=c.relative
+        )
         parts = ("query", "key", "value")
         self.qkv = Linear(
             c.hidden,
@@ -99,31 +111,43 @@ class BertBlock(nn.Module):
         x: torch.Tensor,
         batch: ForwardBatch,
         rotate: Callable[[torch.Tensor], torch.Tensor] = lambda qkv: qkv,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the block's output [T, hidden] for x [T, hidden].
 
         `rotate` maps the concatenated queries, keys and values [T, 3 * heads, D] to that shape.
+        `bias` [buckets, heads] belongs to a config with `relative`.
         """
         spec = self.attend.spec
         heads = spec.num_heads
         qkv = rotate(self.qkv(x).view(len(x), 3 * heads, spec.head_dim))
         q, k, v = qkv.split(heads, dim=1)
-        _, x = self.attention_norm.add(x, self.out(self.attend(q, k, v, batch)))
+        _, x = self.attention_norm.add(x, self.out(self.attend(q, k, v, batch, bias)))
         return self.mlp_norm.add(x, self.mlp(x))[1]
 
 
-def bert_weight_map(model: nn.Module, names: Mapping[str, str], prefix: str) -> WeightMap:
-    """Return the WeightMap of BERT or a relative; the encoder's names may start with `prefix`."""
+def bert_weight_map(
+    model: nn.Module, names: Names, prefix: str, heads: Sequence[str] = HEADS
+) -> WeightMap:
+    """Return the WeightMap of BERT or a relative; the encoder's names may start with `prefix`.
+
+    Names that start with one of `heads` are not the encoder's, and are ignored.
+    """
     return WeightMap(
         targets_by_module(model, names),
         prefixes=("", prefix),
         ignored=NOT_OF_THE_ENCODER,
-        ignored_prefixes=HEADS,
+        ignored_prefixes=heads,
         old_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     )
 
 
 class Bert(nn.Module):
+    # A relative may have other names of tensors.
+    names: ClassVar[Names] = NAMES
+    prefix: ClassVar[str] = "bert."
+    heads: ClassVar[Sequence[str]] = HEADS
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> BertConfig:
         return BertConfig.from_hf(config)
@@ -132,17 +156,28 @@ class Bert(nn.Module):
         super().__init__()
         self.config = c = self.read_config(config)
         self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
-        self.positions = TokenEmbedding(c.max_positions, c.hidden)
-        self.types = TokenEmbedding(c.token_types, c.hidden)
+        self.positions = TokenEmbedding(c.position_rows, c.hidden)
+        types = c.token_types
+        self.types = None if types is None else TokenEmbedding(types, c.hidden)
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
 
+    def rows_of_positions(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the row [T] int64 of each token in the table of positions."""
+        return batch.positions
+
+    def embedded(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the normed sum [T, hidden] of the embeddings of tokens, types and positions."""
+        x = self.embed(batch.input_ids)
+        if self.types is not None:
+            x = x + self.types.weight[0]
+        return self.norm(x + self.positions(self.rows_of_positions(batch)))
+
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids) + self.types.weight[0] + self.positions(batch.positions)
-        x = self.norm(x)
+        x = self.embedded(batch)
         for block in self.blocks:
             x = block(x, batch)
         return x
 
     def weight_map(self) -> WeightMap:
-        return bert_weight_map(self, NAMES, "bert.")
+        return bert_weight_map(self, self.names, self.prefix, self.heads)

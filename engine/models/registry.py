@@ -59,6 +59,18 @@ ENCODERS = {
     "BertModel": ("engine.models.bert", "Bert"),
     "BertForMaskedLM": ("engine.models.bert", "Bert"),
     "BertForPreTraining": ("engine.models.bert", "Bert"),
+    **dict.fromkeys(
+        [
+            *("RobertaModel", "RobertaForMaskedLM"),
+            *("XLMRobertaModel", "XLMRobertaForMaskedLM"),
+            *("CamembertModel", "CamembertForMaskedLM"),
+        ],
+        ("engine.models.roberta", "Roberta"),
+    ),
+    "DistilBertModel": ("engine.models.distilbert", "DistilBert"),
+    "DistilBertForMaskedLM": ("engine.models.distilbert", "DistilBert"),
+    "MPNetModel": ("engine.models.mpnet", "MPNet"),
+    "MPNetForMaskedLM": ("engine.models.mpnet", "MPNet"),
     "RoFormerModel": ("engine.models.roformer", "RoFormer"),
     "RoFormerForMaskedLM": ("engine.models.roformer", "RoFormer"),
 }

@@ -23,7 +23,7 @@ from engine.ops.rotary import apply_rotary_pairs
 THETA = 10000.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoFormerConfig(BertConfig):
     """The config of a RoFormer checkpoint."""
 

@@ -44,6 +44,14 @@ SUBLAYERS = {
 }
 RECURRENT = ("conv", "linear_attention")  # in a config's layer_types
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
+# Model type of each encoder -> the norms of its stack.
+ENCODERS = {
+    "bert": BERT_NORMS,
+    "roformer": BERT_NORMS,
+    "xlm-roberta": BERT_NORMS,
+    "distilbert": (r"layer\.\d+\.(sa|output)_layer_norm$",),
+    "mpnet": (r"layer\.\d+\.(attention|output)\.LayerNorm$",),
+}
 
 
 @dataclass
@@ -92,15 +100,16 @@ def unpacked(layer: AttentionWeights, data: bytes | None = None) -> torch.Tensor
 @torch.inference_mode()
 def inside_of_transformers(reference: Any, inputs: dict[str, torch.Tensor]) -> Inside:
     names = [name for name, _ in reference.named_modules()]
-    is_post_norm = reference.config.model_type in ("marian", "bert", "roformer")
+    kind = reference.config.model_type
+    is_post_norm = kind == "marian" or kind in ENCODERS
     patterns = list(PRE_NORMS)
-    if reference.config.model_type in ("bert", "roformer"):
-        patterns = list(BERT_NORMS)
+    if kind in ENCODERS:
+        patterns = list(ENCODERS[kind])
     elif is_post_norm:
         patterns = list(POST_NORMS)
     elif not any("pre_feedforward" in name for name in names):
         patterns.append(AFTER_ATTENTION)
-    if sublayers := SUBLAYERS.get(reference.config.model_type):
+    if sublayers := SUBLAYERS.get(kind):
         patterns.append(sublayers)
     with _recorded(reference, patterns) as norms:
         found = reference(**inputs, output_attentions=True, output_hidden_states=True)
@@ -138,7 +147,7 @@ def _inside(reference: Any, found: Any, calls: list[Any], *, is_post_norm: bool)
         }
         hidden = {"encoder": found.encoder_hidden_states, "decoder": found.decoder_hidden_states}
     else:
-        stack = "encoder" if kind in ("bert", "roformer") else "decoder"
+        stack = "encoder" if kind in ENCODERS else "decoder"
         attention, hidden = {stack: found.attentions}, {stack: found.hidden_states}
     streams = {}
     for stack, states in hidden.items():

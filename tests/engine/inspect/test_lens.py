@@ -21,6 +21,7 @@ from tests.engine.models import (
     test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_distilbert,
     test_exaone4,
     test_gemma,
     test_gemma2,
@@ -41,6 +42,7 @@ from tests.engine.models import (
     test_ministral3,
     test_mistral,
     test_mixtral,
+    test_mpnet,
     test_nanochat,
     test_olmo2,
     test_olmo3,
@@ -53,6 +55,7 @@ from tests.engine.models import (
     test_qwen3_5_moe,
     test_qwen3_moe,
     test_qwen3_next,
+    test_roberta,
     test_roformer,
     test_seed_oss,
     test_smollm3,
@@ -119,8 +122,11 @@ CASES = {
     "marian": test_marian.CASES[0],
     "bert": EncoderCase("bert", test_bert.config),
     "roformer": EncoderCase("roformer", test_roformer.config),
+    "roberta": test_roberta.CASE,
+    "distilbert": test_distilbert.CASE,
+    "mpnet": test_mpnet.CASE,
 }
-DECODERS = [name for name in CASES if name not in ("bert", "roformer")]
+DECODERS = [name for name, case in CASES.items() if isinstance(case, Case)]
 
 
 class Looked:

@@ -33,6 +33,7 @@ from tests.engine.models import (
     test_marian,
     test_ministral3,
     test_mixtral,
+    test_mpnet,
     test_nanochat,
     test_olmo2,
     test_olmo3,
@@ -111,6 +112,11 @@ ENCODERS = [
         EncoderCase("bert", test_bert.config),
         EncoderCase("roformer", lambda: test_roformer.config(embedding_size=32)),
     )
+] + [
+    pytest.param(case, id=name, marks=pytest.mark.slow)
+    for name, case in {
+        "mpnet": test_mpnet.CASE,
+    }.items()
 ]
 
 
