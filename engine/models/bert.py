@@ -15,7 +15,7 @@ from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import TokenEmbedding
 from engine.layers.linear import Linear
-from engine.layers.mlp import ACTIVATIONS, MLP
+from engine.layers.mlp import ACTIVATIONS, GATED_OF_ENCODERS, MLP
 from engine.layers.norm import LayerNorm
 from engine.models.base import expect, layer_count, positive, positive_float, shared_by
 
@@ -54,10 +54,14 @@ class BertConfig:
     norm_eps: float
     activation: str
     relative: RelativeBias | None = None
+    attention_bias: bool = True
+    gated: bool = False  # whether the feed-forward networks have a gate
+    up_bias: bool = True
+    down_bias: bool = True
 
     @property
-    def position_rows(self) -> int:
-        """The rows of the table of positions."""
+    def position_rows(self) -> int | None:
+        """The rows of the table of positions; None: there is no such table."""
         return self.max_positions
 
     @classmethod
@@ -66,7 +70,8 @@ class BertConfig:
 
         Raises ConfigError for a missing key or an unsupported variant.
         """
-        expect(config, "hidden_act", *ACTIVATIONS)
+        gated = own.get("gated", False)
+        expect(config, "hidden_act", *(GATED_OF_ENCODERS if gated else ACTIVATIONS))
         expect(config, "position_embedding_type", "absolute")
         expect(config, "is_decoder", False)
         expect(config, "add_cross_attention", False)
@@ -97,13 +102,20 @@ class BertBlock(nn.Module):
         self.qkv = Linear(
             c.hidden,
             dict.fromkeys(parts, c.hidden),
-            bias=True,
+            bias=c.attention_bias,
             output_units=dict.fromkeys(parts, c.heads),
         )
         self.attend = Attention(spec)
-        self.out = Linear(c.hidden, c.hidden, bias=True, input_units=c.heads)
+        self.out = Linear(c.hidden, c.hidden, bias=c.attention_bias, input_units=c.heads)
         self.attention_norm = LayerNorm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c.hidden, c.intermediate, ACTIVATIONS[c.activation], bias=True)
+        self.mlp = MLP(
+            c.hidden,
+            c.intermediate,
+            (GATED_OF_ENCODERS if c.gated else ACTIVATIONS)[c.activation],
+            parts=("gate", "up") if c.gated else ("",),
+            bias=c.up_bias,
+            down_bias=c.down_bias,
+        )
         self.mlp_norm = LayerNorm(c.hidden, c.norm_eps)
 
     def forward(
@@ -127,15 +139,16 @@ class BertBlock(nn.Module):
 
 
 def bert_weight_map(
-    model: nn.Module, names: Names, prefix: str, heads: Sequence[str] = HEADS
+    model: nn.Module, names: Names, prefixes: Sequence[str], heads: Sequence[str] = HEADS
 ) -> WeightMap:
-    """Return the WeightMap of BERT or a relative; the encoder's names may start with `prefix`.
+    """Return the WeightMap of BERT or a relative.
 
-    Names that start with one of `heads` are not the encoder's, and are ignored.
+    The encoder's names may start with one of `prefixes`. Names that start with one of `heads` are
+    not the encoder's, and are ignored.
     """
     return WeightMap(
         targets_by_module(model, names),
-        prefixes=("", prefix),
+        prefixes=("", *prefixes),
         ignored=NOT_OF_THE_ENCODER,
         ignored_prefixes=heads,
         old_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
@@ -145,7 +158,7 @@ def bert_weight_map(
 class Bert(nn.Module):
     # A relative may have other names of tensors.
     names: ClassVar[Names] = NAMES
-    prefix: ClassVar[str] = "bert."
+    prefixes: ClassVar[Sequence[str]] = ("bert.",)
     heads: ClassVar[Sequence[str]] = HEADS
 
     @staticmethod
@@ -156,9 +169,8 @@ class Bert(nn.Module):
         super().__init__()
         self.config = c = self.read_config(config)
         self.embed = TokenEmbedding(c.vocab_size, c.hidden, divisible=True)
-        self.positions = TokenEmbedding(c.position_rows, c.hidden)
-        types = c.token_types
-        self.types = None if types is None else TokenEmbedding(types, c.hidden)
+        self.positions = _table(c.position_rows, c.hidden)
+        self.types = _table(c.token_types, c.hidden)
         self.norm = LayerNorm(c.hidden, c.norm_eps)
         self.blocks = nn.ModuleList(BertBlock(c) for _ in range(c.layers))
 
@@ -171,7 +183,9 @@ class Bert(nn.Module):
         x = self.embed(batch.input_ids)
         if self.types is not None:
             x = x + self.types.weight[0]
-        return self.norm(x + self.positions(self.rows_of_positions(batch)))
+        if self.positions is not None:
+            x = x + self.positions(self.rows_of_positions(batch))
+        return self.norm(x)
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
         x = self.embedded(batch)
@@ -180,4 +194,8 @@ class Bert(nn.Module):
         return x
 
     def weight_map(self) -> WeightMap:
-        return bert_weight_map(self, self.names, self.prefix, self.heads)
+        return bert_weight_map(self, self.names, self.prefixes, self.heads)
+
+
+def _table(rows: int | None, hidden: int) -> TokenEmbedding | None:
+    return None if rows is None else TokenEmbedding(rows, hidden)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.checkpoint.weight_map import Names
 from engine.layers.mlp import ACTIVATIONS
 from engine.models.base import expect, layer_count, positive, shared_by
 from engine.models.bert import NAMES, Bert, BertConfig
 
 BLOCK = "transformer.layer.{i}"
 PARTS = {"query": "q_lin", "key": "k_lin", "value": "v_lin"}
-NAMES_DISTILBERT = NAMES | {
+NAMES_DISTILBERT: Names = {
+    **NAMES,
     "blocks.{i}.qkv": {part: f"{BLOCK}.attention.{name}" for part, name in PARTS.items()},
     "blocks.{i}.out": f"{BLOCK}.attention.out_lin",
     "blocks.{i}.attention_norm": f"{BLOCK}.sa_layer_norm",
@@ -23,7 +25,7 @@ NORM_EPS = 1e-12
 
 class DistilBert(Bert):
     names = NAMES_DISTILBERT
-    prefix = "distilbert."
+    prefixes = ("distilbert.",)
     heads = ("vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
 
     @staticmethod

@@ -8,6 +8,7 @@ import torch
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import RelativeBias
+from engine.checkpoint.weight_map import Names
 from engine.layers.embedding import TokenEmbedding
 from engine.models.base import expect
 from engine.models.bert import NAMES
@@ -16,7 +17,8 @@ from engine.models.roberta import PAD, Roberta, RobertaConfig
 # transformers reads the number from config.json, but computes the buckets of 32.
 BUCKETS, MAX_DISTANCE = 32, 128
 PARTS = {"query": "q", "key": "k", "value": "v"}
-NAMES_MPNET = NAMES | {
+NAMES_MPNET: Names = {
+    **NAMES,
     "table": "encoder.relative_attention_bias",
     "blocks.{i}.qkv": {
         part: f"encoder.layer.{{i}}.attention.attn.{name}" for part, name in PARTS.items()
@@ -28,7 +30,7 @@ NAMES_MPNET = NAMES | {
 
 class MPNet(Roberta):
     names = NAMES_MPNET
-    prefix = "mpnet."
+    prefixes = ("mpnet.",)
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> RobertaConfig:

@@ -49,7 +49,7 @@ class RobertaConfig(BertConfig):
 
 class Roberta(Bert):
     config: RobertaConfig
-    prefix = "roberta."
+    prefixes = ("roberta.",)
     heads = ("lm_head.",)
 
     @staticmethod

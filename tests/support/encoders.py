@@ -39,7 +39,9 @@ from tests.support.golden import (
 from tests.support.thorough import is_thorough
 
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # hidden states follow a norm and are of the order of 1
+# Hidden states follow a norm and are of the order of 1. With the weights of these tests, those of
+# transformers are up to 2e-5 from float64's.
+TOLERANCE = {"rtol": 1e-5, "atol": 5e-5}
 VISIBLE = 0.05
 CLOSE_IN_BF16 = 1e-4  # 1 - cosine
 

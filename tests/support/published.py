@@ -254,6 +254,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "bge-m3": encoder("XLMRobertaModel", 1024, 16, max_position_embeddings=8194),
     "mpnet-base": encoder("MPNetModel", 768, 12, max_position_embeddings=514),
     "roformer-base": encoder("RoFormerModel", 768, 12),
+    "nomic-embed-text-v1.5": encoder("NomicBertModel", 768, 12, max_position_embeddings=2048),
+    "gte-multilingual-base": encoder("GteModel", 768, 12, max_position_embeddings=8192),
+    "jina-embeddings-v3": encoder("JinaEmbeddingsV3Model", 1024, 16, max_position_embeddings=8194),
+    "ModernBERT-base": encoder(
+        "ModernBertModel", 768, 12, max_position_embeddings=8192, norm_eps=1e-5
+    ),
+    "embeddinggemma-300m": gemma_3(768, 3, 1, 512)
+    | {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True},
     "distilbert-base": {
         "architectures": ["DistilBertModel"],
         "dim": 768,

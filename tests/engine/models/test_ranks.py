@@ -17,6 +17,7 @@ from tests.engine.models import (
     test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_embedding_gemma,
     test_exaone4,
     test_gemma2,
     test_gemma3,
@@ -27,12 +28,14 @@ from tests.engine.models import (
     test_gpt_oss,
     test_granite_hybrid,
     test_granite_moe,
+    test_gte,
     test_lfm2,
     test_lfm2_moe,
     test_llama,
     test_marian,
     test_ministral3,
     test_mixtral,
+    test_modernbert,
     test_mpnet,
     test_nanochat,
     test_olmo2,
@@ -116,6 +119,9 @@ ENCODERS = [
     pytest.param(case, id=name, marks=pytest.mark.slow)
     for name, case in {
         "mpnet": test_mpnet.CASE,
+        "modernbert": test_modernbert.CASE,
+        "gte": test_gte.CASE,
+        "embedding_gemma": test_embedding_gemma.CASE,
     }.items()
 ]
 

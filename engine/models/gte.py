@@ -1,0 +1,40 @@
+"""GTE (arXiv 2407.19669), in the layout of transformers: BERT with rotary positions and GeGLU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.checkpoint.weight_map import Names
+from engine.models.base import positive
+from engine.models.nomic_bert import RotaryBert, RotaryBertConfig
+
+BLOCK = "encoder.layer.{i}"
+NAMES_GTE: Names = {
+    "embed": "embeddings.word_embeddings",
+    "types": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "blocks.{i}.qkv": f"{BLOCK}.attention.qkv_proj",
+    "blocks.{i}.out": f"{BLOCK}.attention.o_proj",
+    "blocks.{i}.attention_norm": f"{BLOCK}.attn_ln",
+    "blocks.{i}.mlp.up": dict.fromkeys(("up", "gate"), f"{BLOCK}.mlp.up_gate_proj"),
+    "blocks.{i}.mlp.down": f"{BLOCK}.mlp.down_proj",
+    "blocks.{i}.mlp_norm": f"{BLOCK}.mlp_ln",
+}
+
+
+class Gte(RotaryBert):
+    names = NAMES_GTE
+    prefixes = ("gte.", "new.")
+    heads = ("lm_head.",)
+
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> RotaryBertConfig:
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        has_types = config.get("type_vocab_size") != 0
+        return RotaryBertConfig.from_hf(
+            config,
+            theta=160_000.0,
+            gated=True,
+            up_bias=False,
+            token_types=positive(config, "type_vocab_size") if has_types else None,
+        )
