@@ -59,7 +59,40 @@ ENCODERS = {
     "BertModel": ("engine.models.bert", "Bert"),
     "BertForMaskedLM": ("engine.models.bert", "Bert"),
     "BertForPreTraining": ("engine.models.bert", "Bert"),
+    **dict.fromkeys(
+        [
+            *("RobertaModel", "RobertaForMaskedLM"),
+            *("XLMRobertaModel", "XLMRobertaForMaskedLM"),
+            *("CamembertModel", "CamembertForMaskedLM"),
+        ],
+        ("engine.models.roberta", "Roberta"),
+    ),
+    "DistilBertModel": ("engine.models.distilbert", "DistilBert"),
+    "DistilBertForMaskedLM": ("engine.models.distilbert", "DistilBert"),
+    "MPNetModel": ("engine.models.mpnet", "MPNet"),
+    "MPNetForMaskedLM": ("engine.models.mpnet", "MPNet"),
+    "NomicBertModel": ("engine.models.nomic_bert", "NomicBert"),
+    "NomicBertForMaskedLM": ("engine.models.nomic_bert", "NomicBert"),
+    "GteModel": ("engine.models.gte", "Gte"),
+    "GteForMaskedLM": ("engine.models.gte", "Gte"),
+    "JinaEmbeddingsV3Model": ("engine.models.jina_v3", "JinaV3"),
+    "JinaEmbeddingsV3ForMaskedLM": ("engine.models.jina_v3", "JinaV3"),
+    "ModernBertModel": ("engine.models.modernbert", "ModernBert"),
+    "ModernBertForMaskedLM": ("engine.models.modernbert", "ModernBert"),
+    "Gemma3TextModel": ("engine.models.embedding_gemma", "EmbeddingGemma"),
     "BertForSequenceClassification": ("engine.models.bert", "BertClassifier"),
+    "DistilBertForSequenceClassification": ("engine.models.distilbert", "DistilBertClassifier"),
+    "GteForSequenceClassification": ("engine.models.gte", "GteClassifier"),
+    "ModernBertForSequenceClassification": ("engine.models.modernbert", "ModernBertClassifier"),
+    "MPNetForSequenceClassification": ("engine.models.mpnet", "MPNetClassifier"),
+    **dict.fromkeys(
+        [
+            "RobertaForSequenceClassification",
+            "XLMRobertaForSequenceClassification",
+            "CamembertForSequenceClassification",
+        ],
+        ("engine.models.roberta", "RobertaClassifier"),
+    ),
     "RoFormerModel": ("engine.models.roformer", "RoFormer"),
     "RoFormerForMaskedLM": ("engine.models.roformer", "RoFormer"),
 }
@@ -72,6 +105,7 @@ KNOWN_CODE = {
     "Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM",
     "DeepseekV2ForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    "NomicBertModel": "modeling_hf_nomic_bert.NomicBertModel",
 }
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
     **{name: ("decoder", *where) for name, where in DECODERS.items()},
@@ -108,8 +142,10 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
 
 def _is_known(code: Any, names: list[str]) -> bool:
     """Whether `auto_map` gives the first architecture the class that transformers has too."""
-    source = code.get("AutoModelForCausalLM") if isinstance(code, dict) else None
-    if not isinstance(source, str) or not names:
+    if not isinstance(code, dict) or not names:
+        return False
+    source = code.get("AutoModel" if names[0] in ENCODERS else "AutoModelForCausalLM")
+    if not isinstance(source, str):
         return False
     _, _, place = source.rpartition("--")  # after the repository that has the code
     return KNOWN_CODE.get(names[0]) == place

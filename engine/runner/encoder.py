@@ -34,7 +34,7 @@ class Encoder:
         self._model, self._kv, self._backend, self._forward = model, kv, backend, forward
         self._pooler = pooler
         self._head = classifier_of(model)
-        self._has_types = getattr(model.config, "token_types", 0) > 1
+        self._has_types = (getattr(model.config, "token_types", None) or 0) > 1
 
     def __call__(self, inputs: Sequence[EncoderInput], device: torch.device) -> torch.Tensor | None:
         """Write the KV of encoder prompts, or return the vectors or logits [texts, n] of texts."""

@@ -374,10 +374,13 @@ def test_attend_unowned_blocks_and_null_block_do_not_affect_outputs(dtype: torch
         assert blocks[run.unowned].isnan().all()
 
 
+@pytest.mark.parametrize("window", [None, 1, 20], ids=lambda window: f"window-{window}")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_attend_without_kv_cache_keeps_texts_independent(dtype: torch.dtype) -> None:
+def test_attend_without_kv_cache_keeps_texts_independent(
+    dtype: torch.dtype, window: int | None
+) -> None:
     """Texts are padded to the longest of their group. NaN in one must not reach another."""
-    spec = AttentionSpec(4, 2, 32, scale=32**-0.5, kind="full")
+    spec = AttentionSpec(4, 2, 32, scale=32**-0.5, kind="full", window=window)
     texts = random_sequences(spec, [3, 70, 65, 1, 64, 130], dtype)
 
     def attended(members: list[int]) -> list[torch.Tensor]:
@@ -395,6 +398,16 @@ def test_attend_without_kv_cache_keeps_texts_independent(dtype: torch.dtype) -> 
     for i in (0, 2, 3, 4):
         assert torch.equal(together[i], beside_nan[i])
         assert torch.equal(together[i], attended([i])[0])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_attend_without_kv_cache_window_hides_whole_splits(dtype: torch.dtype) -> None:
+    """The first and the last splits of keys are hidden from queries in the middle of a text."""
+    spec = AttentionSpec(1, 1, 32, scale=32**-0.5, kind="full", window=9)
+    texts = random_sequences(spec, [4 * SPLIT + 40], dtype)
+    run = PagedRun(texts, 16)
+    plan = run.backend.plan(run.layout([(0, 0, texts.lengths[0])]))
+    check(texts, [plan.attend(spec, None, texts.queries[0], texts.keys[0], texts.values[0])])
 
 
 def test_attend_stale_content_of_own_blocks_does_not_affect_outputs() -> None:

@@ -16,6 +16,7 @@ from tests.engine.models import (
     test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_embedding_gemma,
     test_exaone4,
     test_gemma2,
     test_gemma3,
@@ -26,12 +27,15 @@ from tests.engine.models import (
     test_gpt_oss,
     test_granite_hybrid,
     test_granite_moe,
+    test_gte,
     test_lfm2,
     test_lfm2_moe,
     test_llama,
     test_marian,
     test_ministral3,
     test_mixtral,
+    test_modernbert,
+    test_mpnet,
     test_nanochat,
     test_olmo2,
     test_olmo3,
@@ -110,6 +114,14 @@ ENCODERS = [
         EncoderCase("bert", test_bert.config),
         EncoderCase("roformer", lambda: test_roformer.config(embedding_size=32)),
     )
+] + [
+    pytest.param(case, id=name, marks=pytest.mark.slow)
+    for name, case in {
+        "mpnet": test_mpnet.CASE,
+        "modernbert": test_modernbert.CASE,
+        "gte": test_gte.CASE,
+        "embedding_gemma": test_embedding_gemma.CASE,
+    }.items()
 ]
 
 
