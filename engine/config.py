@@ -86,14 +86,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     threads: Annotated[
         Threads | None,
-        setting(MODEL, "CPU threads of the engine; default: all. Leave cores to busy programs."),
+        setting(MODEL, "CPU threads of the engine; default: all."),
     ] = None
     tensor_parallel_size: Annotated[
         int,
         setting(
             MODEL,
-            "Processes that compute the model together: each has a share of every layer's weights "
-            "and of the KV cache, and of the CPU threads.",
+            "Processes that compute the model together: each has a share of every layer's "
+            "weights, of the KV cache and the threads.",
             ge=1,
             le=64,
         ),
@@ -130,7 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Pooling | None,
         setting(
             MODEL,
-            "Pooling of texts, in place of the checkpoint's; a decoder then makes vectors.",
+            "Pooling of texts, in place of the checkpoint's; decoders then make vectors.",
         ),
     ] = None
     lora_modules: Annotated[
@@ -200,9 +200,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             SCHEDULING,
             "Bytes for the KV cache, in each process of --tensor-parallel-size. Default on a "
-            "GPU: the rest of --gpu-memory-utilization. Default on a CPU: enough for "
-            "--max-num-seqs full sequences, at most an eighth of a machine's free memory or half "
-            "of a container's.",
+            "GPU: the rest of --gpu-memory-utilization; on a CPU: enough for --max-num-seqs full "
+            "sequences, at most an eighth of a machine's free memory or half of a container's.",
         ),
     ] = None
     state_memory_bytes: Annotated[

@@ -54,6 +54,8 @@ class SentenceConfig:
     prompts: Mapping[str, str]  # by name; each is put in front of a text
     default_prompt: str | None  # the name of the prompt of texts for which none is chosen
     truncate_dim: int | None
+    # The sizes of shorter vectors that the model was trained for; None: any.
+    shorter_sizes: tuple[int, ...] | None
     similarity: str  # cosine, dot, euclidean or manhattan
     source: str  # "modules.json", or "no modules.json"
 
@@ -101,6 +103,7 @@ def read_sentence(
         prompts=prompts,
         default_prompt=_default_prompt(settings, prompts, path),
         truncate_dim=_truncate_dim(settings, path),
+        shorter_sizes=_shorter_sizes(folder, settings),
         similarity=_similarity(settings),
         source=MODULES if listed else f"no {MODULES}",
     )
@@ -179,6 +182,22 @@ def _truncate_dim(settings: Mapping[str, Any], path: Path) -> int | None:
             f"{path} has truncate_dim = {size!r:.40}; it must be a whole number above 0."
         )
     return size
+
+
+def _shorter_sizes(folder: Path, settings: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the sizes that config.json names, as vLLM reads it, or that `truncate_dim` implies."""
+    path = folder / "config.json"
+    config = read_optional(path)
+    sizes = config.get("matryoshka_dimensions")
+    if not sizes:
+        is_any = bool(config.get("is_matryoshka")) or settings.get("truncate_dim") is not None
+        return None if is_any else ()
+    if not isinstance(sizes, list) or any(type(size) is not int or size < 1 for size in sizes):
+        raise ConfigError(
+            f"{path} has matryoshka_dimensions = {sizes!r:.100}; it must be a list of whole "
+            "numbers above 0."
+        )
+    return tuple(sizes)
 
 
 def _similarity(settings: Mapping[str, Any]) -> str:

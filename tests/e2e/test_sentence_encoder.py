@@ -29,7 +29,8 @@ TEXTS = [" ".join(WORDS[i % 7 :][: 1 + i] * (1 + i // 9)) for i in range(32)]
 
 @pytest.fixture(scope="module")
 def server(minilm: Path) -> Iterator[Server]:
-    with serving(minilm, "--served-model-name", "minilm", "--dtype", "float32") as server:
+    flags = ("--served-model-name", "minilm", "--dtype", "float32", "--allow-dimensions")
+    with serving(minilm, *flags) as server:
         yield server
 
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 
 @dataclass(frozen=True)
 class Dense:
@@ -37,7 +34,7 @@ def sentence_folder(
             "in_features": module.inputs,
             "out_features": module.outputs,
             "bias": module.bias,
-            "activation_function": f"torch.nn.modules.activation.{module.activation}",
+            "activation_function": f"torch.nn.{module.activation}",
         }
         modules.append(("Dense", config))
     listed = []
@@ -55,15 +52,18 @@ def sentence_folder(
             (folder / name).mkdir()
             (folder / name / "config.json").write_text(json.dumps(config))
         if kind == "Dense":
-            save_file(_weights(config, number), folder / name / "model.safetensors")
+            _write_weights(folder / name / "model.safetensors", config, number)
     (folder / "modules.json").write_text(json.dumps(listed))
     return folder
 
 
-def _weights(config: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
+def _write_weights(path: Path, config: Mapping[str, Any], seed: int) -> None:
+    import torch  # only here: most tests of servers need no torch
+    from safetensors.torch import save_file
+
     generator = torch.Generator().manual_seed(seed)
     inputs, outputs = config["in_features"], config["out_features"]
     weights = {"linear.weight": torch.randn(outputs, inputs, generator=generator) * inputs**-0.5}
     if config["bias"]:
         weights["linear.bias"] = torch.randn(outputs, generator=generator) / 2
-    return weights
+    save_file(weights, path)

@@ -25,6 +25,7 @@ from server.api.receive import admit_and_read
 from server.generation.embedding import Vectors, finished
 from server.generation.embedding_state import embedding_state_of
 from server.generation.off_loop import off_loop
+from server.generation.text_prompts import purpose_prompt
 from server.generation.texts import WHOLE_CONTEXT, EncodedText, encode_texts
 from server.http.errors import invalid
 from server.http.openapi import body_schema
@@ -32,6 +33,7 @@ from server.state import AppState, state_of
 
 router = APIRouter()
 EIGHT = 8  # signs in a number
+LARGEST_CODE = 127  # of int8: the largest number of each vector has it
 
 
 @router.post("/v2/embed", openapi_extra=body_schema(EmbedBody, task="embed"))
@@ -39,7 +41,7 @@ async def embed(request: Request) -> Response:
     """Compute a vector for each text, in one or more forms, as in Cohere's API."""
     state, sentence = state_of(request), embedding_state_of(request).sentence
     body = await admit_and_read(request, EmbedBody, "embed")
-    check_dimensions(state, body.output_dimension, "output_dimension")
+    check_dimensions(state, sentence, body.output_dimension, "output_dimension")
     forms = list(dict.fromkeys(body.embedding_types or ["float"]))
     _check_signs(state, body, forms)
     with state.client.reserve(request.state.tenant):
@@ -47,7 +49,7 @@ async def embed(request: Request) -> Response:
     vectors, usage = await embed_tokens(request, body, texts)
     vectors = finished(vectors, sentence, body.output_dimension)
     ignored = list(body.ignored)
-    if body.input_type is not None:
+    if body.input_type is not None and not any(sentence.prompts.values()):
         ignored.append("input_type")
     billed = {"input_tokens": usage["prompt_tokens"], "image_tokens": 0}
     answer: dict[str, Any] = {
@@ -75,6 +77,9 @@ def _check_signs(state: AppState, body: EmbedBody, forms: list[str]) -> None:
 async def _encoded(state: AppState, sentence: SentenceConfig, body: EmbedBody) -> list[EncodedText]:
     """Return the token ids of each text. Raises a 400 ApiError if one is too long."""
     name = "inputs" if body.texts is None else "texts"
+    prompt = sentence.standard_prompt
+    if body.input_type is not None:
+        prompt = purpose_prompt(sentence, body.input_type)
     longest = state.max_length()
     if body.max_tokens is not None:
         longest = min(longest, body.max_tokens)
@@ -91,7 +96,7 @@ async def _encoded(state: AppState, sentence: SentenceConfig, body: EmbedBody) -
         limit,
         name,
         keep_end=body.truncate == "START",
-        prompt=sentence.standard_prompt,
+        prompt=prompt,
     )
     if (most := max(len(text.ids) for text in texts)) > longest:
         raise invalid(name, f"A text has {most} tokens, above max_tokens = {longest}.")
@@ -104,6 +109,10 @@ def _shown(vector: Vectors, form: str) -> Any:
         return number_list(vector)
     if form == "base64":
         return base64.b64encode(vector_bytes(vector, "float32", "little")).decode()
+    if form in ("int8", "uint8"):
+        largest = float(np.abs(vector).max()) or 1.0  # a zero vector stays zero
+        codes = np.rint(vector / largest * LARGEST_CODE).astype("<i2")
+        return (codes + 128 if form == "uint8" else codes).tolist()
     signs = np.packbits(vector > 0).astype("<i2")
     if form == "binary":
         signs = signs - 128

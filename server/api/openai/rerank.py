@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.schemas.embedding import RerankBody
-from server.api.openai.score import pair_scores
+from server.api.openai.score import Side, pair_scores
 from server.api.openai.vectors import json_response
 from server.api.receive import admit_and_read
 from server.http.openapi import body_schema
@@ -23,11 +23,11 @@ router = APIRouter()
 @router.post("/v1/rerank", openapi_extra=body_schema(RerankBody, task="embed"))
 @router.post("/rerank", include_in_schema=False)
 async def rerank(request: Request) -> Response:
-    """Sort documents by the cosine of their vectors with the query's, the most similar first."""
+    """Sort documents by the similarity of their vectors with the query's, the highest first."""
     state = state_of(request)
     body = await admit_and_read(request, RerankBody, "embed")
     name = "documents" if body.texts is None else "texts"
-    sides = ("query", [body.query]), (name, body.candidates)
+    sides = Side("query", [body.query], "query"), Side(name, body.candidates, "document")
     scores, usage = await pair_scores(request, body, *sides)
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()
 

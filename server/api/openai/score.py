@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import orjson
 from fastapi import APIRouter
@@ -21,7 +22,14 @@ from server.http.openapi import body_schema
 from server.state import state_of
 
 router = APIRouter()
-Side = tuple[str, Sequence[str]]  # the name of a field, and its texts
+
+
+class Side(NamedTuple):
+    """One side of the pairs."""
+
+    field: str  # of the request
+    texts: Sequence[str]
+    prompt: str | None = None  # the name of the checkpoint's prompt; None: the default one
 
 
 @router.post("/v1/score", openapi_extra=body_schema(ScoreBody, task="embed"))
@@ -30,7 +38,7 @@ async def score(request: Request) -> Response:
     """Compute the similarity of each pair of texts; each text is encoded once."""
     state = state_of(request)
     body = await admit_and_read(request, ScoreBody, "embed")
-    sides = ("text_1", body.first_texts), ("text_2", body.second_texts)
+    sides = Side("text_1", body.first_texts), Side("text_2", body.second_texts)
     scores, usage = await pair_scores(request, body, *sides)
     answer = {
         "id": f"score-{secrets.token_hex(16)}",
@@ -53,13 +61,13 @@ async def pair_scores(
             await encode_texts(
                 state,
                 sentence,
-                texts,
+                side.texts,
                 body.truncate_prompt_tokens,
-                name,
+                side.field,
                 keep_end=body.keeps_end,
-                prompt=sentence.standard_prompt,
+                prompt=sentence.prompts[side.prompt] if side.prompt else sentence.standard_prompt,
             )
-            for name, texts in (one, other)
+            for side in (one, other)
         ]
     vectors, usage = await embed_tokens(request, body, first + second)
     vectors = finished(vectors, sentence)

@@ -21,6 +21,7 @@ from server.generation.embedding import Embedding, Vectors, finished
 from server.generation.embedding_state import embedding_state_of
 from server.generation.limits import check_priority
 from server.generation.off_loop import off_loop
+from server.generation.text_prompts import instruction_prompt, named_prompt
 from server.generation.texts import EncodedText, Texts, encode_texts, padded
 from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
@@ -86,18 +87,31 @@ async def embed_tokens(
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def check_dimensions(state: AppState, given: int | None, param: str) -> None:
-    """Raise a 400 ApiError if a vector has fewer numbers than the request asks for."""
-    size = state.vector_size()
-    if given is not None and given > size:
+def check_dimensions(
+    state: AppState, sentence: SentenceConfig, given: int | None, param: str
+) -> None:
+    """Raise a 400 ApiError if the model has no vectors of the size that the request asks for."""
+    size = state.loaded().embedding_size
+    if given is None or given == size:
+        return
+    if given > size:
         limit = f"from 1 to {size} (the model's vector size)"
         raise invalid(param, f"{param} must be {limit}, not {given}.")
+    sizes = sentence.shorter_sizes
+    if state.config.allow_dimensions or sizes is None or given in sizes:
+        return
+    known = ", ".join(map(str, sorted({*sizes, size})))
+    message = (
+        f"{param} must be one of {known}, not {given}: the checkpoint does not say that it was "
+        "trained for vectors of other sizes. The server's flag --allow-dimensions allows them."
+    )
+    raise invalid(param, message)
 
 
 async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryNames) -> Response:
     """Return the vectors of the inputs, in the format that the request asks for."""
     state, sentence = state_of(request), embedding_state_of(request).sentence
-    check_dimensions(state, body.dimensions, "dimensions")
+    check_dimensions(state, sentence, body.dimensions, "dimensions")
     as_header = body.encoding_format == "bytes"
     if as_header and len(body.inputs) > MAX_LISTED:
         message = f"bytes takes at most {MAX_LISTED} inputs; use bytes_only or base64."
@@ -142,9 +156,20 @@ async def _encoded(
         "input",
         keep_end=body.keeps_end,
         add_special_tokens=body.add_special_tokens is not False,
-        prompt=sentence.standard_prompt,
+        prompt=_prompt(sentence, body),
     )
     return await padded(state, texts) if body.padding == "max_length" else texts
+
+
+def _prompt(sentence: SentenceConfig, body: EmbeddingBody) -> str:
+    """Return the text in front of each input. Raises a 400 ApiError if the model has none."""
+    if body.prompt is not None:
+        return body.prompt
+    if body.prompt_name is not None:
+        return named_prompt(sentence, body.prompt_name)
+    if body.instruction is not None:
+        return instruction_prompt(sentence, body.instruction)
+    return sentence.standard_prompt
 
 
 def _bytes(body: EmbeddingBody, vectors: Vectors) -> bytes:

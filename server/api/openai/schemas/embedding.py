@@ -28,6 +28,7 @@ from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_
 from server.http.body import MAX_TEXT, Body, Part, failure
 
 MAX_TEXTS = MAX_PROMPTS
+PROMPT_FIELDS = ("prompt", "prompt_name", "instruction")
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
@@ -88,6 +89,21 @@ class EmbeddingBody(TextsBody):
     """Add the special tokens of the tokenizer to each text."""
     padding: Literal["max_length", "do_not_pad"] | None = None
     """max_length: the model reads each text with padding tokens up to its limit."""
+    prompt_name: str | None = None
+    """The name of the checkpoint's prompt that is put in front of each text."""
+    prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = None
+    """The text that is put in front of each text; empty: none, not even the checkpoint's."""
+    instruction: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = None
+    """The task in the checkpoint's prompt of queries, as of Qwen3-Embedding."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> EmbeddingBody:
+        given = [name for name in PROMPT_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise failure("invalid", f"only one of {' and '.join(given)} may be set", given[1])
+        if given and any(isinstance(text, list) for text in self.inputs):
+            raise failure("invalid", "goes before texts; the input has token ids", given[0])
+        return self
 
     @property
     def inputs(self) -> list[Plain]:

@@ -83,7 +83,7 @@ async def test_embeddings_with_dimensions_are_cut_then_normalised(
 ) -> None:
     folder = encoder_folder(tmp_path / "unit", model, normalise=True)
     for path, unit in ((model, False), (folder, True)):
-        async with serving(FakeEncoder(lambda r: []), path) as served:
+        async with serving(FakeEncoder(lambda r: []), path, allow_dimensions=True) as served:
             for size in (None, SIZE, 2, 1):
                 body = (await post(served, input="ab", dimensions=size)).json()
                 expected = vector(ids("ab"))[:size]
