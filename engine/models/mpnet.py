@@ -38,7 +38,7 @@ class MPNet(Roberta):
     def read_config(config: dict[str, Any]) -> RobertaConfig:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant.
 
-        Positions count tokens that are not 1, whatever `pad_token_id` is.
+        Positions count tokens that are not 1. Like transformers, it does not read `pad_token_id`.
         """
         expect(config, "relative_attention_num_buckets", BUCKETS)
         return RobertaConfig.from_hf(

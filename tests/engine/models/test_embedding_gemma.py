@@ -51,7 +51,7 @@ def test_embedding_gemma_matches_transformers(encoder: Encoder, equality: Equali
 @encoder_tests(
     [
         EncoderCase("old-spelling", config, edit=old_spelling),
-        # A window of 9 reaches as far as one of 8.
+        # Windows of 8 and 9 are the same.
         EncoderCase("odd-window", lambda: config(sliding_window=9), without={"sliding_window": 10}),
     ],
     [alone],
