@@ -65,6 +65,7 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.load_template import load_template
 from server.text.load_tokenizer import load_tokenizer
+from server.text.pair_template import read_pair_template
 from server.text.parsers.answers import answers_of
 
 SPINE = (
@@ -134,6 +135,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         folder, pooling=engine_config.pooling, longest=engine_config.max_model_len
     )
     tokenizer = load_tokenizer(folder, lowercase=sentence.lowercase)
+    pairs = read_pair_template(tokenizer, folder) if sentence.head else None
     template = load_template(folder, override)
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
@@ -163,7 +165,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app = _application(config, client, is_keyed=bool(keys))
     app.state.penstock = state
     app.state.keys = keys
-    app.state.embedding = EmbeddingState(sentence, metrics)
+    app.state.embedding = EmbeddingState(sentence, metrics, pairs)
     app.state.metrics = metrics
     app.state.tracing = tracing
     app.state.exposition = Exposition(metrics.registry, config.metrics_compat)

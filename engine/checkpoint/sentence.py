@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.bounded_json import read_json, read_optional
+from engine.checkpoint.sentence_head import HeadConfig, has_head, read_head
 from engine.checkpoint.sentence_modules import (
     NORMALIZE,
     PoolerConfig,
     described,
+    expect_no_modules,
     read_modules,
 )
 from engine.config import Pooling
 from engine.errors import ConfigError
 
 MODULES = "modules.json"
+SCORER = "CrossEncoder"  # the model_type of a folder whose settings are for scores
 PROMPTS = "config_sentence_transformers.json"
 # The first of these that exists has the settings of the Transformer module.
 TRANSFORMER_FILES = tuple(
@@ -28,19 +31,26 @@ TRANSFORMER_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 # The supported values of keys of these files, whose other values change what is computed.
-TRANSFORMER_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "transformer_task": (None, "feature-extraction"),
-    "module_output_name": (None, "token_embeddings"),
+VALUES: dict[str, tuple[Any, ...]] = {
     "query_length": (None,),
     "document_length": (None,),
     "query_expansion": (None,),
+}
+# The same for a model that gives vectors, and for one with a head of its own.
+OF_VECTORS = VALUES | {
+    "transformer_task": (None, "feature-extraction"),
+    "module_output_name": (None, "token_embeddings"),
+}
+OF_A_HEAD = VALUES | {
+    "transformer_task": (None, "sequence-classification"),
+    "module_output_name": (None, "scores"),
 }
 OWN_PROMPTS = ("query", "document")  # of every folder; empty, unless the file has them
 
 
 @dataclass(frozen=True)
 class SentenceConfig:
-    """How a checkpoint makes vectors of texts.
+    """How a checkpoint makes vectors of texts, or with a `head` of its own scores of pairs.
 
     `is_normalized` says whether the last module is Normalize, which `pooler` leaves out: a request
     may ask for vectors as they were before. `truncate_dim` cuts vectors after that. `longest` is
@@ -58,6 +68,7 @@ class SentenceConfig:
     shorter_sizes: tuple[int, ...] | None
     similarity: str  # cosine, dot, euclidean or manhattan
     source: str  # "modules.json", or "no modules.json"
+    head: HeadConfig | None = None
 
     def __str__(self) -> str:
         length = "normalised" if self.is_normalized else "not normalised"
@@ -84,9 +95,15 @@ def read_sentence(
     Raises ConfigError naming the file and the unsupported setting.
     """
     listed = has_modules(folder)
-    transformer = _transformer(folder) if listed else {}
+    is_scorer = has_head(read_optional(folder / "config.json"))
     settings = read_optional(folder / PROMPTS) if listed else {}
-    if listed:
+    if is_scorer and settings.get("model_type") != SCORER:
+        listed, settings = False, {}  # they are for vectors
+    transformer = _transformer(folder, OF_A_HEAD if is_scorer else OF_VECTORS) if listed else {}
+    if is_scorer:
+        expect_no_modules(folder, MODULES)
+        pooler = PoolerConfig.of("cls")  # the model's head has its own
+    elif listed:
         pooler = read_modules(folder, MODULES, pooling)
     else:
         pooler = PoolerConfig.of(pooling or _bare_pooling(folder))
@@ -106,6 +123,7 @@ def read_sentence(
         shorter_sizes=_shorter_sizes(folder, settings),
         similarity=_similarity(settings),
         source=MODULES if listed else f"no {MODULES}",
+        head=read_head(folder, settings, path),
     )
 
 
@@ -118,13 +136,13 @@ def _bare_pooling(folder: Path) -> Pooling:
     return "lasttoken" if is_causal and config.get("is_causal", True) else "mean"
 
 
-def _transformer(folder: Path) -> dict[str, Any]:
-    """Return the settings of the Transformer module."""
+def _transformer(folder: Path, supported: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the settings of the Transformer module, which must have `supported` values."""
     path = next((folder / n for n in TRANSFORMER_FILES if (folder / n).is_file()), None)
     if path is None:
         return {}
     settings = read_json(path)
-    for key, allowed in TRANSFORMER_VALUES.items():
+    for key, allowed in supported.items():
         if settings.get(key) not in allowed:
             raise ConfigError(
                 f"{path} has {key} = {settings[key]!r:.100}; supported: "

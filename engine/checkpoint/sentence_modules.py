@@ -114,6 +114,16 @@ def read_modules(folder: Path, name: str, pooling: Pooling | None = None) -> Poo
     return PoolerConfig(modes, includes_prompt, tuple(modules))
 
 
+def expect_no_modules(folder: Path, name: str) -> None:
+    """Raise ConfigError if the file `name` of a folder lists modules behind the Transformer."""
+    path = folder / name
+    kinds = [kind for kind, _ in _entries(path)] if path.is_file() else ["Transformer"]
+    if kinds != ["Transformer"]:
+        raise ConfigError(
+            f"{path} lists {listed(kinds)}; supported behind a model with a head of its own: none."
+        )
+
+
 def _mode_of(pooling: Pooling) -> PoolingMode:
     return "lasttoken" if pooling == "last" else pooling
 

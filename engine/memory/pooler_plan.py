@@ -20,12 +20,11 @@ def plan_pooler(model: Model, folder: Path, config: EngineConfig) -> Pooler:
     Raises ConfigError if a file asks for what is not supported, or if sizes do not fit.
     """
     head = classifier_of(model)
+    if head is not None and config.pooling is not None:
+        raise ConfigError("--pooling is not possible: this model's own head pools its texts.")
+    pooler = read_sentence(folder, pooling=config.pooling).pooler
     if head is not None:
         pooler = PoolerConfig((head.head_pooling,))
-        if config.pooling is not None:
-            raise ConfigError("--pooling is not possible: this model's own head pools its texts.")
-    else:
-        pooler = read_sentence(folder, pooling=config.pooling).pooler
     with torch.device("meta"):
         planned = Pooler(pooler, model.config.hidden)
     _check_sizes(planned)

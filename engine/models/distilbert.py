@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -54,7 +54,11 @@ class DistilBert(Bert):
 class DistilBertClassifier(DistilBert):
     """DistilBERT with a head that reads the first token."""
 
-    names = {**NAMES_DISTILBERT, "head.dense": "pre_classifier", "head.out": "classifier"}
+    names: ClassVar[Names] = {
+        **NAMES_DISTILBERT,
+        "head.dense": "pre_classifier",
+        "head.out": "classifier",
+    }
     head_pooling: PoolingMode = "cls"
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:

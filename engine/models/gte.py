@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -48,7 +48,7 @@ class Gte(RotaryBert):
 class GteClassifier(Gte):
     """GTE with a head that reads the first token."""
 
-    names = {**NAMES_GTE, "head.dense": "pooler.dense", "head.out": "classifier"}
+    names: ClassVar[Names] = {**NAMES_GTE, "head.dense": "pooler.dense", "head.out": "classifier"}
     head_pooling: PoolingMode = "cls"
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:

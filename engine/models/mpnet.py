@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -62,7 +62,7 @@ class MPNet(Roberta):
 class MPNetClassifier(MPNet):
     """MPNet with a head that reads the first token."""
 
-    names = {**NAMES_MPNET, **HEAD}
+    names: ClassVar[Names] = {**NAMES_MPNET, **HEAD}
     head_pooling: PoolingMode = "cls"
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:

@@ -44,7 +44,7 @@ async def encode_texts(
     pooled.
     """
     added = state.tokenizer.added_tokens if add_special_tokens else 0
-    limit = _truncation(state, truncate, added)
+    limit = truncation(state, truncate, added)
     names = [param] if len(texts) == 1 else [f"{param}.{index}" for index in range(len(texts))]
     named = list(zip(texts, names, strict=True))
     token_lists = await off_loop(
@@ -57,7 +57,7 @@ async def encode_texts(
     for ids, name in zip(token_lists, names, strict=True):
         check_token_ids(state, ids, name)
         if len(ids) > state.max_length():
-            raise _too_long(state, str(len(ids)), name)
+            raise too_long(state, str(len(ids)), name)
     if not prompt or sentence.pooler.includes_prompt:
         return [EncodedText(ids) for ids in token_lists]
     skip = _prompt_tokens(state, prompt, add_special_tokens)
@@ -105,7 +105,7 @@ async def padded(state: AppState, texts: Sequence[EncodedText]) -> list[EncodedT
     )
 
 
-def _truncation(state: AppState, given: int | None, added: int) -> int | None:
+def truncation(state: AppState, given: int | None, added: int) -> int | None:
     """Return the number of tokens to keep of each text; None keeps all.
 
     `added` is the number of special tokens that a text gets.
@@ -142,7 +142,7 @@ def _encode(
         )
     count = state.tokenizer.far_over(text, state.max_length())
     if count:
-        raise _too_long(state, count, param)
+        raise too_long(state, count, param)
     return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -157,15 +157,16 @@ def _joined(state: AppState, pieces: list[int] | list[int | str], param: str) ->
             continue
         count = state.tokenizer.far_over(piece, state.max_length())
         if count:
-            raise _too_long(state, count, param)
+            raise too_long(state, count, param)
         ids += state.tokenizer.encode(piece, add_special_tokens=False)
     return ids
 
 
-def _too_long(state: AppState, count: str, param: str) -> ApiError:
+def too_long(state: AppState, count: str, param: str, kind: str = "text") -> ApiError:
+    """Return the error for a text, or a pair of them, of `count` tokens."""
     # The second sentence is vLLM's.
     advice = (
         "Please reduce the length of the input prompt, or have its end cut off with "
         "truncate_prompt_tokens"
     )
-    return context_exceeded(state.max_length(), f"this text has {count}. {advice}", param)
+    return context_exceeded(state.max_length(), f"this {kind} has {count}. {advice}", param)

@@ -60,6 +60,20 @@ class TextsBody(EncoderBody):
         return self.truncation_side == "left"
 
 
+class PairsBody(TextsBody):
+    """The fields that the routes of scores share."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {"use_activation": True}
+
+    use_activation: bool | None = None
+    """Return scores behind the activation of a model's head, not its logits."""
+
+    @property
+    def raw_field(self) -> str | None:
+        """The name of the field that asks for logits, or None."""
+        return "use_activation" if self.use_activation is False else None
+
+
 class EmbeddingBody(TextsBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {
@@ -125,7 +139,7 @@ Documents = Annotated[
 ]
 
 
-class RerankBody(TextsBody):
+class RerankBody(PairsBody):
     """`top_n` documents are returned, all of them by default, with their texts if wanted.
 
     With `texts` the body and the answer are those of text-embeddings-inference.
@@ -141,7 +155,6 @@ class RerankBody(TextsBody):
     )
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = EncoderBody.UNSUPPORTED | {
-        "raw_scores": (False,),
         "truncate": (False,),
     }
 
@@ -158,6 +171,19 @@ class RerankBody(TextsBody):
     )
     """Return the texts of the documents, too."""
 
+    raw_scores: bool | None = None
+    """The opposite of `use_activation`, in text-embeddings-inference."""
+
+    @model_validator(mode="after")
+    def _one_name(self) -> RerankBody:
+        if self.raw_scores is not None and self.use_activation is self.raw_scores:
+            raise failure("invalid", "is the opposite of use_activation", "raw_scores")
+        return self
+
+    @property
+    def raw_field(self) -> str | None:
+        return "raw_scores" if self.raw_scores else super().raw_field
+
     @model_validator(mode="after")
     def _one_list(self) -> RerankBody:
         if (self.documents is None) == (self.texts is None):
@@ -172,7 +198,7 @@ class RerankBody(TextsBody):
         return [d if isinstance(d, str) else d.text for d in self.documents or ()]
 
 
-class ScoreBody(TextsBody):
+class ScoreBody(PairsBody):
     """The pairs to score: one text with one or more, or two lists of equal length."""
 
     # vLLM's newer names, and its internal ones.

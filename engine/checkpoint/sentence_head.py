@@ -1,0 +1,99 @@
+"""HeadConfig: how the logits of a model's own head become scores, as a CrossEncoder reads it.
+
+The rules are those of sentence-transformers 6.2. An activation that is not computed is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engine.checkpoint.bounded_json import read_optional
+from engine.errors import ConfigError, listed
+
+HeadActivation = Literal["Identity", "Sigmoid", "Softmax"]
+ACTIVATIONS: tuple[HeadActivation, ...] = get_args(HeadActivation)
+ENDING = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The labels of a head, and what follows its logits.
+
+    `activation` is the one that the files name; None if they name none.
+    """
+
+    labels: tuple[str, ...]
+    activation: HeadActivation | None
+    is_multi_label: bool  # several labels may be right: each has its own probability
+
+    @property
+    def of_scores(self) -> HeadActivation:
+        """The activation of a score, as in `CrossEncoder.predict`."""
+        return self.activation or ("Sigmoid" if len(self.labels) == 1 else "Identity")
+
+    @property
+    def of_labels(self) -> HeadActivation:
+        """The activation of labels. Probabilities, unless the files name another one."""
+        if self.activation is not None:
+            return self.activation
+        return "Sigmoid" if len(self.labels) == 1 or self.is_multi_label else "Softmax"
+
+
+def read_head(folder: Path, settings: Mapping[str, Any], path: Path) -> HeadConfig | None:
+    """Return the head of a checkpoint, or None if its architecture has none.
+
+    `settings` is the content of config_sentence_transformers.json at `path`, if the folder is a
+    CrossEncoder's; its activation precedes those of config.json.
+    Raises ConfigError for another activation than ACTIVATIONS.
+    """
+    source = folder / "config.json"
+    config = read_optional(source)
+    if not has_head(config):
+        return None
+    own = config.get("sentence_transformers")
+    older = "sbert_ce_default_activation_function"
+    activation = _activation(settings, "activation_fn", path)
+    if activation is None and isinstance(own, Mapping) and "activation_fn" in own:
+        activation = _activation(own, "activation_fn", source)
+    elif activation is None:
+        activation = _activation(config, older, source)
+    multi = config.get("problem_type") == "multi_label_classification"
+    return HeadConfig(_labels(config, source), activation, multi)
+
+
+def has_head(config: Mapping[str, Any]) -> bool:
+    """Return whether the architecture of a config.json has a head that gives logits of labels."""
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    return isinstance(first, str) and first.endswith(ENDING)
+
+
+def _activation(settings: Mapping[str, Any], key: str, path: Path) -> HeadActivation | None:
+    """Return the activation whose class in torch is named; None if none is."""
+    given = settings.get(key)
+    if given is None:
+        return None
+    for known in ACTIVATIONS:
+        if isinstance(given, str) and given.startswith("torch.nn.") and given.endswith(f".{known}"):
+            return known
+    raise ConfigError(
+        f"{path} has {key} = {given!r:.100}; supported: "
+        f"{', '.join(f'torch.nn.{name}' for name in ACTIVATIONS)}."
+    )
+
+
+def _labels(config: Mapping[str, Any], path: Path) -> tuple[str, ...]:
+    """Return the names of the labels in the order of the logits."""
+    given = config.get("id2label")
+    if given is None:
+        count = config.get("num_labels", 2)
+        count = count if type(count) is int and 0 < count < 2**16 else 0  # the engine refuses it
+        return tuple(f"LABEL_{number}" for number in range(count))
+    numbers = [str(number) for number in range(len(given))] if isinstance(given, dict) else []
+    if not numbers or given.keys() != set(numbers):
+        keys = listed(sorted(given)) if isinstance(given, dict) else repr(given)[:100]
+        raise ConfigError(f"{path} has id2label for {keys}; it must be names by number, from 0.")
+    return tuple(str(given[number]) for number in numbers)

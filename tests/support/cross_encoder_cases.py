@@ -1,0 +1,168 @@
+"""Variants of a cross-encoder's folder, and the pairs that each scores.
+
+`tests/data/cross_encoders.json` has the scores that sentence-transformers gives them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from tokenizers import processors
+
+from tests.support.golden import randomise
+
+TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "wordpiece" / "tokenizer.json"
+SHORT, LONG = "the flour", "A recipe for sourdough: flour, water, salt, and a long night of rest."
+QUERY = "How do I bake bread?"
+PAIRS = ((QUERY, LONG), (QUERY, SHORT), (SHORT, QUERY), (LONG, LONG), (LONG, SHORT))
+BERT_PAIR = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
+SIZES = {
+    "vocab_size": 600,
+    "hidden_size": 12,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+OF_MODERNBERT = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 2)
+OF_DISTILBERT = {"dim": 12, "hidden_dim": 16, "n_layers": 2, "n_heads": 3}
+TOKENS = {
+    "tokenizer_class": "BertTokenizer",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "mask_token": "[MASK]",
+    "do_lower_case": True,
+}
+TYPES = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+# BertTokenizer of transformers 5.24 replaces the template of tokenizer.json by BERT's.
+AS_IN_THE_FILE = TYPES | {"tokenizer_class": "PreTrainedTokenizerFast"}
+NN = "torch.nn.modules"
+
+
+@dataclass(frozen=True)
+class CrossEncoderCase:
+    """A folder; with `settings` it has modules.json and config_sentence_transformers.json."""
+
+    name: str
+    family: str = "Bert"
+    sizes: dict[str, Any] = field(default_factory=dict)
+    labels: int = 1
+    pair: str | None = BERT_PAIR  # None: joined as RoBERTa does
+    tokens: dict[str, Any] = field(default_factory=dict)  # of tokenizer_config.json
+    config: dict[str, Any] = field(default_factory=dict)  # added to config.json
+    settings: dict[str, Any] | None = None
+    transformer: dict[str, Any] = field(default_factory=dict)  # sentence_bert_config.json
+
+    def write(self, folder: Path) -> Path:
+        """Write the folder and return it."""
+        import transformers
+
+        config = getattr(transformers, f"{self.family}Config")(
+            **SIZES | {"num_labels": self.labels} | self.sizes
+        )
+        model = getattr(transformers, f"{self.family}ForSequenceClassification")(config)
+        randomise(model, SIZES["hidden_size"])
+        with torch.no_grad():
+            model.get_parameter(HEADS.get(self.family, "classifier") + ".weight").mul_(0.4)
+        model.save_pretrained(folder)
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | self.config))
+        self._tokenizer().save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS | self.tokens))
+        if self.settings is None:
+            return folder
+        kind = "sentence_transformers.base.modules.transformer.Transformer"
+        module = {"idx": 0, "name": "0", "path": "", "type": kind}
+        settings = {"model_type": "CrossEncoder"} | self.settings
+        transformer = {
+            "transformer_task": "sequence-classification",
+            "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+            "module_output_name": "scores",
+        }
+        for name, content in (
+            ("modules.json", [module]),
+            ("config_sentence_transformers.json", settings),
+            ("sentence_bert_config.json", transformer | self.transformer),
+        ):
+            (folder / name).write_text(json.dumps(content))
+        return folder
+
+    def _tokenizer(self) -> tokenizers.Tokenizer:
+        tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
+        ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        if self.pair is None:
+            tokenizer.post_processor = processors.RobertaProcessing(ends[1], ends[0])
+        else:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single="[CLS] $A [SEP]", pair=self.pair, special_tokens=ends
+            )
+        return tokenizer
+
+
+# The last layer of a head.
+HEADS = dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "MPNet"), "classifier.out_proj")
+SIGMOID, IDENTITY = f"{NN}.activation.Sigmoid", f"{NN}.linear.Identity"
+SOFTMAX = f"{NN}.activation.Softmax"
+OLDER = "sbert_ce_default_activation_function"
+PROMPTS = {"prompts": {"ask": "the question: "}, "default_prompt_name": "ask"}
+OF_ROBERTA: dict[str, Any] = {"sizes": {"type_vocab_size": 1}, "pair": None}
+ROBERTA = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 60}
+CASES = (
+    CrossEncoderCase("bert"),
+    CrossEncoderCase("roberta", "Roberta", tokens=ROBERTA, **OF_ROBERTA),
+    CrossEncoderCase("xlm-roberta", "XLMRoberta", tokens=ROBERTA, **OF_ROBERTA),
+    CrossEncoderCase("distilbert", "DistilBert", OF_DISTILBERT),
+    CrossEncoderCase("mpnet", "MPNet", tokens=ROBERTA, pair=None),
+    CrossEncoderCase("gte", "Gte", {"type_vocab_size": 2}, tokens=TYPES),
+    CrossEncoderCase("modernbert", "ModernBert", OF_MODERNBERT | {"classifier_pooling": "mean"}),
+    CrossEncoderCase("modernbert of the first token", "ModernBert", OF_MODERNBERT),
+    CrossEncoderCase("no types by the class", tokens={"tokenizer_class": "TokenizersBackend"}),
+    CrossEncoderCase("types without a class", tokens={"tokenizer_class": None}),
+    CrossEncoderCase("types by name", tokens=AS_IN_THE_FILE),
+    CrossEncoderCase("no types by name", tokens={"model_input_names": ["input_ids"]}),
+    CrossEncoderCase(
+        "no types in the template",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:0 [SEP]:0",
+        tokens=AS_IN_THE_FILE,
+    ),
+    CrossEncoderCase(
+        "types from the separator on",
+        pair="[CLS]:0 $A:0 [SEP]:1 $B:1 [SEP]:1",
+        tokens=AS_IN_THE_FILE,
+    ),
+    CrossEncoderCase("no special tokens", pair="$A:0 $B:1", tokens=AS_IN_THE_FILE),
+    CrossEncoderCase("three labels", labels=3),
+    CrossEncoderCase("softmax", labels=3, settings={"activation_fn": SOFTMAX}),
+    CrossEncoderCase("sigmoids", labels=3, config={OLDER: SIGMOID}),
+    CrossEncoderCase("identity", config={OLDER: "torch.nn.Identity"}),
+    CrossEncoderCase("null", config={OLDER: None}, settings={"activation_fn": None}),
+    CrossEncoderCase(
+        "own settings first",
+        config={"sentence_transformers": {"activation_fn": SIGMOID}},
+        settings={"activation_fn": IDENTITY},
+    ),
+    CrossEncoderCase(
+        "config before the older key",
+        config={"sentence_transformers": {"activation_fn": None}, OLDER: IDENTITY},
+    ),
+    CrossEncoderCase("regression", config={"problem_type": "regression"}),
+    CrossEncoderCase("prompt", settings=PROMPTS),
+    CrossEncoderCase(
+        "settings of vectors", settings=PROMPTS | {"model_type": "SentenceTransformer"}
+    ),
+    CrossEncoderCase("longest pair of the tokenizer", tokens={"model_max_length": 16}),
+    CrossEncoderCase(
+        "longest pair of the module",
+        tokens={"model_max_length": 40},
+        settings={},
+        transformer={"max_seq_length": 21},
+    ),
+)
