@@ -29,6 +29,7 @@ from server.api.cohere import wing as cohere
 from server.api.llamacpp import wing as llamacpp
 from server.api.openai import (
     chat,
+    classify,
     completions,
     embeddings,
     lora,
@@ -76,6 +77,7 @@ SPINE = (
     embeddings,
     score,
     rerank,
+    classify,
     models,
     lora,
     tokenize,

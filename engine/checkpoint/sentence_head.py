@@ -29,6 +29,11 @@ class HeadConfig:
     activation: HeadActivation | None
     is_multi_label: bool  # several labels may be right: each has its own probability
 
+    def __str__(self) -> str:
+        if len(self.labels) == 1:
+            return f"1, a score: {self.of_scores} of its logit"
+        return f"{listed(self.labels)}: {self.of_labels} of their logits"
+
     @property
     def of_scores(self) -> HeadActivation:
         """The activation of a score, as in `CrossEncoder.predict`."""

@@ -151,10 +151,10 @@ def adapters(state: AppState, ready: Ready) -> list[str]:
 
 def vectors(state: AppState, sentence: SentenceConfig, ready: Ready) -> list[str]:
     """Return the lines of an encoder, which has no KV cache."""
-    return [
-        f"  vectors   {state.vector_size()} dimensions, {sentence}",
-        f"  texts     up to {state.max_length()} tokens",
-    ]
+    first = f"  vectors   {state.vector_size()} dimensions, {sentence}"
+    if sentence.head is not None:
+        first = f"  labels    {sentence.head}"
+    return [first, f"  texts     up to {state.max_length()} tokens"]
 
 
 def sequences(engine: EngineConfig, ready: Ready) -> list[str]:
@@ -289,8 +289,11 @@ def curl(state: AppState, ready: Ready, url: str, key: str) -> str:
     """Return a curl command that fits the model: chat, completion or embedding."""
     body: dict[str, object] = {"model": state.names[0]}
     most = min(64, ready.max_model_len // 4)
-    if ready.kind == "encoder":
-        path, body["input"] = "/v1/embeddings", "Hello!"
+    if state.task == "score":
+        path, body["query"], body["documents"] = "/v1/rerank", "Hello!", ["Hi.", "A cat."]
+    elif ready.kind == "encoder":
+        path = "/v1/classify" if state.task == "classify" else "/v1/embeddings"
+        body["input"] = "Hello!"
     elif state.template is not None or ready.kind == "encoder-decoder":
         path, body["max_tokens"] = "/v1/chat/completions", most
         body["messages"] = [{"role": "user", "content": "Hello!"}]

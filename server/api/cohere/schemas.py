@@ -1,4 +1,4 @@
-"""Body of /v2/embed, as in Cohere's API."""
+"""Bodies of /v2/embed and /v2/rerank, as in Cohere's API."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
-from server.api.openai.schemas.embedding import MAX_TEXTS, EncoderBody, Text, Texts
+from server.api.openai.schemas.embedding import (
+    MAX_TEXTS,
+    Documents,
+    EncoderBody,
+    Text,
+    Texts,
+    texts_of,
+)
 from server.api.openai.schemas.fields import LIST, Count, having, never
 from server.http.body import Part, failure
 
@@ -88,3 +95,23 @@ class EmbedBody(EncoderBody):
         if self.texts is not None:
             return self.texts
         return ["".join([part.text for part in each.content]) for each in self.inputs or ()]
+
+
+class RerankBody(EncoderBody):
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "rank_fields": (),
+        "truncate_prompt_tokens": (),
+    }
+
+    query: Text
+    """The text that documents are compared with."""
+    documents: Documents
+    """The texts to order."""
+    top_n: Count | None = None
+    """Return only this many documents; default: all."""
+    max_tokens_per_doc: Count | None = None
+    """Keep only this many first tokens of a document; default: all."""
+
+    @property
+    def texts(self) -> list[str]:
+        return texts_of(self.documents)

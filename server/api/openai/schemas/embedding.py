@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -139,6 +140,11 @@ Documents = Annotated[
 ]
 
 
+def texts_of(documents: Sequence[str | Document]) -> list[str]:
+    """Return the texts of documents."""
+    return [each if isinstance(each, str) else each.text for each in documents]
+
+
 class RerankBody(PairsBody):
     """`top_n` documents are returned, all of them by default, with their texts if wanted.
 
@@ -195,7 +201,20 @@ class RerankBody(PairsBody):
         """The texts to order, under either name."""
         if self.texts is not None:
             return self.texts
-        return [d if isinstance(d, str) else d.text for d in self.documents or ()]
+        return texts_of(self.documents or ())
+
+
+def side_texts(side: str | list[str]) -> list[str]:
+    """Return a text or a list of texts as a list."""
+    return [side] if isinstance(side, str) else side
+
+
+def expect_pairs(first: Sequence[str], second: Sequence[str]) -> None:
+    """Raise the failure of a body unless text_1 has one text for all, or as many as text_2."""
+    count = len(second)
+    if len(first) not in (1, count):
+        found = f"has {count} texts, but text_1 has {len(first)}; text_1 needs 1 or {count}"
+        raise failure("invalid", found, "text_2")
 
 
 class ScoreBody(PairsBody):
@@ -209,20 +228,13 @@ class ScoreBody(PairsBody):
 
     @property
     def first_texts(self) -> list[str]:
-        return [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        return side_texts(self.text_1)
 
     @property
     def second_texts(self) -> list[str]:
-        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        return side_texts(self.text_2)
 
     @model_validator(mode="after")
     def _pairs(self) -> ScoreBody:
-        first = len(self.first_texts)
-        second = len(self.second_texts)
-        if first not in (1, second):
-            raise failure(
-                "invalid",
-                f"has {second} texts, but text_1 has {first}; text_1 needs 1 or {second}",
-                "text_2",
-            )
+        expect_pairs(self.first_texts, self.second_texts)
         return self
