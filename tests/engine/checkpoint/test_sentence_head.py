@@ -1,4 +1,4 @@
-"""What follows a head's logits: the order of the files, and what is refused."""
+"""The activation behind a head: the order of the files, and unsupported settings."""
 
 from __future__ import annotations
 

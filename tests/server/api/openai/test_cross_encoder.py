@@ -139,7 +139,7 @@ async def test_score_pairs_texts_one_with_many_and_each_with_its_own(served: Ser
     assert [entry["score"] for entry in answer["data"]] == [6.0, 6.0]
 
 
-async def test_pair_that_is_too_long_is_refused_or_cut_if_asked(served: Served) -> None:
+async def test_pair_that_is_too_long_is_refused_or_cut_on_request(served: Served) -> None:
     body = {"query": "q" * 30, "documents": ["a", "d" * 30]}
     param, message = await refusal(served, RERANK, **body)
     assert param == "documents.1"
