@@ -143,7 +143,8 @@ def step_bytes(plan: ModelPlan) -> int:
         most = max(plan.config.max_num_seqs, MOST_ROWS)
         samples = min(most, plan.max_num_batched_tokens)
     logits = samples * plan.model.config.vocab_size * LOGITS_COPIES * 4
-    return max(layer, _attention_bytes(plan), logits)
+    kept = 0 if plan.trunk is None else plan.trunk.num_bytes
+    return max(layer, _attention_bytes(plan), logits) + kept
 
 
 def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
@@ -188,7 +189,7 @@ def _attention_bytes(plan: ModelPlan) -> int:
         return 0
     scores = 0
     for spec in plan.attention_specs:
-        if spec.kind == "full":
+        if spec.kind == "full" or plan.trunk is not None:
             per_head = _text_scores(plan)
         else:
             per_head = plan.max_num_batched_tokens * plan.max_model_len

@@ -55,6 +55,14 @@ DECODERS = {
     "DeepseekV3ForCausalLM": ("engine.models.deepseek_v3", "DeepseekV3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
+# Decoders without a head, whose tensors lack the beginning "model.".
+TRUNKS = {
+    "LlamaModel": DECODERS["LlamaForCausalLM"],
+    "MistralModel": DECODERS["MistralForCausalLM"],
+    "Qwen2Model": DECODERS["Qwen2ForCausalLM"],
+    "Qwen3Model": DECODERS["Qwen3ForCausalLM"],
+    "Gemma2Model": DECODERS["Gemma2ForCausalLM"],
+}
 ENCODERS = {
     "BertModel": ("engine.models.bert", "Bert"),
     "BertForMaskedLM": ("engine.models.bert", "Bert"),
@@ -108,7 +116,7 @@ KNOWN_CODE = {
     "NomicBertModel": "modeling_hf_nomic_bert.NomicBertModel",
 }
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
-    **{name: ("decoder", *where) for name, where in DECODERS.items()},
+    **{name: ("decoder", *where) for name, where in (DECODERS | TRUNKS).items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},
     **{name: ("encoder-decoder", *where) for name, where in ENCODER_DECODERS.items()},
 }

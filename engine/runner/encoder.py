@@ -16,6 +16,7 @@ from engine.device.transfer import to_device
 from engine.layers.pooler import Pooler, TextSpans
 from engine.models.base import Model, classifier_of
 from engine.runner.forward import TEXT_TOKENS_MULTIPLE, ModelForward
+from engine.runner.trunk import build_trunk_batch, parts_within
 from engine.scheduling.step import EncoderInput
 
 
@@ -29,23 +30,38 @@ class Encoder:
         kv: KVCache,
         backend: AttentionBackend,
         forward: ModelForward,
+        trunk_kv: KVCache | None = None,
     ) -> None:
-        """Without a `pooler` all texts are sources."""
+        """Without a `pooler` all texts are sources.
+
+        With `trunk_kv` the model is a decoder's trunk, which reads texts as prompts.
+        """
         self._model, self._kv, self._backend, self._forward = model, kv, backend, forward
-        self._pooler = pooler
+        self._pooler, self._trunk_kv = pooler, trunk_kv
         self._head = classifier_of(model)
         self._has_types = (getattr(model.config, "token_types", None) or 0) > 1
 
     def __call__(self, inputs: Sequence[EncoderInput], device: torch.device) -> torch.Tensor | None:
         """Write the KV of encoder prompts, or return the vectors or logits [texts, n] of texts."""
+        if not inputs[0].is_pooled:
+            self._encode(inputs, device)
+            return None
+        parts = [inputs] if self._trunk_kv is None else parts_within(inputs, self._trunk_kv)
+        vectors = [self._pool(self._encode(part, device), part) for part in parts]
+        return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
+
+    def _encode(self, inputs: Sequence[EncoderInput], device: torch.device) -> torch.Tensor:
+        """Return the hidden states [T, hidden] of the texts."""
+        if self._trunk_kv is not None:
+            batch = build_trunk_batch(inputs, self._trunk_kv, self._backend, device)
+            return self._forward(batch)[: batch.num_tokens]
         batch = build_encoder_batch(inputs, self._kv, self._backend, device)
         if self._has_types:
             batch = replace(batch, types=token_types(inputs, device))
         batch = batch.padded(self._forward.round_up(batch.num_tokens, TEXT_TOKENS_MULTIPLE))
-        hidden = self._model.encode(batch)[: batch.num_tokens]
-        return self._vectors(hidden, inputs) if inputs[0].is_pooled else None
+        return self._model.encode(batch)[: batch.num_tokens]
 
-    def _vectors(self, hidden: torch.Tensor, inputs: Sequence[EncoderInput]) -> torch.Tensor:
+    def _pool(self, hidden: torch.Tensor, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         assert self._pooler is not None, "only encoders take texts to pool"
         spans = TextSpans.of([len(text.tokens) for text in inputs], [text.skip for text in inputs])
         pooled = self._pooler.pool(hidden, spans)

@@ -36,7 +36,7 @@ def fill_weights(plan: ModelPlan, report: Report) -> int:
     else:
         load_weights(
             plan.module,
-            plan.model.weight_map(),
+            plan.weight_map(),
             plan.folder,
             dtype=plan.dtype,
             device=plan.device,

@@ -1,4 +1,4 @@
-"""Variants of a sentence-transformers folder around one tiny BERT: how each makes vectors.
+"""Variants of a sentence-transformers folder around a tiny BERT or Qwen3: how each makes vectors.
 
 `tests/data/sentences.json` has the vectors that sentence-transformers gives them.
 """
@@ -13,9 +13,10 @@ from typing import Any
 
 from tests.support.sentence_folder import Dense, sentence_folder
 from tests.support.tiny_bert import tiny_bert
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 HIDDEN = 12
-TOKENIZER = Path(__file__).parents[1] / "data" / "tokenizers" / "wordpiece" / "tokenizer.json"
+TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
 TEXTS = (
     "How do I bake bread?",
     "the",
@@ -37,20 +38,43 @@ class SentenceCase:
     transformer: dict[str, Any] = field(default_factory=dict)  # sentence_bert_config.json
     model_max_length: int | None = 512  # of the tokenizer; the model has 64 positions
     encode: dict[str, Any] = field(default_factory=dict)
+    decoder: dict[str, Any] | None = None  # arguments of tiny_qwen3, if that makes the vectors
 
     def write(self, folder: Path) -> Path:
         """Write the folder and return it."""
         plain = folder.with_name(folder.name + "-plain")
-        tiny_bert(plain, **BERT)
-        shutil.copy(TOKENIZER, plain / "tokenizer.json")
-        tokenizer = TOKENS | {"model_max_length": self.model_max_length}
+        if self.decoder is None:
+            tiny_bert(plain, **BERT)
+            shutil.copy(TOKENIZERS / "wordpiece" / "tokenizer.json", plain)
+        else:
+            tiny_qwen3(plain, **self.decoder)
+            _write_qwen3_tokenizer(plain / "tokenizer.json")
+        names = TOKENS if self.decoder is None else END
+        tokenizer = names | {"model_max_length": self.model_max_length}
         (plain / "tokenizer_config.json").write_text(json.dumps(tokenizer))
         if self.pooling is None:
             return plain
-        sentence_folder(plain, folder, {"embedding_dimension": HIDDEN} | self.pooling, *self.behind)
+        size = HIDDEN if self.decoder is None else 16
+        sentence_folder(plain, folder, {"embedding_dimension": size} | self.pooling, *self.behind)
         (folder / "config_sentence_transformers.json").write_text(json.dumps(self.settings))
         (folder / "sentence_bert_config.json").write_text(json.dumps(self.transformer))
         return folder
+
+
+def _write_qwen3_tokenizer(path: Path) -> None:
+    """Write a tokenizer that ends each text, as Qwen3-Embedding's does."""
+    tokenizer = json.loads((TOKENIZERS / "byte-level" / "tokenizer.json").read_text())
+    end = END["eos_token"]
+    (number,) = (token["id"] for token in tokenizer["added_tokens"] if token["content"] == end)
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    last = {"SpecialToken": {"id": end, "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [text, last],
+        "pair": [text, last],
+        "special_tokens": {end: {"id": end, "ids": [number], "tokens": [end]}},
+    }
+    path.write_text(json.dumps(tokenizer))
 
 
 BERT = {
@@ -69,6 +93,12 @@ TOKENS = {
     "sep_token": "[SEP]",
     "pad_token": "[PAD]",
     "mask_token": "[MASK]",
+}
+END = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|endoftext|>",
+    "pad_token": "<|endoftext|>",
+    "add_eos_token": False,  # the template ends a text all the same
 }
 ALL_OLD: dict[str, Any] = {f"pooling_mode_{name}": True for name in SWITCHES}
 OLD_MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
@@ -127,4 +157,22 @@ CASES = (
     SentenceCase("lower case", MEAN, transformer={"do_lower_case": True}),
     SentenceCase("truncated", MEAN, ("Normalize",), settings={"truncate_dim": 5}),
     SentenceCase("truncated beyond its size", MEAN, settings={"truncate_dim": 100}),
+    SentenceCase("a causal language model alone", None, decoder={}),
+    SentenceCase("its trunk alone", None, decoder={"begins": ""}),
+    SentenceCase(
+        "Qwen3-Embedding",
+        {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False},
+        ("Normalize",),
+        decoder={},
+        encode={"prompt_name": "query"},
+        settings={"prompts": {"query": "Instruct: find passages\nQuery:", "document": ""}},
+    ),
+    SentenceCase(
+        "a decoder, cut, its prompt left out",
+        LEFT_OUT | {"pooling_mode": list(MODES)},
+        (Dense(6 * 16, 6), "Normalize"),
+        model_max_length=20,
+        decoder={"begins": ""},
+        **QUERY,
+    ),
 )
