@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from engine.checkpoint.gguf import delta
+from engine.checkpoint.gguf.encoders import BERT_BLOCKS, BERT_NAMES
 from engine.checkpoint.gguf.families import GEMMAS
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
 from engine.checkpoint.gguf.settings import DELTAS
@@ -70,9 +71,11 @@ GPT2_NAMES = {
 }
 NAMES = {
     **dict.fromkeys(DELTAS, QWEN2_MOE_NAMES | delta.NAMES),
+    **BERT_NAMES,
     "exaone4": OLMO2_NAMES,
     "gemma2": GEMMA2_NAMES,
     "gemma3": GEMMA2_NAMES,
+    "gemma-embedding": GEMMA2_NAMES,
     "glm4": GLM4_NAMES,
     "gpt2": GPT2_NAMES,
     "lfm2": LFM2_NAMES,
@@ -82,6 +85,7 @@ NAMES = {
     "stablelm": STABLELM_NAMES,
     "starcoder2": STARCODER2_NAMES,
 }
+BLOCKS = {"gpt2": "h", **BERT_BLOCKS}  # the beginning of the names in blocks
 # Tensors that are no weight of a module in a checkpoint.
 WHOLE_NAMES = {"exp_probs_b.bias": "feed_forward.expert_bias", **delta.WHOLE_NAMES}
 BLOCK = re.compile(r"blk\.(\d+)\.([\w.]+)")
@@ -102,7 +106,7 @@ def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     if known is None:
         return name
     known = known.format(e=number)
-    blocks = "h" if architecture == "gpt2" else "model.layers"
+    blocks = BLOCKS.get(architecture, "model.layers")
     return f"{blocks}.{block[1]}.{known}.{ending}" if block else f"{known}.{ending}"
 
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from engine.checkpoint.gguf.encoders import bert_config
 from engine.checkpoint.gguf.end_tokens import token_id
 from engine.checkpoint.gguf.families import GEMMAS, WINDOW, check_positive, family_config
 from engine.checkpoint.gguf.settings import (
+    BERTS,
     CLASSES,
     COMPUTED,
     RMS,
@@ -40,6 +42,7 @@ GPT2_SHARED = {
     "n_positions": "context_length",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
+WITH_TWO_BASES = ("gemma3", "gemma-embedding", "modern-bert")  # of global and windowed layers
 ONE_BASE = ("gemma2", "olmo2", "cohere2", "exaone4")  # windowed layers have the base of the others
 THETA = 10_000.0  # llama.cpp's default
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
@@ -63,7 +66,7 @@ def config_of(
         config["rms_norm_eps"] = own[RMS]
     config |= {
         "architectures": [CLASSES[name]],
-        "model_type": "gemma3_text" if name == "gemma3" else name,
+        "model_type": "gemma3_text" if name in WITH_TWO_BASES[:2] else name,
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
         "torch_dtype": "bfloat16",
@@ -72,6 +75,9 @@ def config_of(
         config[key] = token_id(settings, given, vocab_size)
     if name == "gpt2":
         return config | {"activation_function": "gelu_new"}
+    if name in BERTS:
+        rotary = {} if name == "bert" else _rotary(name, own, factors)
+        return config | rotary | bert_config(name, settings, own, tensors)
     config["hidden_act"] = "gelu_pytorch_tanh" if name in GEMMAS else "silu"
     config["attention_bias"] = has_bias(tensors, (*ATTENTION, "attn_output"))
     config["mlp_bias"] = has_bias(tensors, MLP)
@@ -102,7 +108,8 @@ def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any
     Of the scalings in a config.json, longrope and yarn have such a factor.
     """
     theta = own.get("rope.freq_base", THETA)
-    local = own.get("rope.freq_base_swa", THETA if name == "gemma3" else theta)
+    has_two = name in WITH_TWO_BASES
+    local = own.get("rope.freq_base_swa", THETA if has_two else theta)
     attention_factor = own.get("rope.scaling.attn_factor", 1.0)
     scaling = _scaling(name, own, theta, factors)
     if name in ONE_BASE and local != theta:
@@ -121,9 +128,9 @@ def _rotary(name: str, own: Settings, factors: Sequence[float]) -> dict[str, Any
             "llama_4_scaling_beta": own[TEMPERATURE],
             "original_max_position_embeddings": _original_length(own),
         }
-    if name != "gemma3" and not (name == "olmo2" and own.get(WINDOW)):
+    if not has_two and not (name == "olmo2" and own.get(WINDOW)):
         return {"rope_theta": theta, "rope_scaling": scaling}
-    is_scaled = name == "gemma3" and attention_factor != 1  # also in windowed layers
+    is_scaled = has_two and attention_factor != 1  # also in windowed layers
     unscaled = _by_factors(own, [1.0], attention_factor) if is_scaled else {}
     kinds = {"full_attention": (scaling, theta), "sliding_attention": (unscaled, local)}
     return {

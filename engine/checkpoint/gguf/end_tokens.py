@@ -14,6 +14,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
 DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0},
 }
 ENDS = frozenset(
     (

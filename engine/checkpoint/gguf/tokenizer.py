@@ -23,6 +23,7 @@ from engine.checkpoint.gguf.end_tokens import (
     ends_of,
     token_id,
 )
+from engine.checkpoint.gguf.wordpiece import wordpiece, wordpiece_texts
 from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
 from engine.errors import ConfigError
 
@@ -42,7 +43,7 @@ DEFAULT = (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9]{3}")
 # tokenizer.ggml.pre -> the patterns that split a text, one after the other.
 SPLITS: dict[str, tuple[str, ...]] = {
     "default": DEFAULT,
-    **dict.fromkeys(("gpt-2", "exaone4", "olmo"), (GPT2,)),
+    **dict.fromkeys(("gpt-2", "exaone4", "olmo", "modern-bert"), (GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", GPT2)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx"), (LLAMA3,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3,)),
@@ -70,10 +71,10 @@ Settings = Mapping[str, Any]
 def build_tokenizer(settings: Settings) -> Tokenizer:
     """Return the tokenizer. Raises ConfigError if it is missing, malformed or not served."""
     kind = settings.get(f"{KEY}model")
-    build = {"gpt2": _byte_level, "llama": _sentencepiece}.get(str(kind))
+    build = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}.get(str(kind))
     if build is None:
         raise ConfigError(
-            f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are gpt2 and llama."
+            f"The GGUF file has a tokenizer of kind {kind!r:.99}; served are gpt2, llama and bert."
         )
     tokens = tokens_of(settings)
     check_tokens(tokens, SOURCE)
@@ -84,7 +85,8 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
         raise
     except Exception as error:  # the library raises no narrower type
         raise ConfigError(f"The GGUF file's tokenizer cannot be used: {error}") from error
-    _add_ends(tokenizer, settings, tokens, has_bos=has_bos)
+    if kind != "bert":  # a WordPiece always has its ends
+        _add_ends(tokenizer, settings, tokens, has_bos=has_bos)
     return tokenizer
 
 
@@ -93,6 +95,10 @@ def tokens_of(settings: Settings) -> list[str]:
     tokens = settings.get(f"{KEY}tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
         raise ConfigError(f"The GGUF file has no {KEY}tokens, so its text cannot be encoded.")
+    if settings.get(f"{KEY}model") == "bert":
+        given = settings.get(f"{KEY}token_type")
+        kinds = given if isinstance(given, list) and len(given) >= len(tokens) else None
+        return wordpiece_texts(tokens, [NORMAL] * len(tokens) if kinds is None else kinds)
     return tokens
 
 
@@ -219,6 +225,10 @@ def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, pre in BEGINS_WITH_BOS
+
+
+def _wordpiece(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    return wordpiece(settings, tokens), True
 
 
 def _pair(merge: Any) -> tuple[str, str]:
