@@ -137,8 +137,10 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         folder, pooling=engine_config.pooling, longest=engine_config.max_model_len
     )
     tokenizer = load_tokenizer(folder, lowercase=sentence.lowercase)
-    pairs = read_pair_template(tokenizer, folder) if sentence.head else None
     template = load_template(folder, override)
+    pairs = None
+    if sentence.head is not None:
+        pairs = read_pair_template(tokenizer, folder, has_chat_template=template is not None)
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )

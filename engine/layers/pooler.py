@@ -42,12 +42,21 @@ class TextSpans:
 
     lengths: Counts  # [N] tokens
     skipped: Counts  # [N] of these, at the beginning, that are not pooled
+    lasts: Counts  # [N] the token of each text, as an index, that "lasttoken" reads
 
     @classmethod
-    def of(cls, lengths: Sequence[int], skipped: Sequence[int]) -> TextSpans:
-        """`skipped` counts may be above the lengths: then nothing of a text is pooled."""
+    def of(
+        cls, lengths: Sequence[int], skipped: Sequence[int], passed_over: Sequence[int] = ()
+    ) -> TextSpans:
+        """`skipped` counts may be above the lengths: then nothing of a text is pooled.
+
+        "lasttoken" passes over `passed_over` tokens at the end of each text; by default none.
+        """
         counts = np.array(lengths, dtype=np.int64)
-        return cls(counts, np.minimum(np.array(skipped, dtype=np.int64), counts))
+        lasts = counts.cumsum() - 1
+        if passed_over:
+            lasts -= np.array(passed_over, dtype=np.int64)
+        return cls(counts, np.minimum(np.array(skipped, dtype=np.int64), counts), lasts)
 
     @cached_property
     def ends(self) -> Counts:
@@ -111,7 +120,7 @@ class Pooler(nn.Module):
         if not self.config.includes_prompt:
             pooled = spans
         else:
-            pooled = TextSpans(spans.lengths, np.zeros_like(spans.skipped))
+            pooled = TextSpans(spans.lengths, np.zeros_like(spans.skipped), spans.lasts)
         vectors = [_POOLINGS[mode](hidden, pooled) for mode in self.config.modes]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors, dim=1)
 
@@ -154,7 +163,7 @@ def _first(hidden: torch.Tensor, spans: TextSpans) -> torch.Tensor:
 
 
 def _last(hidden: torch.Tensor, spans: TextSpans) -> torch.Tensor:
-    return _take(hidden, spans.ends - 1)
+    return _take(hidden, spans.lasts)
 
 
 def _sum(

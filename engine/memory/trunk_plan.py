@@ -20,7 +20,7 @@ from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import LMHead
 from engine.layers.state import state_specs
 from engine.models.base import Model
-from engine.models.registry import TRUNKS
+from engine.models.registry import DECODER_CLASSIFIERS, TRUNKS
 
 SPARE_TEXTS = 64  # more texts that a step may have without being divided
 
@@ -37,7 +37,8 @@ class TrunkPlan:
 
 def is_trunk(config: EngineConfig, folder: Path, architecture: str) -> bool:
     """Return whether a decoder makes vectors: as configured, by its files, or without a head."""
-    return config.pooling is not None or architecture in TRUNKS or has_modules(folder)
+    has_no_head = architecture in TRUNKS or architecture in DECODER_CLASSIFIERS
+    return config.pooling is not None or has_no_head or has_modules(folder)
 
 
 def check_trunk(hf_config: Mapping[str, Any], module: nn.Module, config: EngineConfig) -> None:

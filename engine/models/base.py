@@ -67,6 +67,7 @@ class Classifier(Protocol):
 
     head_pooling: PoolingMode  # how the states of a text become what its head reads
     num_labels: int
+    passed_over: int | None  # the token that "lasttoken" does not read at the end of a text
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Return logits [N, num_labels] of pooled states [N, hidden], both in the model's dtype."""

@@ -217,6 +217,7 @@ class BertClassifier(Bert):
 
     names = NAMES | {"head.dense": "pooler.dense", "head.out": "classifier"}
     head_pooling: PoolingMode = "cls"
+    passed_over = None
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)

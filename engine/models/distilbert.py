@@ -60,6 +60,7 @@ class DistilBertClassifier(DistilBert):
         "head.out": "classifier",
     }
     head_pooling: PoolingMode = "cls"
+    passed_over = None
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)

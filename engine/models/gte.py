@@ -50,6 +50,7 @@ class GteClassifier(Gte):
 
     names: ClassVar[Names] = {**NAMES_GTE, "head.dense": "pooler.dense", "head.out": "classifier"}
     head_pooling: PoolingMode = "cls"
+    passed_over = None
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)

@@ -223,6 +223,7 @@ class ModernBertClassifier(ModernBert):
         expect(config, "classifier_pooling", *POOLINGS)
         expect(config, "classifier_activation", *ACTIVATIONS)
         self.head_pooling: PoolingMode = config.get("classifier_pooling", "cls")
+        self.passed_over = None
         self.num_labels = label_count(config)
         self.head = ClassificationHead(
             self.config.hidden,

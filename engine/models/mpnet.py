@@ -64,6 +64,7 @@ class MPNetClassifier(MPNet):
 
     names: ClassVar[Names] = {**NAMES_MPNET, **HEAD}
     head_pooling: PoolingMode = "cls"
+    passed_over = None
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)

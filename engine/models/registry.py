@@ -63,6 +63,12 @@ TRUNKS = {
     "Qwen3Model": DECODERS["Qwen3ForCausalLM"],
     "Gemma2Model": DECODERS["Gemma2ForCausalLM"],
 }
+CLASSIFIER = "ForSequenceClassification"
+# Decoders with a head that gives logits of labels.
+DECODER_CLASSIFIERS = {
+    name + CLASSIFIER: ("engine.models.decoder_classifiers", f"{name}Classifier")
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
+}
 ENCODERS = {
     "BertModel": ("engine.models.bert", "Bert"),
     "BertForMaskedLM": ("engine.models.bert", "Bert"),
@@ -115,8 +121,9 @@ KNOWN_CODE = {
     "DeepseekV3ForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
     "NomicBertModel": "modeling_hf_nomic_bert.NomicBertModel",
 }
+CAUSAL = DECODERS | TRUNKS | DECODER_CLASSIFIERS
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
-    **{name: ("decoder", *where) for name, where in (DECODERS | TRUNKS).items()},
+    **{name: ("decoder", *where) for name, where in CAUSAL.items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},
     **{name: ("encoder-decoder", *where) for name, where in ENCODER_DECODERS.items()},
 }
@@ -136,16 +143,22 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
         raise ConfigError(
             f"config.json has auto_map {code}, which requires code from the checkpoint; such code "
             "is never run. If the weights are those of a supported architecture "
-            f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
+            f"({_supported()}), name it in architectures and remove auto_map."
         )
     for name in names:
         if name in ARCHITECTURES:
             kind, module, attribute = ARCHITECTURES[name]
             return name, kind, getattr(import_module(module), attribute)
     raise ConfigError(
-        f"Architecture {listed(names) or '(none given)'} is not served; "
-        f"supported: {', '.join(sorted(ARCHITECTURES))}."
+        f"Architecture {listed(names) or '(none given)'} is not served; supported: {_supported()}."
     )
+
+
+def _supported() -> str:
+    """Return the names of all architectures, without the ending that heads have in common."""
+    others = [name for name in ARCHITECTURES if not name.endswith(CLASSIFIER)]
+    heads = [name.removesuffix(CLASSIFIER) for name in ARCHITECTURES if name.endswith(CLASSIFIER)]
+    return f"{', '.join(sorted(others))}; with {CLASSIFIER}: {', '.join(sorted(heads))}"
 
 
 def _is_known(code: Any, names: list[str]) -> bool:

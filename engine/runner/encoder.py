@@ -63,7 +63,12 @@ class Encoder:
 
     def _pool(self, hidden: torch.Tensor, inputs: Sequence[EncoderInput]) -> torch.Tensor:
         assert self._pooler is not None, "only encoders take texts to pool"
-        spans = TextSpans.of([len(text.tokens) for text in inputs], [text.skip for text in inputs])
+        passed_over = None if self._head is None else self._head.passed_over
+        spans = TextSpans.of(
+            [len(text.tokens) for text in inputs],
+            [text.skip for text in inputs],
+            () if passed_over is None else [trailing(text.tokens, passed_over) for text in inputs],
+        )
         pooled = self._pooler.pool(hidden, spans)
         count = len(pooled)
         rows = self._forward.round_up(count, TEXT_TOKENS_MULTIPLE)
@@ -72,6 +77,14 @@ class Encoder:
             return self._head.classify(pooled.to(hidden.dtype))[:count].float()
         vectors: torch.Tensor = self._pooler(pooled)
         return vectors[:count]
+
+
+def trailing(tokens: Sequence[int], token: int) -> int:
+    """Return how many tokens at the end equal `token`; all but one in a text without others."""
+    count = 0
+    while count < len(tokens) - 1 and tokens[-1 - count] == token:
+        count += 1
+    return count
 
 
 def build_encoder_batch(

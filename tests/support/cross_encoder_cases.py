@@ -31,6 +31,7 @@ SIZES = {
     "pad_token_id": 0,
 }
 OF_MODERNBERT = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 2)
+OF_DECODER = {"num_key_value_heads": 1, "head_dim": 4}
 OF_DISTILBERT = {"dim": 12, "hidden_dim": 16, "n_layers": 2, "n_heads": 3}
 TOKENS = {
     "tokenizer_class": "BertTokenizer",
@@ -60,6 +61,7 @@ class CrossEncoderCase:
     config: dict[str, Any] = field(default_factory=dict)  # added to config.json
     settings: dict[str, Any] | None = None
     transformer: dict[str, Any] = field(default_factory=dict)  # sentence_bert_config.json
+    scale: float = 0.4  # of the last layer of the head
 
     def write(self, folder: Path) -> Path:
         """Write the folder and return it."""
@@ -71,7 +73,7 @@ class CrossEncoderCase:
         model = getattr(transformers, f"{self.family}ForSequenceClassification")(config)
         randomise(model, SIZES["hidden_size"])
         with torch.no_grad():
-            model.get_parameter(HEADS.get(self.family, "classifier") + ".weight").mul_(0.4)
+            model.get_parameter(HEADS.get(self.family, "classifier") + ".weight").mul_(self.scale)
         model.save_pretrained(folder)
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | self.config))
@@ -109,10 +111,12 @@ class CrossEncoderCase:
 
 # The last layer of a head.
 HEADS = dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "MPNet"), "classifier.out_proj")
+HEADS |= dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), "score")
 SIGMOID, IDENTITY = f"{NN}.activation.Sigmoid", f"{NN}.linear.Identity"
 SOFTMAX = f"{NN}.activation.Softmax"
 OLDER = "sbert_ce_default_activation_function"
 PROMPTS = {"prompts": {"ask": "the question: "}, "default_prompt_name": "ask"}
+BACKEND = {"tokenizer_class": "TokenizersBackend"}
 OF_ROBERTA: dict[str, Any] = {"sizes": {"type_vocab_size": 1}, "pair": None}
 ROBERTA = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 60}
 CASES = (
@@ -124,6 +128,25 @@ CASES = (
     CrossEncoderCase("gte", "Gte", {"type_vocab_size": 2}, tokens=TYPES),
     CrossEncoderCase("modernbert", "ModernBert", OF_MODERNBERT | {"classifier_pooling": "mean"}),
     CrossEncoderCase("modernbert of the first token", "ModernBert", OF_MODERNBERT),
+    *(
+        CrossEncoderCase(name.lower(), name, OF_DECODER, pair="$A:0 $B:1", tokens=BACKEND)
+        for name in ("Llama", "Mistral", "Qwen3")
+    ),
+    CrossEncoderCase(
+        "qwen3 with padding at the end",
+        "Qwen3",
+        OF_DECODER | {"pad_token_id": 3},
+        pair="$A:0 $B:1 [SEP]:1 [SEP]:1",
+        tokens=ROBERTA,
+    ),
+    CrossEncoderCase(
+        "qwen3 without padding",
+        "Qwen3",
+        OF_DECODER | {"pad_token_id": None},
+        pair="$A:0 $B:1 [SEP]:1",
+        tokens=ROBERTA,
+        settings={},
+    ),
     CrossEncoderCase("no types by the class", tokens={"tokenizer_class": "TokenizersBackend"}),
     CrossEncoderCase("types without a class", tokens={"tokenizer_class": None}),
     CrossEncoderCase("types by name", tokens=AS_IN_THE_FILE),

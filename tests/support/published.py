@@ -146,6 +146,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
     "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
+    "Qwen3-Reranker-0.6B-seq-cls": decoder("Qwen3", 1024, 16, 8, 128)
+    | {"architectures": ["Qwen3ForSequenceClassification"]},
     "Qwen3-30B-A3B": decoder(
         "Qwen3Moe",
         *(2048, 32, 4, 128),

@@ -10,8 +10,8 @@ import torch
 
 from engine.checkpoint.folder import model_folder
 from engine.checkpoint.gguf.tokenizer import build_tokenizer
+from engine.checkpoint.sentence import read_sentence
 from engine.errors import ConfigError
-from server.text.load_pooling import load_pooling
 from tests.engine.models import (
     test_bert,
     test_distilbert,
@@ -119,15 +119,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("number", "pooling"), [(None, "mean"), (1, "mean"), (2, "cls"), (3, "last")]
+    ("number", "pooling"), [(None, "mean"), (1, "mean"), (2, "cls"), (3, "lasttoken")]
 )
 def test_pooling_type_is_written_for_sentence_transformers(
     number: int | None, pooling: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     settings = {} if number is None else {"pooling_type": number}
     file = write_encoder(tmp_path / "model.gguf", checkpoint, "modern-bert", settings)
-    found = load_pooling(model_folder(str(file)))
-    assert (found.mode, found.normalised) == (pooling, True)
+    found = read_sentence(model_folder(str(file)))
+    assert (found.pooler.modes, found.is_normalized) == ((pooling,), True)
 
 
 @pytest.mark.parametrize(
