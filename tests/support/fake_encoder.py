@@ -73,7 +73,7 @@ class FakeEncoder(FakeEngine):
         if self.waiting:
             request_id, (request, stream) = self.waiting.popitem()
             finish = "error" if BROKEN in request.tokens else "stop"
-            numbers = vector(request.tokens)[: self.labels or SIZE]
+            numbers = vector(request.tokens)[: self.labels or None]
             outputs.append(EmbedOutput(request_id, numbers.tobytes(), finish))
             stream.admissions[request_id] = Admission(request_id, at, 0)
             stream.deliver(at, outputs[0])

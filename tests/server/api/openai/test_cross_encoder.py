@@ -44,7 +44,7 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         special_tokens=[("<s>", BOS), ("</s>", EOS)],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    limit = {"model_max_length": LONGEST}
+    limit = {"model_max_length": LONGEST, "chat_template": None}
     edit(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer", **limit)
     edit(
         folder / "config.json",
