@@ -61,8 +61,18 @@ async def encode_texts(
     if not prompt or sentence.pooler.includes_prompt:
         return [EncodedText(ids) for ids in token_lists]
     skip = _prompt_tokens(state, prompt, add_special_tokens)
+
+    def cut(text: str, ids: list[int]) -> int:
+        """Return how many tokens a text has lost at its beginning."""
+        if not keep_end or len(ids) != limit:
+            return 0
+        whole = state.tokenizer.encode(prompt + text, add_special_tokens=add_special_tokens)
+        return len(whole) - len(ids)
+
     return [
-        EncodedText(ids, _skipped(ids, skip, name) if isinstance(text, str) else 0)
+        EncodedText(ids, _skipped(state, ids, skip, cut(text, ids), name))
+        if isinstance(text, str)
+        else EncodedText(ids)
         for ids, (text, name) in zip(token_lists, named, strict=True)
     ]
 
@@ -78,8 +88,13 @@ def _prompt_tokens(state: AppState, prompt: str, add_special_tokens: bool) -> in
     return len(ids) - (ids[-1] in state.tokenizer.special_ids)
 
 
-def _skipped(ids: list[int], skip: int, param: str) -> int:
-    """Return `skip`. Raises a 400 ApiError if the text has no further token."""
+def _skipped(state: AppState, ids: list[int], skip: int, cut: int, param: str) -> int:
+    """Return how many tokens of `skip` are left behind a `cut`, which spares the start token.
+
+    Raises a 400 ApiError if the text has no further token.
+    """
+    if cut:
+        skip = max(skip - cut, int(ids[0] in state.tokenizer.special_ids))
     if skip >= len(ids):
         message = (
             f"The text has {len(ids)} tokens with its prompt, and the prompt alone has {skip}, "

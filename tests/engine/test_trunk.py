@@ -25,6 +25,8 @@ from tests.engine.models import (
 )
 from tests.support.driver import EAGER, Driver, each
 from tests.support.golden import Case, Golden, load
+from tests.support.ranks import ranked
+from tests.support.sentence_folder import Dense, sentence_folder
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,6 +154,16 @@ def test_trunk_shows_its_attention_in_the_lens(qwen3: Path) -> None:
     driver.run()
     (result,) = [m for m in driver.sent if type(m).__name__ == "LensResult"]
     assert not result.error
+
+
+@pytest.mark.slow
+def test_two_ranks_embed_like_one(tmp_path: Path) -> None:
+    """Each has its heads of the KV, and the whole of a Dense module."""
+    plain = tiny_qwen3(tmp_path / "plain")
+    folder = sentence_folder(plain, tmp_path / "st", {"pooling_mode": "mean"}, Dense(16, 5))
+    due = vectors(Driver(folder), texts(8))
+    with ranked(folder, tmp_path / "ranks", max_num_encoder_tokens=100) as driver:
+        assert (vectors(driver, texts(8)) - due).norm() <= 1e-5 * due.norm()
 
 
 def edited(folder: Path, **config: Any) -> Path:

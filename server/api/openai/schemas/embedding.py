@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,6 +31,7 @@ from server.http.body import MAX_TEXT, Body, Part, failure
 
 MAX_TEXTS = MAX_PROMPTS
 PROMPT_FIELDS = ("prompt", "prompt_name", "instruction")
+TEXT: dict[str, Any] = {"type": "string"}
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
@@ -75,7 +77,15 @@ class PairsBody(TextsBody):
         return "use_activation" if self.use_activation is False else None
 
 
+def _one_prompt_schema() -> dict[str, Any]:
+    """Return the schema of bodies with at most one of the fields of a prompt."""
+    pairs = itertools.combinations(PROMPT_FIELDS, 2)
+    return {"allOf": [never(**dict.fromkeys(pair, TEXT)) for pair in pairs]}
+
+
 class EmbeddingBody(TextsBody):
+    model_config = ConfigDict(json_schema_extra=_one_prompt_schema())
+
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {
         "add_special_tokens": True,

@@ -119,6 +119,11 @@ async def test_embeddings_prompt_that_is_left_out_of_the_pooling_is_counted(
         assert [text.skip for text in served.engine.texts] == [3, 3], "with the start token"
         await tokens(served, input="a", add_special_tokens=False)
         assert [text.skip for text in served.engine.texts] == [2]
+        left = {"truncation_side": "left", "input": "abde"}
+        for most, tokens_left, skip in ((6, ":abde", 2), (4, "bde", 1)):
+            found = await tokens(served, truncate_prompt_tokens=most, **left)
+            assert found == [ids(tokens_left)]
+            assert served.engine.texts[0].skip == skip, "what is left of the prompt"
         param, message = await refusal(served, input=["a", "b"], truncate_prompt_tokens=3)
         assert (param, "nothing is left" in message) == ("input.0", True)
 
