@@ -30,8 +30,17 @@ Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS, extra={"size": True})]
 
 ADAPTER = r"^[^=\s,]+=\S.*\Z"  # NAME=PATH
 KVCacheDtype = Literal["auto", "int8", "fp8"]
-# Those of sentence-transformers; `last` is short for `lasttoken`.
-Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "last"]
+# Those of sentence-transformers; `last` is short for `lasttoken`. `logit_score` scores pairs.
+Pooling = Literal[
+    "cls",
+    "max",
+    "mean",
+    "mean_sqrt_len_tokens",
+    "weightedmean",
+    "lasttoken",
+    "last",
+    "logit_score",
+]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.bounded_json import read_json, read_optional
+from engine.checkpoint.logit_score import read_logit_score
 from engine.checkpoint.sentence_head import HeadConfig, has_head, read_head
 from engine.checkpoint.sentence_modules import (
     NORMALIZE,
@@ -44,6 +45,10 @@ OF_VECTORS = VALUES | {
 OF_A_HEAD = VALUES | {
     "transformer_task": (None, "sequence-classification"),
     "module_output_name": (None, "scores"),
+}
+OF_LOGITS = VALUES | {
+    "transformer_task": (None, "text-generation"),
+    "module_output_name": (None, "causal_logits"),
 }
 OWN_PROMPTS = ("query", "document")  # of every folder; empty, unless the file has them
 
@@ -95,11 +100,13 @@ def read_sentence(
     Raises ConfigError naming the file and the unsupported setting.
     """
     listed = has_modules(folder)
-    is_scorer = has_head(read_optional(folder / "config.json"))
+    is_causal = read_logit_score(folder, pooling) is not None
+    is_scorer = is_causal or has_head(read_optional(folder / "config.json"))
     settings = read_optional(folder / PROMPTS) if listed else {}
     if is_scorer and settings.get("model_type") != SCORER:
         listed, settings = False, {}  # they are for vectors
-    transformer = _transformer(folder, OF_A_HEAD if is_scorer else OF_VECTORS) if listed else {}
+    supported = OF_A_HEAD if is_scorer else OF_VECTORS
+    transformer = _transformer(folder, OF_LOGITS if is_causal else supported) if listed else {}
     if is_scorer:
         expect_no_modules(folder, MODULES)
         pooler = PoolerConfig.of("cls")  # the model's head has its own
@@ -123,7 +130,7 @@ def read_sentence(
         shorter_sizes=_shorter_sizes(folder, settings),
         similarity=_similarity(settings),
         source=MODULES if listed else f"no {MODULES}",
-        head=read_head(folder, settings, path),
+        head=read_head(folder, settings, path, is_causal=is_causal),
     )
 
 

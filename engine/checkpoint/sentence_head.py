@@ -47,16 +47,19 @@ class HeadConfig:
         return "Sigmoid" if len(self.labels) == 1 or self.is_multi_label else "Softmax"
 
 
-def read_head(folder: Path, settings: Mapping[str, Any], path: Path) -> HeadConfig | None:
+def read_head(
+    folder: Path, settings: Mapping[str, Any], path: Path, *, is_causal: bool = False
+) -> HeadConfig | None:
     """Return the head of a checkpoint, or None if its architecture has none.
 
-    `settings` is the content of config_sentence_transformers.json at `path`, if the folder is a
-    CrossEncoder's; its activation precedes those of config.json.
+    A causal head has the vocabulary's logits, and one label. `settings` is the content of
+    config_sentence_transformers.json at `path`, if the folder is a CrossEncoder's; its activation
+    precedes those of config.json.
     Raises ConfigError for another activation than ACTIVATIONS.
     """
     source = folder / "config.json"
     config = read_optional(source)
-    if not has_head(config):
+    if not is_causal and not has_head(config):
         return None
     own = config.get("sentence_transformers")
     older = "sbert_ce_default_activation_function"
@@ -65,6 +68,8 @@ def read_head(folder: Path, settings: Mapping[str, Any], path: Path) -> HeadConf
         activation = _activation(own, "activation_fn", source)
     elif activation is None:
         activation = _activation(config, older, source)
+    if is_causal:
+        return HeadConfig(("LABEL_0",), activation, is_multi_label=False)
     multi = config.get("problem_type") == "multi_label_classification"
     return HeadConfig(_labels(config, source), activation, multi)
 

@@ -118,14 +118,23 @@ def expect_no_modules(folder: Path, name: str) -> None:
     """Raise ConfigError if the file `name` of a folder lists modules behind the Transformer."""
     path = folder / name
     kinds = [kind for kind, _ in _entries(path)] if path.is_file() else ["Transformer"]
-    if kinds != ["Transformer"]:
+    if kinds not in (["Transformer"], ["Transformer", "LogitScore"]):
         raise ConfigError(
             f"{path} lists {listed(kinds)}; supported behind a model with a head of its own: none."
         )
 
 
+def folder_of_kind(folder: Path, name: str, kind: str) -> Path | None:
+    """Return the folder of the module of a kind that the file `name` lists last, or None."""
+    path = folder / name
+    entries = _entries(path) if path.is_file() else []
+    if not entries or entries[-1][0] != kind:
+        return None
+    return _inside(folder, entries[-1][1], path)
+
+
 def _mode_of(pooling: Pooling) -> PoolingMode:
-    return "lasttoken" if pooling == "last" else pooling
+    return "lasttoken" if pooling == "last" or pooling == "logit_score" else pooling
 
 
 def _entries(path: Path) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
 from engine.checkpoint.loader import stored_codes
+from engine.checkpoint.logit_score import read_logit_score
 from engine.checkpoint.quantized.formats import storage_format
 from engine.checkpoint.weight_map import WeightMap
 from engine.config import EngineConfig
@@ -62,7 +63,8 @@ from engine.memory.trunk_plan import (
     plan_trunk,
     trunk_weight_map,
 )
-from engine.models.base import Model, on_meta_device
+from engine.models.base import Classifier, Model, classifier_of, on_meta_device
+from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels, select_kernels
@@ -148,8 +150,13 @@ class ModelPlan:
     def _drop_head(self, hf_config: dict[str, Any]) -> None:
         """Remove what a decoder's trunk does not need."""
         self._head_tensors: tuple[str, ...] = ()
+        self.head: Classifier | None = classifier_of(self.model)
         if self.has_trunk:
             check_trunk(hf_config, self.module, self.config)
+        logit_score = read_logit_score(self.folder, self.config.pooling)
+        if self.has_trunk and logit_score is not None:
+            self.head = LogitScore(self.model, logit_score)
+        elif self.has_trunk:
             self._head_tensors = drop_head(self.module, self.model)
 
     def weight_map(self) -> WeightMap:
@@ -162,7 +169,7 @@ class ModelPlan:
         """Plan what becomes of an encoder's texts: vectors, or the source of an answer."""
         self.pooler: Pooler | None = None
         if self.kind == "encoder":
-            self.pooler = plan_pooler(self.model, self.folder, self.config)
+            self.pooler = plan_pooler(self.model, self.head, self.folder, self.config)
         elif self.config.pooling is not None:
             raise ConfigError(
                 f"--pooling {self.config.pooling} is not possible: {self.architecture} makes no "

@@ -6,21 +6,26 @@ from pathlib import Path
 
 import torch
 
+from engine.checkpoint.logit_score import LOGIT_SCORE
 from engine.checkpoint.sentence import read_sentence
 from engine.checkpoint.sentence_modules import DenseConfig, PoolerConfig
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.pooler import Pooler
-from engine.models.base import Model, classifier_of
+from engine.models.base import Classifier, Model
+from engine.models.logit_score import LogitScore
 
 
-def plan_pooler(model: Model, folder: Path, config: EngineConfig) -> Pooler:
-    """Return the pooler of a model: that of its own head, else that of the checkpoint's files.
+def plan_pooler(
+    model: Model, head: Classifier | None, folder: Path, config: EngineConfig
+) -> Pooler:
+    """Return the pooler of a model: that of its head, else that of the checkpoint's files.
 
     Raises ConfigError if a file asks for what is not supported, or if sizes do not fit.
     """
-    head = classifier_of(model)
-    if head is not None and config.pooling is not None:
+    if config.pooling == LOGIT_SCORE and not isinstance(head, LogitScore):
+        raise ConfigError("--pooling logit_score needs a decoder with the head of a vocabulary.")
+    if head is not None and config.pooling not in (None, LOGIT_SCORE):
         raise ConfigError("--pooling is not possible: this model's own head pools its texts.")
     pooler = read_sentence(folder, pooling=config.pooling).pooler
     if head is not None:

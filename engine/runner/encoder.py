@@ -14,7 +14,7 @@ from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.device.transfer import to_device
 from engine.layers.pooler import Pooler, TextSpans
-from engine.models.base import Model, classifier_of
+from engine.models.base import Classifier, Model
 from engine.runner.forward import TEXT_TOKENS_MULTIPLE, ModelForward
 from engine.runner.trunk import build_trunk_batch, parts_within
 from engine.scheduling.step import EncoderInput
@@ -27,6 +27,7 @@ class Encoder:
         self,
         model: Model,
         pooler: Pooler | None,
+        head: Classifier | None,
         kv: KVCache,
         backend: AttentionBackend,
         forward: ModelForward,
@@ -38,7 +39,7 @@ class Encoder:
         """
         self._model, self._kv, self._backend, self._forward = model, kv, backend, forward
         self._pooler, self._trunk_kv = pooler, trunk_kv
-        self._head = classifier_of(model)
+        self._head = head
         self._has_types = (getattr(model.config, "token_types", None) or 0) > 1
 
     def __call__(self, inputs: Sequence[EncoderInput], device: torch.device) -> torch.Tensor | None:

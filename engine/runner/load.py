@@ -26,7 +26,6 @@ from engine.memory.report import (
     planned_bytes,
 )
 from engine.models.adapters import ModelAdapters
-from engine.models.base import classifier_of
 from engine.protocol.ready import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
 from engine.runner.fill_weights import fill_weights
@@ -138,7 +137,7 @@ def _facts(
 ) -> Ready:
     config = plan.config
     drafting = config.speculative_model
-    head = classifier_of(plan.model)
+    head = plan.head
     weight_bytes, kv_cache_bytes = sum_of_ranks(plan, weight_bytes, runner.kv.num_bytes)
     return Ready(
         architecture=plan.architecture,

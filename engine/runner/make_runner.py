@@ -75,7 +75,7 @@ def make_runner(
         matchers,
         forward,
         draw_tokens,
-        Encoder(plan.model, plan.pooler, kv, plan.backend, forward, _trunk_cache(plan)),
+        Encoder(plan.model, plan.pooler, plan.head, kv, plan.backend, forward, _trunk_cache(plan)),
         Explanations(rows, draw_tokens),
         programs=programs,
         graphs=graphs,

@@ -32,6 +32,7 @@ SIZES = {
 }
 OF_MODERNBERT = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 2)
 OF_DECODER = {"num_key_value_heads": 1, "head_dim": 4}
+TIED = OF_DECODER | {"tie_word_embeddings": True}
 OF_DISTILBERT = {"dim": 12, "hidden_dim": 16, "n_layers": 2, "n_heads": 3}
 TOKENS = {
     "tokenizer_class": "BertTokenizer",
@@ -62,6 +63,14 @@ class CrossEncoderCase:
     settings: dict[str, Any] | None = None
     transformer: dict[str, Any] = field(default_factory=dict)  # sentence_bert_config.json
     scale: float = 0.4  # of the last layer of the head
+    is_causal: bool = False  # a decoder with the head of its vocabulary
+    logit_score: dict[str, Any] | None = None  # the config of this module
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The settings of the engine without which the folder is no cross-encoder."""
+        is_bare = self.is_causal and self.logit_score is None
+        return {"pooling": "logit_score"} if is_bare else {}
 
     def write(self, folder: Path) -> Path:
         """Write the folder and return it."""
@@ -70,10 +79,12 @@ class CrossEncoderCase:
         config = getattr(transformers, f"{self.family}Config")(
             **SIZES | {"num_labels": self.labels} | self.sizes
         )
-        model = getattr(transformers, f"{self.family}ForSequenceClassification")(config)
+        kind = "CausalLM" if self.is_causal else "SequenceClassification"
+        model = getattr(transformers, f"{self.family}For{kind}")(config)
         randomise(model, SIZES["hidden_size"])
+        head = HEADS.get(self.family, "classifier")
         with torch.no_grad():
-            model.get_parameter(HEADS.get(self.family, "classifier") + ".weight").mul_(self.scale)
+            model.get_parameter(f"{'lm_head' if self.is_causal else head}.weight").mul_(self.scale)
         model.save_pretrained(folder)
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | self.config))
@@ -81,21 +92,35 @@ class CrossEncoderCase:
         (folder / "tokenizer_config.json").write_text(json.dumps(TOKENS | self.tokens))
         if self.settings is None:
             return folder
+        self._write_modules(folder)
+        return folder
+
+    def _write_modules(self, folder: Path) -> None:
+        assert self.settings is not None
         kind = "sentence_transformers.base.modules.transformer.Transformer"
-        module = {"idx": 0, "name": "0", "path": "", "type": kind}
+        modules = [{"idx": 0, "name": "0", "path": "", "type": kind}]
+        if self.logit_score is not None:
+            kind = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
+            modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": kind})
+            (folder / "1_LogitScore").mkdir()
+            (folder / "1_LogitScore" / "config.json").write_text(json.dumps(self.logit_score))
         settings = {"model_type": "CrossEncoder"} | self.settings
         transformer = {
             "transformer_task": "sequence-classification",
             "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
             "module_output_name": "scores",
         }
+        if self.is_causal:
+            transformer |= {
+                "transformer_task": "text-generation",
+                "module_output_name": "causal_logits",
+            }
         for name, content in (
-            ("modules.json", [module]),
+            ("modules.json", modules),
             ("config_sentence_transformers.json", settings),
             ("sentence_bert_config.json", transformer | self.transformer),
         ):
             (folder / name).write_text(json.dumps(content))
-        return folder
 
     def _tokenizer(self) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
@@ -117,6 +142,13 @@ SOFTMAX = f"{NN}.activation.Softmax"
 OLDER = "sbert_ce_default_activation_function"
 PROMPTS = {"prompts": {"ask": "the question: "}, "default_prompt_name": "ask"}
 BACKEND = {"tokenizer_class": "TokenizersBackend"}
+CAUSAL: dict[str, Any] = {
+    "family": "Qwen3",
+    "sizes": OF_DECODER,
+    "pair": "$A:0 $B:1",
+    "tokens": BACKEND,
+    "is_causal": True,
+}
 OF_ROBERTA: dict[str, Any] = {"sizes": {"type_vocab_size": 1}, "pair": None}
 ROBERTA = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 60}
 CASES = (
@@ -146,6 +178,20 @@ CASES = (
         pair="$A:0 $B:1 [SEP]:1",
         tokens=ROBERTA,
         settings={},
+    ),
+    CrossEncoderCase("yes and no", **CAUSAL),
+    CrossEncoderCase("yes and no, tied", **CAUSAL | {"sizes": TIED}),
+    CrossEncoderCase(
+        "two tokens",
+        **CAUSAL,
+        settings={"activation_fn": None},
+        logit_score={"true_token_id": 9, "false_token_id": 40},
+    ),
+    CrossEncoderCase(
+        "one token",
+        **CAUSAL,
+        settings={"activation_fn": IDENTITY},
+        logit_score={"true_token_id": 9, "module_input_name": "causal_logits"},
     ),
     CrossEncoderCase("no types by the class", tokens={"tokenizer_class": "TokenizersBackend"}),
     CrossEncoderCase("types without a class", tokens={"tokenizer_class": None}),
