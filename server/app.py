@@ -45,7 +45,7 @@ from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
 from server.fingerprint import model_fingerprint
-from server.generation.embedding_state import EmbeddingState
+from server.generation.embedding_state import EmbeddingState, pairs_of
 from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
 from server.grammar.llguidance_grammar import grammar_of
@@ -66,7 +66,6 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
 from server.text.load_template import load_template
 from server.text.load_tokenizer import load_tokenizer
-from server.text.pair_template import read_pair_template
 from server.text.parsers.answers import answers_of
 
 SPINE = (
@@ -138,9 +137,6 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     )
     tokenizer = load_tokenizer(folder, lowercase=sentence.lowercase)
     template = load_template(folder, override)
-    pairs = None
-    if sentence.head is not None:
-        pairs = read_pair_template(tokenizer, folder, has_chat_template=template is not None)
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
@@ -169,7 +165,9 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app = _application(config, client, is_keyed=bool(keys))
     app.state.penstock = state
     app.state.keys = keys
-    app.state.embedding = EmbeddingState(sentence, metrics, pairs)
+    app.state.embedding = EmbeddingState(
+        sentence, metrics, pairs_of(tokenizer, template, folder, sentence)
+    )
     app.state.metrics = metrics
     app.state.tracing = tracing
     app.state.exposition = Exposition(metrics.registry, config.metrics_compat)

@@ -130,7 +130,7 @@ def read_sentence(
         shorter_sizes=_shorter_sizes(folder, settings),
         similarity=_similarity(settings),
         source=MODULES if listed else f"no {MODULES}",
-        head=read_head(folder, settings, path, is_causal=is_causal),
+        head=read_head(folder, settings, path, transformer, is_causal=is_causal),
     )
 
 

@@ -6,7 +6,7 @@ The rules are those of sentence-transformers 6.2. An activation that is not comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,8 @@ from engine.errors import ConfigError, listed
 
 HeadActivation = Literal["Identity", "Sigmoid", "Softmax"]
 ACTIVATIONS: tuple[HeadActivation, ...] = get_args(HeadActivation)
+# Options of a chat template that say how its text is cut and padded.
+OF_THE_TOKENIZER = {"restore_suffix", "truncation", "max_length", "padding", "return_tensors"}
 ENDING = "ForSequenceClassification"
 
 
@@ -28,6 +30,9 @@ class HeadConfig:
     labels: tuple[str, ...]
     activation: HeadActivation | None
     is_multi_label: bool  # several labels may be right: each has its own probability
+    # Whether a chat template writes a pair, if there is one, and the variables that it gets.
+    reads_chats: bool = True
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if len(self.labels) == 1:
@@ -48,13 +53,18 @@ class HeadConfig:
 
 
 def read_head(
-    folder: Path, settings: Mapping[str, Any], path: Path, *, is_causal: bool = False
+    folder: Path,
+    settings: Mapping[str, Any],
+    path: Path,
+    transformer: Mapping[str, Any],
+    *,
+    is_causal: bool = False,
 ) -> HeadConfig | None:
     """Return the head of a checkpoint, or None if its architecture has none.
 
     A causal head has the vocabulary's logits, and one label. `settings` is the content of
     config_sentence_transformers.json at `path`, if the folder is a CrossEncoder's; its activation
-    precedes those of config.json.
+    precedes those of config.json. `transformer` are the settings of the Transformer module.
     Raises ConfigError for another activation than ACTIVATIONS.
     """
     source = folder / "config.json"
@@ -69,9 +79,20 @@ def read_head(
     elif activation is None:
         activation = _activation(config, older, source)
     if is_causal:
-        return HeadConfig(("LABEL_0",), activation, is_multi_label=False)
+        head = HeadConfig(("LABEL_0",), activation, is_multi_label=False)
+        return _with_chats(head, transformer)
     multi = config.get("problem_type") == "multi_label_classification"
-    return HeadConfig(_labels(config, source), activation, multi)
+    return _with_chats(HeadConfig(_labels(config, source), activation, multi), transformer)
+
+
+def _with_chats(head: HeadConfig, transformer: Mapping[str, Any]) -> HeadConfig:
+    """Return the head with what the Transformer module says of chat templates."""
+    kinds = transformer.get("modality_config")
+    given = transformer.get("processing_kwargs")
+    options = given.get("chat_template") if isinstance(given, Mapping) else None
+    known = {k: v for k, v in (options or {}).items() if k not in OF_THE_TOKENIZER}
+    reads = not isinstance(kinds, Mapping) or "message" in kinds
+    return replace(head, reads_chats=reads, chat_options=known)
 
 
 def has_head(config: Mapping[str, Any]) -> bool:

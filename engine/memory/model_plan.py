@@ -154,7 +154,7 @@ class ModelPlan:
         if self.has_trunk:
             check_trunk(hf_config, self.module, self.config)
         logit_score = read_logit_score(self.folder, self.config.pooling)
-        if self.has_trunk and logit_score is not None:
+        if self.has_trunk and self.head is None and logit_score is not None:
             self.head = LogitScore(self.model, logit_score)
         elif self.has_trunk:
             self._head_tensors = drop_head(self.module, self.model)

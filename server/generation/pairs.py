@@ -12,11 +12,13 @@ import numpy as np
 
 from engine.checkpoint.sentence_head import HeadActivation
 from server.generation.embedding import Vectors
+from server.generation.embedding_state import EmbeddingState
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
-from server.generation.texts import EncodedText, too_long, truncation
-from server.http.errors import invalid
+from server.generation.texts import EncodedText, encode_texts, too_long, truncation
+from server.http.errors import invalid, unsupported
 from server.state import AppState
+from server.text.chat_pair import ChatPair
 from server.text.pair_template import PairTemplate, cut
 
 
@@ -49,17 +51,52 @@ class PairLimits:
 
 
 async def encode_pairs(
-    state: AppState,
-    template: PairTemplate,
-    first: Side,
-    second: Side,
-    limits: PairLimits,
-    prompt: str = "",
+    state: AppState, own: EmbeddingState, first: Side, second: Side, limits: PairLimits
 ) -> list[EncodedText]:
     """Return the token ids of each pair; `first` may have one text for all.
 
     Raises a 400 ApiError if a pair is too long and must not be cut.
     """
+    assert own.pairs is not None, "only models with a head read pairs"
+    if isinstance(own.pairs, ChatPair):
+        return await _encode_chats(state, own, own.pairs, first, second, limits)
+    return await _encode_joined(
+        state, own.pairs, first, second, limits, own.sentence.standard_prompt
+    )
+
+
+async def _encode_chats(
+    state: AppState,
+    own: EmbeddingState,
+    chat: ChatPair,
+    first: Side,
+    second: Side,
+    limits: PairLimits,
+) -> list[EncodedText]:
+    """Return the token ids of pairs by a chat template, which has the prompt."""
+    for name, given in (
+        ("truncate_prompt_tokens", limits.pair),
+        ("max_tokens_per_doc", limits.second),
+    ):
+        if given is not None:
+            message = "Pairs that a chat template writes are not cut."
+            raise unsupported(name, message)
+    queries = list(first.texts) * (len(second.texts) if len(first.texts) == 1 else 1)
+    texts = [chat.text(*pair) for pair in zip(queries, second.texts, strict=True)]
+    return await encode_texts(
+        state, own.sentence, texts, None, second.field, add_special_tokens=False
+    )
+
+
+async def _encode_joined(
+    state: AppState,
+    template: PairTemplate,
+    first: Side,
+    second: Side,
+    limits: PairLimits,
+    prompt: str,
+) -> list[EncodedText]:
+    """Return the token ids of pairs that the tokenizer joins."""
     longest = state.max_length()
     if longest <= template.added_tokens:
         message = f"Pairs need more than {template.added_tokens} tokens; texts have up to {longest}"

@@ -73,20 +73,12 @@ def longest_first(first: int, second: int, most: int) -> tuple[int, int]:
     return (kept, rest) if first <= second else (rest, kept)
 
 
-def read_pair_template(
-    tokenizer: Tokenizer, folder: Path, *, has_chat_template: bool = False
-) -> PairTemplate:
+def read_pair_template(tokenizer: Tokenizer, folder: Path) -> PairTemplate:
     """Return the template of a checkpoint's tokenizer.
 
     Raises ConfigError if the tokenizer puts the second text first, or has other types than 0 up to
-    one place and 1 behind it. A chat template is refused, because sentence-transformers renders a
-    pair by it.
+    one place and 1 behind it.
     """
-    if has_chat_template:
-        raise ConfigError(
-            f"{folder} has a chat template, which is not supported for pairs of texts. Without it, "
-            "the tokenizer joins them."
-        )
     pair = tokenizer.encode_pair("a", "a")
     if 0 not in pair.texts or 1 not in pair.texts:
         raise ConfigError(f"{folder / 'tokenizer.json'} encodes the text 'a' as no tokens.")

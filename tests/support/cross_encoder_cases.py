@@ -32,6 +32,7 @@ SIZES = {
 }
 OF_MODERNBERT = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 2)
 OF_DECODER = {"num_key_value_heads": 1, "head_dim": 4}
+LONG = OF_DECODER | {"max_position_embeddings": 128}
 TIED = OF_DECODER | {"tie_word_embeddings": True}
 OF_DISTILBERT = {"dim": 12, "hidden_dim": 16, "n_layers": 2, "n_heads": 3}
 TOKENS = {
@@ -142,6 +143,16 @@ SOFTMAX = f"{NN}.activation.Softmax"
 OLDER = "sbert_ce_default_activation_function"
 PROMPTS = {"prompts": {"ask": "the question: "}, "default_prompt_name": "ask"}
 BACKEND = {"tokenizer_class": "TokenizersBackend"}
+CHAT = (
+    "{% for m in messages if m.role == 'document' %}the {{ m.content }}{% endfor %} flour: "
+    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}[SEP]"
+)
+CHAT_OF_PARTS = (
+    "{% for m in messages %}{{ m.role }}: {{ m['content'][0]['text'] }}[SEP]{% endfor %}"
+    "{% if add_generation_prompt %}the answer{% endif %}"
+)
+CAUSAL_LOGITS = {"method": "forward", "method_output_name": "logits"}
+READS_CHATS = {"text": CAUSAL_LOGITS, "message": CAUSAL_LOGITS | {"format": "structured"}}
 CAUSAL: dict[str, Any] = {
     "family": "Qwen3",
     "sizes": OF_DECODER,
@@ -149,6 +160,7 @@ CAUSAL: dict[str, Any] = {
     "tokens": BACKEND,
     "is_causal": True,
 }
+CHATTING = CAUSAL | {"sizes": LONG, "tokens": BACKEND | {"chat_template": CHAT}}
 OF_ROBERTA: dict[str, Any] = {"sizes": {"type_vocab_size": 1}, "pair": None}
 ROBERTA = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 60}
 CASES = (
@@ -193,6 +205,25 @@ CASES = (
         settings={"activation_fn": IDENTITY},
         logit_score={"true_token_id": 9, "module_input_name": "causal_logits"},
     ),
+    CrossEncoderCase("chat, bare", **CHATTING),
+    CrossEncoderCase(
+        "chat of a prompt and parts",
+        **CAUSAL | {"sizes": LONG, "tokens": BACKEND | {"chat_template": CHAT_OF_PARTS}},
+        settings=PROMPTS,
+        transformer={
+            "modality_config": READS_CHATS,
+            "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
+        },
+        logit_score={"true_token_id": 9, "false_token_id": 40},
+    ),
+    CrossEncoderCase(
+        "chat that is not read",
+        **CAUSAL | {"sizes": LONG, "tokens": BACKEND | {"chat_template": CHAT}},
+        settings={},
+        transformer={"modality_config": {"text": READS_CHATS["text"]}},
+        logit_score={"true_token_id": 9, "false_token_id": 40},
+    ),
+    CrossEncoderCase("chat of a head", "Qwen3", LONG, tokens=BACKEND | {"chat_template": CHAT}),
     CrossEncoderCase("no types by the class", tokens={"tokenizer_class": "TokenizersBackend"}),
     CrossEncoderCase("types without a class", tokens={"tokenizer_class": None}),
     CrossEncoderCase("types by name", tokens=AS_IN_THE_FILE),

@@ -56,14 +56,12 @@ async def _encoded(request: Request, body: ClassifyBody) -> list[EncodedText]:
     """Return the token ids of each text or pair. Raises a 400 ApiError if one is too long."""
     state, own = state_of(request), embedding_state_of(request)
     if body.input is None:
-        assert own.pairs is not None
         return await encode_pairs(
             state,
-            own.pairs,
+            own,
             Side("text_1", body.first_texts),
             Side("text_2", body.second_texts),
             PairLimits(body.truncate_prompt_tokens, keep_end=body.keeps_end),
-            own.sentence.standard_prompt,
         )
     return await encode_texts(
         state,

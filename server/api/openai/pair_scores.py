@@ -46,12 +46,9 @@ async def _head_scores(
     raw_field: str | None,
 ) -> tuple[Vectors, Usage]:
     state, own = state_of(request), embedding_state_of(request)
-    assert own.pairs is not None
     assert own.sentence.head is not None
     with state.client.reserve(request.state.tenant):
-        pairs = await encode_pairs(
-            state, own.pairs, first, second, limits, own.sentence.standard_prompt
-        )
+        pairs = await encode_pairs(state, own, first, second, limits)
     logits, usage = await embed_tokens(request, body, pairs)
     activation = own.sentence.head.of_scores if raw_field is None else "Identity"
     return activated(logits, activation)[:, 0], usage

@@ -119,10 +119,3 @@ def test_template_of_another_form_raises_error_naming_the_file(
     with pytest.raises(ConfigError, match=word) as caught:
         read(tmp_path, template(pair), **TYPED)
     assert "tokenizer.json" in str(caught.value)
-
-
-def test_chat_template_is_refused(tmp_path: Path) -> None:
-    """By it sentence-transformers renders a pair as two messages."""
-    tokenizer, _ = loaded(tmp_path, PROCESSORS["bert"])
-    with pytest.raises(ConfigError, match="chat template"):
-        read_pair_template(tokenizer, tmp_path, has_chat_template=True)
