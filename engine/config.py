@@ -139,7 +139,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Pooling | None,
         setting(
             MODEL,
-            "Pooling of texts, in place of the checkpoint's; decoders then make vectors.",
+            "Pooling of texts in place of the checkpoint's, also of decoders.",
         ),
     ] = None
     lora_modules: Annotated[
