@@ -36,11 +36,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "query_length": (None,),
     "document_length": (None,),
     "query_expansion": (None,),
+    "tokenizer_name_or_path": (None,),
 }
 # The same for a model that gives vectors, and for one with a head of its own.
 OF_VECTORS = VALUES | {
     "transformer_task": (None, "feature-extraction"),
     "module_output_name": (None, "token_embeddings"),
+    "processing_kwargs": (None, {}),
 }
 OF_A_HEAD = VALUES | {
     "transformer_task": (None, "sequence-classification"),
@@ -50,6 +52,9 @@ OF_LOGITS = VALUES | {
     "transformer_task": (None, "text-generation"),
     "module_output_name": (None, "causal_logits"),
 }
+# How the model computes a text, in the key `modality_config`. With "message" there, the library
+# renders every text by the chat template.
+TEXT_MODALITY = {"method": "forward", "method_output_name": "last_hidden_state"}
 OWN_PROMPTS = ("query", "document")  # of every folder; empty, unless the file has them
 
 
@@ -155,12 +160,26 @@ def _transformer(folder: Path, supported: Mapping[str, tuple[Any, ...]]) -> dict
                 f"{path} has {key} = {settings[key]!r:.100}; supported: "
                 f"{', '.join(repr(value) for value in allowed if value is not None) or 'null'}."
             )
+    if supported is OF_VECTORS:
+        _check_modality(settings.get("modality_config"), path)
     longest = settings.get("max_seq_length")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise ConfigError(
             f"{path} has max_seq_length = {longest!r:.40}; it must be a whole number above 0."
         )
     return settings
+
+
+def _check_modality(modalities: Any, path: Path) -> None:
+    """Raise ConfigError if texts are computed in another way, such as by a chat template."""
+    if modalities is None:
+        return
+    text = modalities.get("text") if isinstance(modalities, dict) else None
+    if text != TEXT_MODALITY or "message" in modalities:
+        raise ConfigError(
+            f"{path} has modality_config = {modalities!r:.200}; supported: text, with "
+            f"{TEXT_MODALITY}, and no message."
+        )
 
 
 def _longest(folder: Path, transformer: Mapping[str, Any]) -> int | None:

@@ -88,8 +88,13 @@ def read_head(
 def _with_chats(head: HeadConfig, transformer: Mapping[str, Any]) -> HeadConfig:
     """Return the head with what the Transformer module says of chat templates."""
     kinds = transformer.get("modality_config")
-    given = transformer.get("processing_kwargs")
+    given = transformer.get("processing_kwargs") or {}
     options = given.get("chat_template") if isinstance(given, Mapping) else None
+    if given not in ({}, {"chat_template": options}):
+        raise ConfigError(
+            f"The Transformer module has processing_kwargs = {given!r:.200}; supported: "
+            "chat_template, the options of a chat template."
+        )
     known = {k: v for k, v in (options or {}).items() if k not in OF_THE_TOKENIZER}
     reads = not isinstance(kinds, Mapping) or "message" in kinds
     return replace(head, reads_chats=reads, chat_options=known)

@@ -60,16 +60,11 @@ FAMILIES = {
     "experts": test_qwen3_moe.CASE,
     "fused weights": test_phi3.CASE,
 }
-QUICK = ("windows and softcaps",)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name, marks=() if name in QUICK else (pytest.mark.slow,))
-        for name, case in FAMILIES.items()
-    ],
-)
+# tests/e2e/test_sentence_folders.py has a quick case.
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FAMILIES.values(), ids=FAMILIES)
 def test_embed_vectors_of_a_family_equal_the_states_of_the_reference(
     case: Case, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ SWITCHES = (
 )
 PROMPTS = "config_sentence_transformers.json"
 TEXTS = "sentence_bert_config.json"
+STATES = {"method": "forward", "method_output_name": "last_hidden_state"}
 TANH = "torch.nn.modules.activation.Tanh"
 SMALLER = {"in_features": 8, "out_features": 4, "bias": True, "activation_function": TANH}
 
@@ -150,6 +151,17 @@ def test_read_sentence_older_name_of_the_transformers_file_is_read(tmp_path: Pat
     assert (found.longest, found.lowercase) == (9, True)
 
 
+def test_read_sentence_reads_the_transformers_file_of_version_6(tmp_path: Path) -> None:
+    folder_of(tmp_path)
+    written = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": STATES},
+        "module_output_name": "token_embeddings",
+    }
+    write(tmp_path, TEXTS, written)
+    assert read_sentence(tmp_path).longest is None
+
+
 def prompts_of(folder: Path, **given: Any) -> SentenceConfig:
     write(folder_of(folder), PROMPTS, given)
     return read_sentence(folder)
@@ -196,6 +208,11 @@ def test_read_sentence_prompts_have_query_and_document_of_their_own(tmp_path: Pa
         (TEXTS, {"max_seq_length": "256"}, ["max_seq_length = '256'"]),
         (TEXTS, {"transformer_task": "fill-mask"}, ["'fill-mask'", "feature-extraction"]),
         (TEXTS, {"query_length": 32}, ["query_length = 32", "null"]),
+        (TEXTS, {"processing_kwargs": {"text": {"max_length": 9}}}, ["processing_kwargs"]),
+        (TEXTS, {"tokenizer_name_or_path": "x/y"}, ["tokenizer_name_or_path = 'x/y'"]),
+        (TEXTS, {"modality_config": {"text": STATES, "message": STATES}}, ["no message"]),
+        (TEXTS, {"modality_config": {"text": {"method": "get_text_features"}}}, ["text_features"]),
+        (TEXTS, {"modality_config": ["text"]}, ["['text']"]),
         (PROMPTS, {"default_prompt_name": "x"}, ["default_prompt_name = 'x'", "document"]),
         (PROMPTS, {"prompts": ["x"]}, ["prompts = ['x']"]),
         (PROMPTS, {"prompts": {"x": 1}}, ["prompt 'x' = 1"]),

@@ -106,6 +106,7 @@ def test_read_head_unsupported_setting_raises_error_naming_it(
     [
         ({"sentence_bert_config": {"transformer_task": "text-generation"}}, "transformer_task"),
         ({"sentence_bert_config": {"module_output_name": "token_embeddings"}}, "module_output"),
+        ({"sentence_bert_config": {"processing_kwargs": {"text": {"a": 1}}}}, "processing_kwargs"),
         (
             {
                 "modules": [

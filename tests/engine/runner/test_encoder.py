@@ -137,7 +137,7 @@ def test_pooling_flag_overrides_the_files_and_keeps_their_modules(
     assert not torch.equal(found[0], vectors(folder, TEXTS)[0])
 
 
-@pytest.mark.parametrize("labels", [1, 3])
+@pytest.mark.parametrize("labels", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_embed_pairs_give_the_logits_of_the_models_own_head(tmp_path: Path, labels: int) -> None:
     """The second text has token type 1; in steps of one pair and of all."""
     transformers = pytest.importorskip("transformers")
