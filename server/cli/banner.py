@@ -104,7 +104,7 @@ def banner(app: FastAPI, ready: Ready, port: int) -> str:
         *(vectors(state, sentence, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
         *adapters(state, ready),
-        *answers(state.answers, state.template),
+        *(answers(state.answers, state.template) if state.task == "generate" else []),
         *memory(ready),
         f"  access    API key {access}",
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
