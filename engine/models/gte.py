@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.checkpoint.weight_map import Names
-from engine.models.base import positive
+from engine.models.base import expect, positive
 from engine.models.nomic_bert import RotaryBert, RotaryBertConfig
 
 BLOCK = "encoder.layer.{i}"
@@ -29,7 +29,12 @@ class Gte(RotaryBert):
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> RotaryBertConfig:
-        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant.
+
+        The code that trained GTE has more variants, with keys that transformers does not read.
+        """
+        expect(config, "layer_norm_type", "layer_norm")
+        expect(config, "logn_attention_scale", False)
         has_types = config.get("type_vocab_size") != 0
         return RotaryBertConfig.from_hf(
             config,
