@@ -201,4 +201,4 @@ def _text_scores(plan: ModelPlan) -> int:
     """Attention scores of one head for the largest group of texts that is computed together."""
     tokens, longest = _encoder_tokens(plan), plan.max_model_len
     keys = -(-longest // SPLIT) * SPLIT
-    return min(tokens * keys, max(longest * keys, tokens * SPLIT, MAX_SCORES))
+    return min(tokens * keys, max(keys, tokens * SPLIT, MAX_SCORES))

@@ -9,7 +9,7 @@ import torch
 from engine.checkpoint.sentence_modules import PoolingMode
 from engine.checkpoint.weight_map import Names
 from engine.layers.classification_head import ClassificationHead
-from engine.models.base import label_count, positive
+from engine.models.base import expect, label_count, positive
 from engine.models.bert import TANH
 from engine.models.nomic_bert import RotaryBert, RotaryBertConfig
 
@@ -34,7 +34,12 @@ class Gte(RotaryBert):
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> RotaryBertConfig:
-        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant.
+
+        The code that trained GTE has more variants, with keys that transformers does not read.
+        """
+        expect(config, "layer_norm_type", "layer_norm")
+        expect(config, "logn_attention_scale", False)
         has_types = config.get("type_vocab_size") != 0
         return RotaryBertConfig.from_hf(
             config,

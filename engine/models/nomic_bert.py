@@ -31,6 +31,8 @@ NAMES_NOMIC: Names = {
     "blocks.{i}.mlp.down": f"{BLOCK}.mlp.fc2",
     "blocks.{i}.mlp_norm": f"{BLOCK}.norm2",
 }
+# What published files call rotary positions. transformers does not read the key.
+POSITIONS = ("absolute", "rope", "rotary")
 # The key of transformers -> that of published checkpoints.
 KEYS = {
     "hidden_size": "n_embd",
@@ -83,7 +85,9 @@ class RotaryBertConfig(BertConfig):
         rope = config | {"rope_theta": config.get("rope_theta") or theta}
         own |= {"rope_theta": rope_theta(rope), "rope_scaling": RopeScaling.from_hf(rope)}
         expect_one_table(own["rope_scaling"])
-        facts = super(RotaryBertConfig, cls).from_hf(config, **own)
+        expect(config, "position_embedding_type", *POSITIONS)
+        named = config | {"position_embedding_type": "absolute"}
+        facts = super(RotaryBertConfig, cls).from_hf(named, **own)
         expect(config, "head_dim", None, facts.hidden // facts.heads)
         return facts
 

@@ -30,7 +30,10 @@ def config(**overrides: Any) -> Any:
 
 
 def without_theta(config: dict[str, Any], tensors: Tensors) -> None:
+    """Edit config.json to the default base, and to keys of the code that trained GTE."""
     del config["rope_parameters"]
+    config |= {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
+    config["logn_attention_scale"] = False
 
 
 CASE = EncoderCase(
@@ -68,6 +71,9 @@ def test_gte_variant_matches_transformers(encoder: Encoder, equality: Equality) 
         ({"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, "rope_scaling dynamic"),
         ({"head_dim": 24}, "head_dim = 24"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ({"layer_norm_type": "rms_norm"}, "layer_norm_type = 'rms_norm'"),
+        ({"logn_attention_scale": True}, "logn_attention_scale = True"),
     ],
     ids=str,
 )
