@@ -77,7 +77,7 @@ def _drafter(config: EngineConfig, loaded: LoadedEngine) -> Drafter | None:
     """Return what drafts tokens: a draft model, the prediction head, or n-grams."""
     if config.speculation == "off":
         return None
-    head = loaded.plan.head.module
+    head = loaded.plan.prediction.module
     if head is not None:
         return HeadDrafter(loaded.runner, cast(PredictionHead, head))
     return loaded.drafter or ngram_drafter()

@@ -30,6 +30,17 @@ Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS, extra={"size": True})]
 
 ADAPTER = r"^[^=\s,]+=\S.*\Z"  # NAME=PATH
 KVCacheDtype = Literal["auto", "int8", "fp8"]
+# Those of sentence-transformers; `last` is short for `lasttoken`. `logit_score` scores pairs.
+Pooling = Literal[
+    "cls",
+    "max",
+    "mean",
+    "mean_sqrt_len_tokens",
+    "weightedmean",
+    "lasttoken",
+    "last",
+    "logit_score",
+]
 
 
 def setting(panel: str, text: str, **more: Any) -> Meta:
@@ -61,17 +72,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "torch", "triton", "numba"],
         setting(
             MODEL,
-            "Kernels of attention and other operations. auto: those in Triton on a GPU, those "
-            "that Numba compiles on a CPU, and torch where they do not support a model.",
+            "Kernels of attention and other operations. auto: Triton's on a GPU, Numba's on a "
+            "CPU, and torch's where those do not support a model.",
         ),
     ] = "auto"
     batch_invariant: Annotated[
         Literal["auto", "on", "off"],
         setting(
             MODEL,
-            "Whether the bits of a request's logits are independent of the other requests in its "
-            "steps. auto: where that costs nothing, which is on CPUs without AMX. on: always, "
-            "without AMX, or refuse to start. off: no promise.",
+            "Whether the bits of a request's logits are independent of other requests. auto: "
+            "where that costs nothing, on CPUs without AMX. on: always, or refuse to start. off: "
+            "no promise.",
         ),
     ] = "auto"
     load_format: Annotated[
@@ -84,36 +95,33 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     threads: Annotated[
         Threads | None,
-        setting(MODEL, "CPU threads of the engine; default: all. Leave cores to busy programs."),
+        setting(MODEL, "CPU threads of the engine; default: all."),
     ] = None
     tensor_parallel_size: Annotated[
         int,
         setting(
             MODEL,
-            "Processes that compute the model together: each has a share of every layer's weights "
-            "and of the KV cache, and of the CPU threads.",
+            "Processes that compute the model together: each has a share of every layer's "
+            "weights, of the KV cache and the threads.",
             ge=1,
             le=64,
         ),
     ] = 1
-    prepack: Annotated[
-        bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU (faster).")
-    ] = True
+    prepack: Annotated[bool, setting(MODEL, "Prepack linear weights for oneDNN on a CPU.")] = True
     quantization: Annotated[
         Literal["int8", "int4", "fp8", "none"] | None,
         setting(
             MODEL,
             "Round linear weights while loading. int8 and int4 have a scale for every 32 inputs, "
-            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. none: plain "
-            "weights. Default: none, but a CPU that has a kernel for them keeps the codes of "
-            "quantised checkpoints.",
+            "int4 also an offset; fp8 (e4m3) has one for every 128. The head has int8. Default: "
+            "none, but a CPU with a kernel for them keeps the codes of quantised checkpoints.",
         ),
     ] = None
     speculation: Annotated[
         Literal["auto", "mtp", "ngram", "off"],
         setting(
             MODEL,
-            "Draft tokens and check several a step, with up to 4 streams. ngram: repeated text. "
+            "Draft tokens, for up to 4 streams. ngram: repeated text. "
             "mtp: the checkpoint's prediction head. auto: mtp if it is cheap, else ngram. Answers "
             "stay the same.",
         ),
@@ -122,8 +130,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             MODEL,
-            "A smaller model with the same tokenizer, given like --model, that drafts tokens. "
-            "Answers stay the same. Default: none.",
+            "A smaller model with the same tokenizer, given like --model, that drafts. Answers stay "
+            "the same.",
+        ),
+    ] = None
+    pooling: Annotated[
+        Pooling | None,
+        setting(
+            MODEL,
+            "Pooling of texts, also of decoders, in place of the checkpoint's.",
         ),
     ] = None
     lora_modules: Annotated[
@@ -139,7 +154,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count | None,
         setting(
             MODEL,
-            "Most adapters in memory at once; the least recently used one leaves for another. "
+            "Most adapters in memory; the least recently used one leaves for another. "
             "Default: 8 with --lora-modules, else none, and none can be loaded later.",
         ),
     ] = None
@@ -193,9 +208,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             SCHEDULING,
             "Bytes for the KV cache, in each process of --tensor-parallel-size. Default on a "
-            "GPU: the rest of --gpu-memory-utilization. Default on a CPU: enough for "
-            "--max-num-seqs full sequences, at most an eighth of a machine's free memory or half "
-            "of a container's.",
+            "GPU: the rest of --gpu-memory-utilization; on a CPU: enough for --max-num-seqs full "
+            "sequences, at most an eighth of a machine's free memory or half of a container's.",
         ),
     ] = None
     state_memory_bytes: Annotated[

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from engine.checkpoint.folder import model_folder
+from engine.checkpoint.sentence import read_sentence
 from engine.client.interface import EngineClient
 from engine.config import EngineConfig, adapter_sources
 from engine.errors import ConfigError
@@ -28,6 +29,7 @@ from server.api.cohere import wing as cohere
 from server.api.llamacpp import wing as llamacpp
 from server.api.openai import (
     chat,
+    classify,
     completions,
     embeddings,
     lora,
@@ -43,7 +45,7 @@ from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
 from server.fingerprint import model_fingerprint
-from server.generation.embedding_state import EmbeddingState
+from server.generation.embedding_state import EmbeddingState, pairs_of
 from server.generation.observers import spine_observers
 from server.glassbox import wing as glassbox
 from server.grammar.llguidance_grammar import grammar_of
@@ -62,7 +64,6 @@ from server.telemetry.exposition import Exposition
 from server.telemetry.logging import configure
 from server.telemetry.metrics import Metrics
 from server.telemetry.tracing import Tracing
-from server.text.load_pooling import load_pooling
 from server.text.load_template import load_template
 from server.text.load_tokenizer import load_tokenizer
 from server.text.parsers.answers import answers_of
@@ -75,6 +76,7 @@ SPINE = (
     embeddings,
     score,
     rerank,
+    classify,
     models,
     lora,
     tokenize,
@@ -130,12 +132,14 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
     adapters = AdapterRegistry(names, adapter_sources(engine_config))
-    tokenizer = load_tokenizer(folder)
+    sentence = read_sentence(
+        folder, pooling=engine_config.pooling, longest=engine_config.max_model_len
+    )
+    tokenizer = load_tokenizer(folder, lowercase=sentence.lowercase)
     template = load_template(folder, override)
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
-    pooling = load_pooling(folder, engine_config.max_model_len)
     keys = ApiKeys(partial(read_limited_keys, config))
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
@@ -148,7 +152,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         template=template,
         answers=answers,
         hermes=hermes,
-        text_limit=pooling.longest,
+        truncate_dim=sentence.truncate_dim,
+        text_limit=sentence.longest,
         write_grammar=partial(grammar_of, tokenizer),
         fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),
@@ -157,16 +162,12 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         created=int(time.time()),
         body_turn=LargeBodies().turn,
     )
-    app = _routed(
-        disabled=_disabled(config),
-        keyed=bool(keys),
-        vocab_size=lambda: client.info.vocab_size if client.info else None,
-        lifespan=_lifespan,
-        exception_handlers={HTTPException: _raise},
-    )
+    app = _application(config, client, is_keyed=bool(keys))
     app.state.penstock = state
     app.state.keys = keys
-    app.state.embedding = EmbeddingState(pooling, metrics)
+    app.state.embedding = EmbeddingState(
+        sentence, metrics, pairs_of(tokenizer, template, folder, sentence)
+    )
     app.state.metrics = metrics
     app.state.tracing = tracing
     app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
@@ -178,6 +179,17 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         wing.install(app, state)
     _add_middleware(app, state)
     return app
+
+
+def _application(config: ServerConfig, client: EngineClient, *, is_keyed: bool) -> OpenApiApp:
+    """Return the application with its routes, and no state."""
+    return _routed(
+        disabled=_disabled(config),
+        keyed=is_keyed,
+        vocab_size=lambda: client.info.vocab_size if client.info else None,
+        lifespan=_lifespan,
+        exception_handlers={HTTPException: _raise},
+    )
 
 
 def _add_middleware(app: FastAPI, spine: AppState) -> None:

@@ -105,9 +105,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             HTTP,
-            "File of admin keys, written as in --api-key-file. They are API keys, too, and only "
-            "their owners see the requests of all clients at /ui/api. Without any key, every "
-            "client does. SIGHUP rereads it.",
+            "File of admin keys, written as in --api-key-file. They are API keys, too. Only their "
+            "owners see all clients' requests at /ui/api; without any key, everyone does. SIGHUP "
+            "rereads it.",
         ),
     ] = None
     allowed_origins: Annotated[
@@ -173,9 +173,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             HTTP,
-            "Largest request body in bytes; a larger body gets a 413. The bodies of all open "
-            "requests may total 32 times as much, or 256 MiB if that is more; beyond it, new ones "
-            "get a 503.",
+            "Largest request body in bytes; a larger one gets a 413. All open bodies may total 32 "
+            "times as much, or 256 MiB if that is more; beyond it, new ones get a 503.",
             ge=1024,
             extra={"size": True},
         ),
@@ -189,12 +188,16 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ping_interval: Annotated[
         float, setting(HTTP, "Seconds between keep-alive comments on an idle stream.", gt=0)
     ] = 15.0
+    allow_dimensions: Annotated[
+        bool,
+        setting(HTTP, "Allow `dimensions` that a model was not trained for."),
+    ] = False
     strict_max_tokens: Annotated[
         bool,
         setting(
             HTTP,
-            "Refuse a max_tokens beyond the context with a 400, instead of lowering it and naming "
-            "it in the header x-adjusted-params.",
+            "Refuse a max_tokens beyond the context with a 400; otherwise it is lowered and named "
+            "in x-adjusted-params.",
         ),
     ] = False
     response_store_bytes: Annotated[

@@ -38,6 +38,7 @@ class AppState:
     template: ChatTemplate | None
     answers: Answers | None  # how the model writes its answers; None without a template
     hermes: Answers | None  # the same with tools in the system message
+    truncate_dim: int | None  # the numbers of a vector that clients get; None: all
     text_limit: int | None  # tokens of a text for an encoder; None: its positions are the limit
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
     # `system_fingerprint` of the model's answers, or of those of an adapter.
@@ -75,25 +76,43 @@ class AppState:
 
     @property
     def task(self) -> Task:
-        """The task of the loaded model; raises as `loaded` does."""
-        return "embed" if self.loaded().kind == "encoder" else "generate"
+        """The first task of the loaded model; raises as `loaded` does."""
+        info = self.loaded()
+        if info.kind != "encoder":
+            return "generate"
+        if not info.num_labels:
+            return "embed"
+        return "score" if info.num_labels == 1 else "classify"
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks of the loaded model: vectors give scores too, and scores are labels."""
+        second: dict[Task, tuple[Task, ...]] = {"embed": ("score",), "score": ("classify",)}
+        return (self.task, *second.get(self.task, ()))
 
     def check_task(self, task: Task) -> None:
         """Raise a 400 ApiError if the model cannot do `task`."""
-        if self.task == task:
+        if task in self.tasks:
             return
         info = self.loaded()
         does = {
-            "embed": "generates text; use /v1/chat/completions or /v1/completions",
-            "generate": "makes embeddings; use /v1/embeddings or /v1/score",
+            "generate": "generates text; use /v1/chat/completions or /v1/completions",
+            "embed": "makes embeddings; use /v1/embeddings or /v1/score",
+            "score": "scores pairs of texts; use /v1/rerank, /v1/score or /v1/classify",
+            "classify": f"has {info.num_labels} labels for a text; use /v1/classify",
         }
-        message = f"The model {self.names[0]!r} ({info.architecture}) {does[task]}."
+        message = f"The model {self.names[0]!r} ({info.architecture}) {does[self.task]}."
         raise invalid("model", message, "unsupported_model")
 
     @property
     def start_token(self) -> int | None:
         """First token of an encoder–decoder's output; None for models that continue prompts."""
         return self.loaded().start_token
+
+    def vector_size(self) -> int:
+        """Return the length of the vectors that clients get; 0 if the model makes none."""
+        computed = self.loaded().embedding_size
+        return computed if self.truncate_dim is None else min(computed, self.truncate_dim)
 
     def max_length(self) -> int:
         """Return the token limit of one sequence or text. The KV cache always has room for it."""

@@ -29,6 +29,7 @@ class ForwardBatch:
     num_tokens: int
     adapters: TokenAdapters | None = None  # None: no token has one
     runs: StateRuns | None = None  # None: no layer keeps a state
+    types: torch.Tensor | None = None  # [T] int64, of an encoder's tokens; None: all are 0
 
     def padded(self, rows: int) -> Self:
         """Return the batch padded to `rows` tokens with token 0 at position 0."""
@@ -40,5 +41,6 @@ class ForwardBatch:
             input_ids=F.pad(self.input_ids, (0, missing)),
             positions=F.pad(self.positions, (0, missing)),
             runs=None if self.runs is None else self.runs.padded(missing),
+            types=None if self.types is None else F.pad(self.types, (0, missing)),
             adapters=None if self.adapters is None else self.adapters.padded(missing),
         )

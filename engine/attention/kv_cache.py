@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -95,6 +95,16 @@ class KVGroups:
         return any(shape.has_values for shape in self.shapes)
 
 
+def _class_of(spec: AttentionSpec) -> LayerClass:
+    shape = KVShape(spec.num_kv_heads, spec.head_dim, spec.value_dim is None)
+    return LayerClass(spec.window, spec.kind == "cross", shape)
+
+
+def one_of_each_class(specs: Sequence[AttentionSpec]) -> list[AttentionSpec]:
+    """Return the first layer of each class."""
+    return list({_class_of(spec): spec for spec in reversed(specs)}.values())[::-1]
+
+
 def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
     """Assign the layers of a model to KV groups.
 
@@ -102,8 +112,7 @@ def group_layers(specs: Sequence[AttentionSpec]) -> KVGroups:
     """
     classes: dict[LayerClass, list[int]] = {}
     for layer, spec in enumerate(specs):
-        shape = KVShape(spec.num_kv_heads, spec.head_dim, spec.value_dim is None)
-        classes.setdefault(LayerClass(spec.window, spec.kind == "cross", shape), []).append(layer)
+        classes.setdefault(_class_of(spec), []).append(layer)
     width = math.lcm(*(keys.shape.width for keys in classes))
     strides = {keys: width // keys.shape.width for keys in classes}
     slots = {keys: -(-len(layers) // strides[keys]) for keys, layers in classes.items()}
@@ -174,6 +183,25 @@ class KVCache:
             self._layer(owner, place, dtype)
             for owner, place in zip(layout.owners, layout.places, strict=True)
         ]
+
+    @classmethod
+    def of_one_step(
+        cls,
+        specs: Sequence[AttentionSpec],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Self:
+        """Return a cache whose layers of one class share their blocks: the last one keeps them.
+
+        Each layer must write the keys that it reads in the same step.
+        """
+        kept = one_of_each_class(specs)
+        cache = cls(kept, num_blocks, block_size, dtype, device)
+        places = {_class_of(spec): place for place, spec in enumerate(kept)}
+        cache.layers = [cache.layers[places[_class_of(spec)]] for spec in specs]
+        return cache
 
     def _layer(self, group: int, place: int, dtype: torch.dtype) -> LayerKV:
         slot, first = divmod(place, self.strides[group])

@@ -25,9 +25,10 @@ class AttentionSpec:
     `kind` is the set of visible keys. A `causal` layer sees its own sequence up to the query. A
     `full` layer (in encoders) sees its whole sequence and has no KV cache. A `cross` layer sees the
     source, whose KV the encoder's pass has already written. `window` is the number of visible keys,
-    including the query's own: position p sees keys p - window + 1 to p. `softcap` c replaces a
-    score s by c * tanh(s / c) before the mask. With `has_sinks` each head has a learned score that
-    takes part in the softmax like that of a further key, whose value is 0 (arXiv 2309.17453).
+    including the query's own: position p sees keys p - window + 1 to p, and in a full layer also
+    the window - 1 keys after p. `softcap` c replaces a score s by c * tanh(s / c) before the mask.
+    With `has_sinks` each head has a learned score that takes part in the softmax like that of a
+    further key, whose value is 0 (arXiv 2309.17453).
 
     With `value_dim` there are no values in the cache: a key's first `value_dim` numbers are its
     value (multi-head latent attention, arXiv 2405.04434).
@@ -46,7 +47,7 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0, "num_heads % num_kv_heads must be 0"
-        assert self.window is None or (self.window >= 1 and self.kind == "causal")
+        assert self.window is None or (self.window >= 1 and self.kind != "cross")
         assert self.relative is None or self.window is None
         assert not self.has_sinks or self.kind == "causal"
         assert self.value_dim is None or (self.kind == "causal" and self.value_dim <= self.head_dim)

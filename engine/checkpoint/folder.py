@@ -42,10 +42,13 @@ CHECKPOINT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
-    "modules.json",  # this and the following: pooling settings of sentence-transformers
-    "sentence_bert_config.json",
+    "modules.json",  # this and the following: how sentence-transformers makes vectors
+    "sentence_*_config.json",
     "config_sentence_transformers.json",
     "*_Pooling/config.json",
+    "*_Normalize/config.json",
+    "*_Dense/config.json",
+    "*_Dense/model.safetensors",
 )
 WEIGHTS = "model.safetensors"
 NOTES = "notes.json"  # of a folder made from a GGUF file: what its user should know

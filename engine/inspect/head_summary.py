@@ -32,13 +32,21 @@ class SummaryBuilder:
             self._add_kinds(weights, positions, self._tokens)
 
     def _add_flatness(self, weights: torch.Tensor, positions: torch.Tensor) -> None:
-        visible = torch.full_like(positions, self._keys)
-        if self._spec.kind == "causal":
-            visible = (positions + 1).clamp(max=self._spec.window or self._keys)
+        visible = self._visible(positions)
         several = visible > 1
         entropies = -torch.special.xlogy(weights, weights).sum(-1)  # [H, queries]
         shares = entropies / visible.clamp(min=2).log()
         self._add("flatness", shares * several, int(several.sum()))
+
+    def _visible(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return how many keys the queries at `positions` [T] see."""
+        reach = (self._spec.window or self._keys) - 1
+        before = positions.clamp(max=reach)
+        if self._spec.kind == "causal":
+            return before + 1
+        if self._spec.window is None:
+            return torch.full_like(positions, self._keys)
+        return before + 1 + (self._keys - 1 - positions).clamp(max=reach)
 
     def _add_kinds(
         self, weights: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor

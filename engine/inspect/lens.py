@@ -154,7 +154,7 @@ class LensPass:
         """Return the hidden states [T, hidden] after the last layer and the last norm."""
         model, request = self._model, self._request
         count = len(request.tokens)
-        if self._runner.kind == "encoder":
+        if self._runner.kind == "encoder" and hasattr(model, "encode"):  # no decoder's trunk
             with self.taps.of_stack("encoder", count):
                 return model.encode(self._batch(request.tokens))[:count]
         if request.source:

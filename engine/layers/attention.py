@@ -86,9 +86,9 @@ class Attention(nn.Module):
         """
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
-        kv = batch.kv.layers[self.index]
-        # The fused kernel stores no codes.
-        if self.kernels != "triton" or padded or kv.key_scales is not None:
+        kv = None if self.spec.kind == "full" else batch.kv.layers[self.index]
+        # The fused kernel stores the KV, and no codes.
+        if self.kernels != "triton" or padded or kv is None or kv.key_scales is not None:
             qk = norm_and_rotate(qk, heads, angles, norm, pairs=pairs, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
         layout = batch.plan.layout
@@ -134,7 +134,7 @@ class RotaryAttention(LoadedLayer):
         self,
         hidden: int,
         spec: AttentionSpec,
-        index: int,
+        index: int = -1,
         *,
         qkv_bias: bool = False,
         out_bias: bool = False,

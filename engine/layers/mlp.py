@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.layers.linear import Linear
-from engine.ops.gated import gelu, gelu_tanh, gelu_tanh_mul, relu_squared, silu, silu_mul
+from engine.ops.gated import (
+    gelu,
+    gelu_mul,
+    gelu_tanh,
+    gelu_tanh_mul,
+    relu_squared,
+    silu,
+    silu_mul,
+)
 from engine.ops.kernels import Kernels
 
 # A function from [..., N] to [..., N], or to [..., N / 2] if it is gated.
@@ -33,10 +41,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": in_torch(silu),
 }
 GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
+GATED_OF_ENCODERS: dict[str, Activation] = GATED | {"gelu": in_torch(gelu_mul)}
 
 
 class MLP(nn.Module):
-    """down(activation(up(x))). A gated activation takes two `parts` of the output of `up`."""
+    """down(activation(up(x))). A gated activation takes two `parts` of the output of `up`.
+
+    `bias` is whether both linears have one. `down_bias` says so of `down` alone.
+    """
 
     def __init__(
         self,
@@ -46,12 +58,14 @@ class MLP(nn.Module):
         *,
         parts: Sequence[str] = ("",),
         bias: bool = False,
+        down_bias: bool | None = None,
     ) -> None:
         super().__init__()
         sizes = dict.fromkeys(parts, intermediate)
         self.up = Linear(hidden, sizes, bias=bias, output_units=sizes)
         self.activation = activation
-        self.down = Linear(intermediate, hidden, bias=bias, input_units=intermediate)
+        down_bias = bias if down_bias is None else down_bias
+        self.down = Linear(intermediate, hidden, bias=down_bias, input_units=intermediate)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -114,6 +114,18 @@ class RopeScaling:
         return width
 
 
+def expect_one_table(scaling: RopeScaling) -> None:
+    """Raise ConfigError for a scaling whose frequencies depend on the length of each text.
+
+    The reference of an encoder computes them for each text.
+    """
+    if scaling.kind in ("dynamic", "longrope"):
+        raise ConfigError(
+            f"config.json has rope_scaling {scaling.kind}; encoders are served with frequencies "
+            "that are the same for all texts."
+        )
+
+
 def rope_theta(config: dict[str, Any]) -> float:
     """Return the base of the frequencies. Newer configs have it inside `rope_parameters`."""
     outside = _number(config, "rope_theta", 10000.0)

@@ -13,6 +13,7 @@ from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
+from engine.memory.pooler_plan import pooler_bytes
 from engine.ops.codes import Quantization
 from engine.scheduling.drafts import MOST_ROWS
 
@@ -42,7 +43,8 @@ def weight_bytes(plan: ModelPlan) -> int:
     tied = [head for head in heads if head.weight is None and _packs(plan, head, head.table)]
     numbers += sum(head.table.numel() for head in tied)
     tables = sum(buffer.nbytes for buffer in plan.module.buffers())
-    return numbers * plan.dtype.itemsize + _wider_bytes(plan) + tables
+    pooler = pooler_bytes(plan.pooler)
+    return numbers * plan.dtype.itemsize + _wider_bytes(plan) + tables + pooler
 
 
 def _wider_bytes(plan: ModelPlan) -> int:
@@ -141,11 +143,11 @@ def step_bytes(plan: ModelPlan) -> int:
         most = max(plan.config.max_num_seqs, MOST_ROWS)
         samples = min(most, plan.max_num_batched_tokens)
     logits = samples * plan.model.config.vocab_size * LOGITS_COPIES * 4
-    waiting = 0
-    if plan.head.module is not None:
+    kept = 0 if plan.trunk is None else plan.trunk.num_bytes
+    if plan.prediction.module is not None:
         hidden = max(head.table.shape[1] for head in _layers(plan, LMHead))
-        waiting = plan.config.max_num_seqs * plan.config.block_size * hidden * size
-    return max(layer, _attention_bytes(plan), logits) + waiting
+        kept += plan.config.max_num_seqs * plan.config.block_size * hidden * size
+    return max(layer, _attention_bytes(plan), logits) + kept
 
 
 def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:
@@ -191,7 +193,7 @@ def _attention_bytes(plan: ModelPlan) -> int:
         return 0
     scores = 0
     for spec in plan.attention_specs:
-        if spec.kind == "full":
+        if spec.kind == "full" or plan.trunk is not None:
             per_head = _text_scores(plan)
         else:
             per_head = plan.max_num_batched_tokens * plan.max_model_len
@@ -203,4 +205,4 @@ def _text_scores(plan: ModelPlan) -> int:
     """Attention scores of one head for the largest group of texts that is computed together."""
     tokens, longest = _encoder_tokens(plan), plan.max_model_len
     keys = -(-longest // SPLIT) * SPLIT
-    return min(tokens * keys, max(longest * keys, tokens * SPLIT, MAX_SCORES))
+    return min(tokens * keys, max(keys, tokens * SPLIT, MAX_SCORES))

@@ -15,8 +15,10 @@ from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
 from engine.checkpoint.loader import stored_codes
+from engine.checkpoint.logit_score import read_logit_score
 from engine.checkpoint.quantized.formats import storage_format
-from engine.config import MAX_TOKENS, EngineConfig
+from engine.checkpoint.weight_map import WeightMap
+from engine.config import EngineConfig
 from engine.device.facts import (
     available_memory,
     batch_variance_of,
@@ -36,6 +38,7 @@ from engine.layers.divide import divide
 from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
+from engine.layers.pooler import Pooler
 from engine.layers.state import state_specs
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
@@ -51,18 +54,26 @@ from engine.memory.kv_budget import (
     plan_blocks,
     spare_for_kv,
 )
+from engine.memory.pooler_plan import plan_pooler, pooler_numbers
 from engine.memory.state_plan import default_budget, plan_states
-from engine.models.base import Model, on_meta_device
+from engine.memory.token_limits import default_budgets, max_model_len
+from engine.memory.trunk_plan import (
+    TrunkPlan,
+    check_trunk,
+    drop_head,
+    is_trunk,
+    plan_trunk,
+    trunk_weight_map,
+)
+from engine.models.base import Classifier, Model, classifier_of, on_meta_device
+from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels, select_kernels
 from engine.protocol.ready import BATCH_VARIANCE
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
 ATTENTION_SLOWNESS = 2.5  # of a multiplication on a CPU, relative to that in a linear layer
-CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
-UNBOUNDED_CONTEXT_TOKENS = 512  # default context of a model without a longest position
 
 
 class ModelPlan:
@@ -78,6 +89,9 @@ class ModelPlan:
         self.folder = model_folder(config.model)
         hf_config = read_json(self.folder / "config.json")
         self.architecture, self.kind, build = model_class(hf_config)
+        self.has_trunk = self.kind == "decoder" and is_trunk(config, self.folder, self.architecture)
+        if self.has_trunk:  # of a decoder, which is served as an encoder
+            self.kind = "encoder"
         self.storage = storage_format(hf_config)
         self._has_codes = self.storage is not None or any(self.folder.glob("*.gguf"))
         if config.batch_invariant == "on":
@@ -86,23 +100,15 @@ class ModelPlan:
         if self.device.type == "cuda":
             sum_in_fp32()
         self.dtype = select_dtype(config.dtype, self.device)
-        self.max_model_len = _max_model_len(config, build.read_config(hf_config).max_positions)
+        self.max_model_len = max_model_len(config, build.read_config(hf_config).max_positions)
         self.module = on_meta_device(build, hf_config, self.max_model_len, self.dtype)
         self.model = cast(Model, self.module)
-        self.num_parameters = sum(p.numel() for p in self.module.parameters())
+        self._drop_head(hf_config)
+        self._own_parameters = sum(p.numel() for p in self.module.parameters())
         check_ranks(self)
         divide(self.module, self.ranks)
-        self.start_token: int | None = None
-        if self.kind == "encoder-decoder":
-            self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
-        layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
-        self.attention_specs = [layer.spec for layer in layers]
-        # A lens needs all heads, so several ranks have none.
-        self.lens_bytes = 0 if self.ranks.count > 1 else lens_bytes(self.attention_specs)
-        self.backend, self.attention_description = select_backend(
-            self.attention_specs, self.dtype, self.device, config.attention_backend
-        )
-        self.kernels = select_kernels(self.device, self.backend.name)
+        self._plan_texts(hf_config)
+        self._select_attention()
         self.threads = config.threads or cpu_count()
         is_cpu = self.device.type == "cpu"
         if is_cpu:
@@ -116,10 +122,10 @@ class ModelPlan:
         self.stored_kind = self._keep_stored_codes()
         self._check_kernels()
         check_groups(self)
-        step_tokens, encoder_tokens = _default_budgets(self.device)
+        step_tokens, encoder_tokens = default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
-        self.head = plan_head(self)
+        self.prediction = plan_head(self)
         self._plan_caches()
         self._estimate_weights()
         self.step_bytes = estimate.step_bytes(self)
@@ -135,6 +141,49 @@ class ModelPlan:
         self.plain_bytes = estimate.plain_bytes(self)
         self.packed_bytes = estimate.packed_bytes(self)
         self.loading_bytes = estimate.loading_bytes(self)
+
+    def _select_attention(self) -> None:
+        """Choose the kernels of attention and of the layers around it."""
+        layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
+        self.attention_specs = [layer.spec for layer in layers]
+        # A lens needs all heads, so several ranks have none.
+        self.lens_bytes = 0 if self.ranks.count > 1 else lens_bytes(self.attention_specs)
+        self.backend, self.attention_description = select_backend(
+            self.attention_specs, self.dtype, self.device, self.config.attention_backend
+        )
+        self.kernels = select_kernels(self.device, self.backend.name)
+
+    def _drop_head(self, hf_config: dict[str, Any]) -> None:
+        """Remove what a decoder's trunk does not need."""
+        self._head_tensors: tuple[str, ...] = ()
+        self.head: Classifier | None = classifier_of(self.model)
+        if self.has_trunk:
+            check_trunk(hf_config, self.module, self.config)
+        logit_score = read_logit_score(self.folder, self.config.pooling)
+        if self.has_trunk and self.head is None and logit_score is not None:
+            self.head = LogitScore(self.model, logit_score)
+        elif self.has_trunk:
+            self._head_tensors = drop_head(self.module, self.model)
+
+    def weight_map(self) -> WeightMap:
+        """Return the map of the tensors that are loaded."""
+        if not self.has_trunk:
+            return self.model.weight_map()
+        return trunk_weight_map(self.model.weight_map(), self._head_tensors)
+
+    def _plan_texts(self, hf_config: dict[str, Any]) -> None:
+        """Plan what becomes of an encoder's texts: vectors, or the source of an answer."""
+        self.pooler: Pooler | None = None
+        if self.kind == "encoder":
+            self.pooler = plan_pooler(self.model, self.head, self.folder, self.config)
+        elif self.config.pooling is not None:
+            raise ConfigError(
+                f"--pooling {self.config.pooling} is not possible: {self.architecture} makes no "
+                "vectors. Leave the flag out."
+            )
+        self.start_token: int | None = None
+        if self.kind == "encoder-decoder":
+            self.start_token = _start_token(self.folder, hf_config, self.model.config.vocab_size)
 
     def _plan_states(self) -> None:
         """Plan the states of recurrent layers; with little memory fewer sequences run at once."""
@@ -162,7 +211,11 @@ class ModelPlan:
 
     def _plan_caches(self) -> None:
         config = self.config
-        self.kv_specs = kv_specs(*self.modules)
+        self.kv_specs = [] if self.has_trunk else kv_specs(*self.modules)
+        self.trunk: TrunkPlan | None = None
+        if self.has_trunk:
+            tokens = max(self.max_num_encoder_tokens, self.max_model_len)
+            self.trunk = plan_trunk(self.module, config, self.dtype, step_tokens=tokens)
         self.kv_groups = group_layers(self.kv_specs).groups
         if config.kv_cache_dtype != "auto" and not self.kv_groups:
             raise ConfigError(
@@ -176,7 +229,16 @@ class ModelPlan:
     @property
     def modules(self) -> list[nn.Module]:
         """The model, and its prediction head if that drafts."""
-        return [self.module] if self.head.module is None else [self.module, self.head.module]
+        return (
+            [self.module]
+            if self.prediction.module is None
+            else [self.module, self.prediction.module]
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters, with those of the modules behind the pooling."""
+        return self._own_parameters + pooler_numbers(self.pooler)
 
     @property
     def prepacks(self) -> bool:
@@ -219,7 +281,7 @@ class ModelPlan:
             return None
         if not keeps_stored_codes(self.dtype, self.kernels):
             return None
-        stored = stored_codes(self.model.weight_map(), self.folder)
+        stored = stored_codes(self.weight_map(), self.folder)
         names = {module: name for name, module in self.module.named_modules()}
         keeps_codes = False
         for layer in names:
@@ -297,13 +359,6 @@ class ModelPlan:
         )
 
 
-def _default_budgets(device: torch.device) -> tuple[int, int]:
-    """Return the token budgets of a step, of its decoder part and its encoder part."""
-    if device.type == "cpu":
-        return CPU_STEP_TOKENS, CPU_ENCODER_TOKENS
-    return GPU_STEP_TOKENS, GPU_ENCODER_TOKENS
-
-
 def _check_experts(rounds_to: Quantization | None, kernels: Kernels) -> None:
     """Raise ConfigError if a mixture of experts cannot be computed on a GPU."""
     if rounds_to is not None:
@@ -319,24 +374,6 @@ def _packing_needs(device: torch.device) -> str:
     if device.type == "cpu":
         return "a CPU with oneDNN's kernels, and not --no-prepack"
     return "the package triton on a GPU"
-
-
-def _max_model_len(config: EngineConfig, own: int | None) -> int:
-    """Return the context to serve: the configured one, within the model's `own` positions."""
-    wanted = config.max_model_len
-    if own is None:
-        return wanted or UNBOUNDED_CONTEXT_TOKENS
-    if wanted is not None and wanted > own:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {own} positions of this model. "
-            f"Use --max-model-len {own} or less."
-        )
-    if wanted is None and own > MAX_TOKENS:
-        raise ConfigError(
-            f"config.json has {own} positions. Set --max-model-len to the number to serve, "
-            f"at most {MAX_TOKENS}."
-        )
-    return wanted or own
 
 
 def _start_token(folder: Path, hf_config: dict[str, Any], vocab_size: int) -> int:

@@ -11,7 +11,6 @@ import torch
 from engine.errors import ConfigError
 from engine.memory.graph_shapes import GraphShape, decode_sizes, with_variants
 from engine.memory.model_plan import ModelPlan
-from engine.protocol.embed import Pooling
 from engine.protocol.generate import SamplingParams
 from engine.sampling.logprobs import PROMPT_ROWS
 from engine.scheduling.step import EncoderInput, NewRow, ScheduledSlice, Step
@@ -126,12 +125,10 @@ def _longest_texts(plan: ModelPlan, cross_groups: Sequence[int]) -> tuple[Encode
     """Return as many of the longest texts as a step encodes, with their KV in `cross_groups`."""
     length = plan.max_model_len
     zeros = (0,) * length
-    pooling: Pooling | None = "mean"
-    if cross_groups:
-        pooling = None
+    is_pooled = not cross_groups
     blocks = tuple((group, zeros) for group in cross_groups)  # more than any block size needs
     texts = max(1, plan.max_num_encoder_tokens // length)
-    return tuple(EncoderInput(number, zeros, pooling, blocks) for number in range(texts))
+    return tuple(EncoderInput(number, zeros, blocks, is_pooled) for number in range(texts))
 
 
 def release_memory() -> None:

@@ -15,6 +15,7 @@ from engine.memory import estimate
 from engine.memory.draft_plan import draft_kv_bytes
 from engine.memory.kv_budget import margin
 from engine.memory.model_plan import ModelPlan
+from engine.memory.pooler_plan import pooler_bytes
 from engine.memory.profile import StepProfile
 from engine.protocol.ready import MemoryEntry
 
@@ -123,7 +124,9 @@ def measured_bytes(
     """
     packed = sum(_packed_bytes(module) for module in plan.modules)
     measured = {
-        WEIGHTS: sum(weights_bytes(module) for module in plan.modules) - packed,
+        WEIGHTS: sum(weights_bytes(module) for module in plan.modules)
+        - packed
+        + pooler_bytes(plan.pooler),
         _packed_name(plan): packed,
         ROWS: rows_bytes,
         KV_CACHE: kv.num_bytes,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
+from engine.checkpoint.sentence_modules import PoolingMode
 from engine.checkpoint.weight_map import WeightMap
 from engine.errors import ConfigError, one_line
 
@@ -21,6 +22,10 @@ class Facts(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def hidden(self) -> int:
+        """Width of the hidden states."""
 
     @property
     def max_positions(self) -> int | None:
@@ -87,6 +92,22 @@ class PredictionHead(Protocol):
     def weight_map(self) -> WeightMap: ...
 
 
+class Classifier(Protocol):
+    """A Model with a head behind the pooling: texts become logits of labels."""
+
+    head_pooling: PoolingMode  # how the states of a text become what its head reads
+    num_labels: int
+    passed_over: int | None  # the token that "lasttoken" does not read at the end of a text
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Return logits [N, num_labels] of pooled states [N, hidden], both in the model's dtype."""
+
+
+def classifier_of(model: Model) -> Classifier | None:
+    """Return the model as a Classifier if it has a head, else None."""
+    return cast(Classifier, model) if hasattr(model, "classify") else None
+
+
 def on_meta_device(
     build: Any, config: dict[str, Any], max_positions: int, dtype: torch.dtype
 ) -> nn.Module:
@@ -145,6 +166,18 @@ def layer_count(
 ) -> int:
     """Like `positive`, with a limit for layers: they are built one by one in Python."""
     return positive(config, key, default, below=10_000)
+
+
+def label_count(config: dict[str, Any]) -> int:
+    """Return the number of labels of a head, as transformers counts them: 2 by default."""
+    labels = config.get("id2label")
+    if labels is None:
+        return positive(config, "num_labels", 2, below=2**16)
+    if not isinstance(labels, dict) or not labels:
+        raise ConfigError(
+            f"config.json has id2label = {labels!r:.100}; it must be names by number."
+        )
+    return len(labels)
 
 
 def positive_float(config: dict[str, Any], key: str) -> float:

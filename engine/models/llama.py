@@ -64,6 +64,7 @@ class LlamaConfig:
     windows: tuple[int | None, ...]  # one per layer; None: full attention
     rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
     pairs: bool = False  # whether neighbouring dimensions are rotated
+    bidirectional: bool = False  # whether a token sees those after it, as in an encoder
     qk_norm: bool = False
     norm: type[RMSNorm] | type[LayerNorm] = RMSNorm
     gated: bool = True  # whether the feed-forward networks have a gate
@@ -116,6 +117,7 @@ def llama_spec(
         c.kv_heads,
         c.head_dim,
         scale=c.head_dim**-0.5 if scale is None else scale,
+        kind="full" if c.bidirectional else "causal",
         window=c.windows[index],
         softcap=softcap,
         has_sinks=c.has_sinks,

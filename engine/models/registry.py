@@ -55,10 +55,58 @@ DECODERS = {
     "DeepseekV3ForCausalLM": ("engine.models.deepseek_v3", "DeepseekV3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
 }
+# Decoders without a head, whose tensors lack the beginning "model.".
+TRUNKS = {
+    "LlamaModel": DECODERS["LlamaForCausalLM"],
+    "MistralModel": DECODERS["MistralForCausalLM"],
+    "Qwen2Model": DECODERS["Qwen2ForCausalLM"],
+    "Qwen3Model": DECODERS["Qwen3ForCausalLM"],
+    "Gemma2Model": DECODERS["Gemma2ForCausalLM"],
+}
+CLASSIFIER = "ForSequenceClassification"
+# Decoders with a head that gives logits of labels.
+DECODER_CLASSIFIERS = {
+    name + CLASSIFIER: ("engine.models.decoder_classifiers", f"{name}Classifier")
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
+}
 ENCODERS = {
     "BertModel": ("engine.models.bert", "Bert"),
     "BertForMaskedLM": ("engine.models.bert", "Bert"),
     "BertForPreTraining": ("engine.models.bert", "Bert"),
+    **dict.fromkeys(
+        [
+            *("RobertaModel", "RobertaForMaskedLM"),
+            *("XLMRobertaModel", "XLMRobertaForMaskedLM"),
+            *("CamembertModel", "CamembertForMaskedLM"),
+        ],
+        ("engine.models.roberta", "Roberta"),
+    ),
+    "DistilBertModel": ("engine.models.distilbert", "DistilBert"),
+    "DistilBertForMaskedLM": ("engine.models.distilbert", "DistilBert"),
+    "MPNetModel": ("engine.models.mpnet", "MPNet"),
+    "MPNetForMaskedLM": ("engine.models.mpnet", "MPNet"),
+    "NomicBertModel": ("engine.models.nomic_bert", "NomicBert"),
+    "NomicBertForMaskedLM": ("engine.models.nomic_bert", "NomicBert"),
+    "GteModel": ("engine.models.gte", "Gte"),
+    "GteForMaskedLM": ("engine.models.gte", "Gte"),
+    "JinaEmbeddingsV3Model": ("engine.models.jina_v3", "JinaV3"),
+    "JinaEmbeddingsV3ForMaskedLM": ("engine.models.jina_v3", "JinaV3"),
+    "ModernBertModel": ("engine.models.modernbert", "ModernBert"),
+    "ModernBertForMaskedLM": ("engine.models.modernbert", "ModernBert"),
+    "Gemma3TextModel": ("engine.models.embedding_gemma", "EmbeddingGemma"),
+    "BertForSequenceClassification": ("engine.models.bert", "BertClassifier"),
+    "DistilBertForSequenceClassification": ("engine.models.distilbert", "DistilBertClassifier"),
+    "GteForSequenceClassification": ("engine.models.gte", "GteClassifier"),
+    "ModernBertForSequenceClassification": ("engine.models.modernbert", "ModernBertClassifier"),
+    "MPNetForSequenceClassification": ("engine.models.mpnet", "MPNetClassifier"),
+    **dict.fromkeys(
+        [
+            "RobertaForSequenceClassification",
+            "XLMRobertaForSequenceClassification",
+            "CamembertForSequenceClassification",
+        ],
+        ("engine.models.roberta", "RobertaClassifier"),
+    ),
     "RoFormerModel": ("engine.models.roformer", "RoFormer"),
     "RoFormerForMaskedLM": ("engine.models.roformer", "RoFormer"),
 }
@@ -71,9 +119,11 @@ KNOWN_CODE = {
     "Phi3ForCausalLM": "modeling_phi3.Phi3ForCausalLM",
     "DeepseekV2ForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM",
+    "NomicBertModel": "modeling_hf_nomic_bert.NomicBertModel",
 }
+CAUSAL = DECODERS | TRUNKS | DECODER_CLASSIFIERS
 ARCHITECTURES: dict[str, tuple[ModelKind, str, str]] = {
-    **{name: ("decoder", *where) for name, where in DECODERS.items()},
+    **{name: ("decoder", *where) for name, where in CAUSAL.items()},
     **{name: ("encoder", *where) for name, where in ENCODERS.items()},
     **{name: ("encoder-decoder", *where) for name, where in ENCODER_DECODERS.items()},
 }
@@ -93,22 +143,30 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
         raise ConfigError(
             f"config.json has auto_map {code}, which requires code from the checkpoint; such code "
             "is never run. If the weights are those of a supported architecture "
-            f"({', '.join(sorted(ARCHITECTURES))}), name it in architectures and remove auto_map."
+            f"({_supported()}), name it in architectures and remove auto_map."
         )
     for name in names:
         if name in ARCHITECTURES:
             kind, module, attribute = ARCHITECTURES[name]
             return name, kind, getattr(import_module(module), attribute)
     raise ConfigError(
-        f"Architecture {listed(names) or '(none given)'} is not served; "
-        f"supported: {', '.join(sorted(ARCHITECTURES))}."
+        f"Architecture {listed(names) or '(none given)'} is not served; supported: {_supported()}."
     )
+
+
+def _supported() -> str:
+    """Return the names of all architectures, without the ending that heads have in common."""
+    others = [name for name in ARCHITECTURES if not name.endswith(CLASSIFIER)]
+    heads = [name.removesuffix(CLASSIFIER) for name in ARCHITECTURES if name.endswith(CLASSIFIER)]
+    return f"{', '.join(sorted(others))}; with {CLASSIFIER}: {', '.join(sorted(heads))}"
 
 
 def _is_known(code: Any, names: list[str]) -> bool:
     """Whether `auto_map` gives the first architecture the class that transformers has too."""
-    source = code.get("AutoModelForCausalLM") if isinstance(code, dict) else None
-    if not isinstance(source, str) or not names:
+    if not isinstance(code, dict) or not names:
+        return False
+    source = code.get("AutoModel" if names[0] in ENCODERS else "AutoModelForCausalLM")
+    if not isinstance(source, str):
         return False
     _, _, place = source.rpartition("--")  # after the repository that has the code
     return KNOWN_CODE.get(names[0]) == place

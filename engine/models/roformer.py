@@ -16,14 +16,14 @@ from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.layers.rotary import PairRotaryEmbedding
 from engine.models.base import expect, positive
-from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map
+from engine.models.bert import NAMES, BertBlock, BertConfig, bert_weight_map, of_types
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import apply_rotary_pairs
 
 THETA = 10000.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoFormerConfig(BertConfig):
     """The config of a RoFormer checkpoint."""
 
@@ -56,6 +56,7 @@ class RoFormer(nn.Module):
         super().__init__()
         self.config = c = self.read_config(config)
         self.embed = TokenEmbedding(c.vocab_size, c.embedding, divisible=True)
+        assert c.token_types is not None
         self.types = TokenEmbedding(c.token_types, c.embedding)
         self.norm = LayerNorm(c.embedding, c.norm_eps)
         wider = c.embedding != c.hidden
@@ -65,7 +66,7 @@ class RoFormer(nn.Module):
         self.kernels: Kernels = "torch"
 
     def encode(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.norm(self.embed(batch.input_ids) + self.types.weight[0])
+        x = self.norm(self.embed(batch.input_ids) + of_types(self.types, batch))
         if self.project is not None:
             x = self.project(x)
         cos, sin = self.rotary(batch.positions)
@@ -81,4 +82,4 @@ class RoFormer(nn.Module):
         return x
 
     def weight_map(self) -> WeightMap:
-        return bert_weight_map(self, NAMES | {"project": "embeddings_project"}, "roformer.")
+        return bert_weight_map(self, NAMES | {"project": "embeddings_project"}, ["roformer."])

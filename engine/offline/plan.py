@@ -59,11 +59,11 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
             f"drafts by {plan.draft.architecture} with {plan.draft.num_parameters:,} parameters, "
         )
         write(f"up to {plan.draft.max_model_len} tokens of a sequence\n")
-    if plan.head.module is not None:
-        parameters = sum(p.numel() for p in plan.head.module.parameters())
+    if plan.prediction.module is not None:
+        parameters = sum(p.numel() for p in plan.prediction.module.parameters())
         write(f"drafts by the prediction head (mtp) with {parameters:,} parameters\n")
-    elif plan.head.unused:
-        write(f"no drafts by the prediction head: {plan.head.unused}\n")
+    elif plan.prediction.unused:
+        write(f"no drafts by the prediction head: {plan.prediction.unused}\n")
     if plan.kv_groups:
         form = plan.config.kv_cache_dtype
         stored = "" if form == "auto" else f" in {form}"

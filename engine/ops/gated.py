@@ -17,6 +17,12 @@ def silu_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return _gated(gate_up, "silu", silu, kernels)
 
 
+def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Return gelu(gate) * up, with the layout of silu_mul; there is no kernel."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gelu(gate.contiguous()) * up  # oneDNN's GELU takes no rows with gaps
+
+
 def gelu_tanh_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return gelu_tanh(gate) * up, with the layout of silu_mul (GeGLU, arXiv 2002.05202)."""
     return _gated(gate_up, "gelu_tanh", gelu_tanh, kernels)

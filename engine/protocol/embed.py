@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from engine.protocol.generate import FinishReason
 from engine.protocol.message import Message, Record, TokenIds
-
-Pooling = Literal["cls", "mean", "last"]
 
 
 class EmbedRequest(Message, frozen=True):
     """Encode `tokens` and pool their hidden states into one vector.
 
-    `priority` orders requests as in GenerateRequest.
+    The first `skip` tokens are a prompt that is read, but not pooled. Of a pair of texts, the other
+    one begins at token `second`, and has token type 1. `priority` orders requests as in
+    GenerateRequest.
     """
 
     id: int
     tokens: TokenIds
-    pooling: Pooling
     arrival: float  # when the HTTP request arrived
     priority: int = 0
     tenant: str = ""
+    skip: int = 0
+    second: int = 0  # 0: not a pair
 
     @property
     def size(self) -> int:
@@ -30,7 +29,10 @@ class EmbedRequest(Message, frozen=True):
 
 
 class EmbedOutput(Record, frozen=True):
-    """The vector of one text; `finish` is "error" if the vector is not finite."""
+    """The vector of one text, or the logits of its labels.
+
+    `finish` is "error" if a number is not finite.
+    """
 
     id: int
     vector: bytes  # little-endian float32

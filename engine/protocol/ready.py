@@ -125,6 +125,7 @@ class Ready(Message, frozen=True):
     compile_seconds: float = 0.0  # not part of `load_seconds`
     # What follows a layer's name in the tensors of a quantised checkpoint, such as ".scales".
     weight_parts: tuple[str, ...] = ()
+    num_labels: int = 0  # of an encoder with a head: texts become this many logits, no vectors
 
     @property
     def tensor_parallel_size(self) -> int:

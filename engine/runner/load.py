@@ -100,7 +100,7 @@ def load_engine(
         shapes=plan.mixed_graph_shapes,
     )
     report(Progress("warming up", 0.0))
-    embedding_size = warm_up(runner)
+    vector_size = warm_up(runner)
     release_unused()
     _capture(runner, report)
     memory = memory_table(plan, runner, max_model_len, profile, draft)
@@ -111,7 +111,7 @@ def load_engine(
         weight_bytes=loaded_bytes,
         load_seconds=time.monotonic() - start,
         compiled=compiled,
-        embedding_size=embedding_size,
+        vector_size=vector_size,
         memory=memory,
     )
     return LoadedEngine(plan, runner, facts, _draft_model(plan, draft))
@@ -132,11 +132,12 @@ def _facts(
     weight_bytes: int,
     load_seconds: float,
     compiled: CompiledKernels,
-    embedding_size: int,
+    vector_size: int,
     memory: tuple[MemoryEntry, ...],
 ) -> Ready:
     config = plan.config
     drafting = config.speculative_model
+    head = plan.head
     weight_bytes, kv_cache_bytes = sum_of_ranks(plan, weight_bytes, runner.kv.num_bytes)
     return Ready(
         architecture=plan.architecture,
@@ -163,7 +164,7 @@ def _facts(
         num_state_slots=plan.states.num_slots,
         state_bytes=plan.states.slot_bytes,
         start_token=plan.start_token,
-        embedding_size=embedding_size,
+        embedding_size=vector_size if head is None else 0,
         batch_variance=plan.batch_variance,
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
@@ -173,8 +174,9 @@ def _facts(
         weights=weights_identity(config, plan.folder),
         kv_cache_dtype=None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         speculative_model=None if drafting is None else model_name(drafting),
-        drafts_by_head=plan.head.module is not None,
-        head_unused=plan.head.unused,
+        drafts_by_head=plan.prediction.module is not None,
+        head_unused=plan.prediction.unused,
+        num_labels=0 if head is None else head.num_labels,
         max_loras=0 if plan.adapters is None else plan.adapters.num_slots,
     )
 

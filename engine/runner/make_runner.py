@@ -75,7 +75,7 @@ def make_runner(
         matchers,
         forward,
         draw_tokens,
-        Encoder(plan.model, kv, plan.backend, forward),
+        Encoder(plan.model, plan.pooler, plan.head, kv, plan.backend, forward, _trunk_cache(plan)),
         Explanations(rows, draw_tokens),
         programs=programs,
         graphs=graphs,
@@ -83,6 +83,17 @@ def make_runner(
         poll=openmp_wait.poll,
         gauges=ProcessGauges(openmp_wait),
     )
+
+
+def _trunk_cache(plan: ModelPlan) -> KVCache | None:
+    """Return the KV of the texts of one step, if a decoder's trunk reads them."""
+    trunk = plan.trunk
+    if trunk is None:
+        return None
+    size, dtype, device = plan.config.block_size, plan.dtype, plan.device
+    if trunk.shares_blocks:
+        return KVCache.of_one_step(trunk.kv_specs, trunk.num_blocks, size, dtype, device)
+    return KVCache(trunk.kv_specs, trunk.num_blocks, size, dtype, device)
 
 
 def _new_cache(plan: ModelPlan, num_blocks: int) -> KVCache:

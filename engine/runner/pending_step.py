@@ -35,7 +35,7 @@ class PendingStep:
 
         A step without results waits for the device too: otherwise the host would queue one prompt
         chunk after the other, and neither a new request nor an abort could overtake them.
-        `tokens` [slices that sample] int64; `vectors` [texts to embed, hidden] fp32; None if the
+        `tokens` [slices that sample] int64; `vectors` [pooled texts, numbers] fp32; None if the
         step has none. `launched_at` is CLOCK_MONOTONIC. `cut` are the indices of the sampling
         slices whose grammar cannot go on.
         """
@@ -70,7 +70,7 @@ class PendingStep:
 
     def embeddings(self) -> list[EmbedOutput]:
         """Return the vectors of the step's texts. Waits like `wait`."""
-        ids = [text.id for text in self.step.encoder_inputs if text.pooling]
+        ids = [text.id for text in self.step.encoder_inputs if text.is_pooled]
         if self._vectors is None:
             return []
         outputs = []

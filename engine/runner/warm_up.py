@@ -10,10 +10,10 @@ from engine.scheduling.step import EncoderInput, NewBlocks, NewRow, ScheduledSli
 def warm_up(runner: ModelRunner) -> int:
     """Compute one token, so that the first request does not pay for one-time costs.
 
-    Returns the length of an encoder's vectors, 0 for other models.
+    Returns the length of an encoder's vectors or logits, 0 for other models.
     """
     if runner.kind == "encoder":
-        step = Step(encoder_inputs=(EncoderInput(0, (0,), "mean"),))
+        step = Step(encoder_inputs=(EncoderInput(0, (0,), is_pooled=True),))
         (output,) = runner.launch(step).embeddings()
         return len(output.vector) // 4  # fp32
     params = SamplingParams(max_tokens=1, temperature=1.0)

@@ -55,7 +55,10 @@ class EmbedQueue:
         self.abort(ids)  # they leave the queue
         self.in_flight |= ids
         taken.sort(key=lambda request: len(request.tokens))
-        return [EncoderInput(r.id, tuple(r.tokens), r.pooling) for r in taken]
+        return [
+            EncoderInput(r.id, tuple(r.tokens), is_pooled=True, skip=r.skip, second=r.second)
+            for r in taken
+        ]
 
     def retire(self, outputs: list[EmbedOutput]) -> list[EmbedOutput]:
         """Return the outputs whose requests have not been aborted."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.protocol.embed import Pooling
 from engine.protocol.generate import Explain, SamplingParams, TokenLogprobs
 from engine.protocol.outputs import PrefillChunk
 
@@ -49,8 +48,10 @@ class EncoderInput:
 
     id: int
     tokens: tuple[int, ...]
-    pooling: Pooling | None = None  # None: a source
     blocks: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (KV group, its blocks)
+    is_pooled: bool = False  # False: a source
+    skip: int = 0  # this and the next as in EmbedRequest
+    second: int = 0
 
 
 @dataclass(frozen=True, slots=True)

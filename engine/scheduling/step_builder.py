@@ -68,7 +68,7 @@ class StepBuilder:
     def add_encoder_prompt(self, sequence: Sequence, cross_groups: list[int]) -> None:
         """Let the step encode a sequence's encoder prompt into its cross-attention blocks."""
         blocks = tuple((number, tuple(sequence.tables[number])) for number in cross_groups)
-        self.encoder_inputs.append(EncoderInput(sequence.id, sequence.encoder_prompt, None, blocks))
+        self.encoder_inputs.append(EncoderInput(sequence.id, sequence.encoder_prompt, blocks))
         self.encoder_budget -= len(sequence.encoder_prompt)
 
     def build(self) -> Step | None:

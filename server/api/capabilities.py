@@ -62,7 +62,7 @@ def _limits(state: AppState) -> dict[str, int]:
 
 def _structured_output(state: AppState) -> list[str]:
     """Return the kinds of grammar that an answer can follow; it needs an end token."""
-    if state.task == "embed" or not state.tokenizer.eos_token_ids:
+    if state.task != "generate" or not state.tokenizer.eos_token_ids:
         return []
     return ["json_object", *get_args(GrammarKind)]
 
@@ -77,7 +77,7 @@ def _tool_calling(state: AppState) -> dict[str, Any]:
     own = state.answers
     has_own = has_own_tools(state)
     answers = own if has_own and own and own.calls_name else state.hermes
-    if state.task == "embed" or own is None or answers is None or answers.calls_name is None:
+    if state.task != "generate" or own is None or answers is None or answers.calls_name is None:
         return {"supported": False, "format": None}
     return {
         "supported": True,
@@ -101,7 +101,7 @@ def _route(state: AppState, operation: Operation) -> dict[str, Any]:
         "path": operation.path,
         "description": operation.description,
         "task": operation.task,
-        "available": operation.task in (None, state.task),
+        "available": operation.task in (None, *state.tasks),
         "streams": operation.streams,
     }
     if operation.parameters:

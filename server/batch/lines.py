@@ -20,6 +20,7 @@ Endpoint = Literal[
     "/v1/completions",
     "/v1/embeddings",
     "/v1/rerank",
+    "/v1/classify",
     "/v1/score",
 ]
 ENDPOINTS: tuple[str, ...] = get_args(Endpoint)

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from rich.filesize import decimal
 
 from engine.checkpoint.folder import notes_of
+from engine.checkpoint.sentence import SentenceConfig
 from engine.config import EngineConfig
 from engine.device.cache import cache_folder, cache_problem, triton_folder
 from engine.protocol.ready import BATCH_VARIANCE, Progress, Ready
@@ -25,7 +26,6 @@ from server.http.api_keys import keys_of
 from server.state import AppState
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
-from server.text.pooling import PoolingConfig
 
 # By Answers.source.
 CALL_SOURCES = {
@@ -89,7 +89,7 @@ def kernels(ready: Ready) -> list[str]:
 def banner(app: FastAPI, ready: Ready, port: int) -> str:
     """Return the facts of the loaded model and a curl command that works as printed."""
     state: AppState = app.state.penstock
-    pooling: PoolingConfig = app.state.embedding.pooling
+    sentence: SentenceConfig = app.state.embedding.sentence
     config, engine = state.config, state.engine_config
     has_keys = bool(keys_of(app))
     access = "on" if has_keys else "off"
@@ -101,10 +101,10 @@ def banner(app: FastAPI, ready: Ready, port: int) -> str:
         f"  device    {device(ready)}, {ready.attention_backend} attention",
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
         *kernels(ready),
-        *(vectors(state, pooling, ready) if ready.kind == "encoder" else sequences(engine, ready)),
+        *(vectors(state, sentence, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
         *adapters(state, ready),
-        *answers(state.answers, state.template),
+        *(answers(state.answers, state.template) if state.task == "generate" else []),
         *memory(ready),
         f"  access    API key {access}",
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
@@ -149,12 +149,12 @@ def adapters(state: AppState, ready: Ready) -> list[str]:
     return [f"  adapters  {names}; up to {ready.max_loras} in memory"]
 
 
-def vectors(state: AppState, pooling: PoolingConfig, ready: Ready) -> list[str]:
+def vectors(state: AppState, sentence: SentenceConfig, ready: Ready) -> list[str]:
     """Return the lines of an encoder, which has no KV cache."""
-    return [
-        f"  vectors   {ready.embedding_size} dimensions, {pooling}",
-        f"  texts     up to {state.max_length()} tokens",
-    ]
+    first = f"  vectors   {state.vector_size()} dimensions, {sentence}"
+    if sentence.head is not None:
+        first = f"  labels    {sentence.head}"
+    return [first, f"  texts     up to {state.max_length()} tokens"]
 
 
 def sequences(engine: EngineConfig, ready: Ready) -> list[str]:
@@ -293,8 +293,11 @@ def curl(state: AppState, ready: Ready, url: str, key: str) -> str:
     """Return a curl command that fits the model: chat, completion or embedding."""
     body: dict[str, object] = {"model": state.names[0]}
     most = min(64, ready.max_model_len // 4)
-    if ready.kind == "encoder":
-        path, body["input"] = "/v1/embeddings", "Hello!"
+    if state.task == "score":
+        path, body["query"], body["documents"] = "/v1/rerank", "Hello!", ["Hi.", "A cat."]
+    elif ready.kind == "encoder":
+        path = "/v1/classify" if state.task == "classify" else "/v1/embeddings"
+        body["input"] = "Hello!"
     elif state.template is not None or ready.kind == "encoder-decoder":
         path, body["max_tokens"] = "/v1/chat/completions", most
         body["messages"] = [{"role": "user", "content": "Hello!"}]

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine.checkpoint.sentence import SentenceConfig
 from engine.protocol.embed import EmbedOutput, EmbedRequest
 from server.generation.embedding_state import EmbeddingState
 from server.generation.submission import Submission
+from server.generation.texts import EncodedText
 from server.http.errors import numerical_error
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
@@ -26,7 +28,7 @@ class Embedding(Submission[EmbedOutput]):
         self,
         state: AppState,
         embedding_state: EmbeddingState,
-        token_lists: Sequence[list[int]],
+        texts: Sequence[EncodedText],
         arrival: float,
         priority: int,
         tenant: str = "",
@@ -34,9 +36,10 @@ class Embedding(Submission[EmbedOutput]):
     ) -> None:
         self._arrival = arrival
         self._metrics = embedding_state.metrics
-        next_id, pooling = state.client.next_id, embedding_state.pooling.mode
+        next_id = state.client.next_id
         requests = [
-            EmbedRequest(next_id(), ids, pooling, arrival, priority, tenant) for ids in token_lists
+            EmbedRequest(next_id(), text.ids, arrival, priority, tenant, text.skip, text.second)
+            for text in texts
         ]
         self._requests = {request.id: request for request in requests}
         super().__init__(state, self._requests, limiter)
@@ -73,6 +76,39 @@ class Embedding(Submission[EmbedOutput]):
     def _on_close(self, reason: AbortReason | None) -> None:
         if reason is not None:
             self._metrics.abort(reason)
+
+
+def finished(
+    vectors: Vectors,
+    sentence: SentenceConfig,
+    size: int | None = None,
+    normalises: bool | None = None,
+) -> Vectors:
+    """Return what a client gets of the vectors that the engine computes.
+
+    Of the first `size` numbers the length is 1 if that of whole vectors is. By default vectors are
+    cut as the checkpoint says, behind the normalisation, as in sentence-transformers. `normalises`
+    overrides whether the length is 1.
+    """
+    is_unit = sentence.is_normalized if normalises is None else normalises
+    if size is None:
+        if sentence.is_normalized and is_unit:
+            vectors = normalised(vectors)
+        vectors = vectors[:, : sentence.truncate_dim]
+        return normalised(vectors) if normalises else vectors
+    vectors = vectors[:, :size]
+    return normalised(vectors) if is_unit else vectors
+
+
+def similarities(one: Vectors, other: Vectors, function: str) -> Vectors:
+    """Return the similarity [N] of each pair; higher is more similar. `one` may be one for all."""
+    if function == "dot":
+        return np.asarray((one * other).sum(1))
+    if function == "euclidean":
+        return np.asarray(-np.linalg.norm(one - other, axis=1))
+    if function == "manhattan":
+        return np.asarray(-np.abs(one - other).sum(1))
+    return np.asarray((normalised(one) * normalised(other)).sum(1))
 
 
 def normalised(vectors: Vectors) -> Vectors:

@@ -11,7 +11,7 @@ from server.http.body import JSON, Body
 REFERENCE = "#/components/schemas/{model}"
 TOKEN_ID = "Token id"  # the title of schemas of token ids, which depend on the model
 TASK = "x-task"  # the member of an operation that names its task
-Task = Literal["generate", "embed"]
+Task = Literal["generate", "embed", "score", "classify"]
 # Members of the schema of a body, and of one of its fields.
 ACCEPTED = "x-accepted-without-effect"  # names of fields
 UNSUPPORTED = "x-unsupported"  # names of fields, with the values that are accepted

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers
 
 from engine.checkpoint.bounded_json import read_optional
 from engine.checkpoint.pointer import refuse_pointer
@@ -27,9 +28,10 @@ from server.text.tokenizer_trial import tokenizer_problem
 LOCAL_DECODERS = {"WordPiece", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path, *, lowercase: bool = False) -> Tokenizer:
     """Read tokenizer.json and, where present, the *config.json files and special_tokens_map.json.
 
+    With `lowercase` letters become lower-case first, except in special tokens.
     Raises ConfigError naming the file and the problem.
     """
     path = folder / "tokenizer.json"
@@ -44,9 +46,17 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         backend = _read(path)
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"Cannot read {path}: {error}") from error
+    if lowercase:
+        backend.normalizer = lowercased(backend.normalizer)
     if problem := tokenizer_problem(backend):
         raise ConfigError(f"The tokenizer in {path} {problem}.")
     return tokenizer_of(backend, folder)
+
+
+def lowercased(normalizer: normalizers.Normalizer | None) -> normalizers.Normalizer:
+    """Return a normalizer that makes letters lower-case before `normalizer`."""
+    first = normalizers.Lowercase()
+    return first if normalizer is None else normalizers.Sequence([first, normalizer])
 
 
 @as_tokenizer_error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -32,6 +32,14 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_ALPHABET = _byte_alphabet()
+
+
+class EncodedPair(NamedTuple):
+    """Two texts with their special tokens, one entry for each token."""
+
+    ids: list[int]
+    texts: list[int | None]  # 0 or 1; None: a special token
+    types: list[int]
 
 
 @dataclass(frozen=True)
@@ -187,6 +195,12 @@ class Tokenizer:
         """Return a token as the vocabulary has it, such as "Ġis", or None for an unknown id."""
         entry: str | None = self._backend.id_to_token(token_id)
         return entry
+
+    @as_tokenizer_error
+    def encode_pair(self, first: str, second: str) -> EncodedPair:
+        """Return two texts as the tokenizer joins them."""
+        encoding = self._backend.encode(first, second)
+        return EncodedPair(encoding.ids, encoding.sequence_ids, encoding.type_ids)
 
     @property
     def begins_with_bos(self) -> bool:

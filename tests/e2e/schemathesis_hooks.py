@@ -100,6 +100,14 @@ def _lengths_fit_the_encoder(body: dict[str, Any]) -> None:
         body["dimensions"] = 1 + int(body["dimensions"]) % DIMENSIONS
     if (body.get("truncate_prompt_tokens") or 0) > 0:
         body["truncate_prompt_tokens"] = MOST
+    if body.get("padding") == "max_length":  # the tokenizer has no padding token
+        del body["padding"]
+    for name in ("prompt_name", "instruction"):  # those of a checkpoint, and this one has none
+        if "input" in body:
+            body.pop(name, None)
+    given = body.get("input")
+    if not isinstance(given, str) and "input" in body:
+        body.pop("prompt", None)  # there may be token ids
 
 
 def _vectors_fit_their_forms(body: dict[str, Any]) -> None:

@@ -29,7 +29,8 @@ TEXTS = [" ".join(WORDS[i % 7 :][: 1 + i] * (1 + i // 9)) for i in range(32)]
 
 @pytest.fixture(scope="module")
 def server(minilm: Path) -> Iterator[Server]:
-    with serving(minilm, "--served-model-name", "minilm", "--dtype", "float32") as server:
+    flags = ("--served-model-name", "minilm", "--dtype", "float32", "--allow-dimensions")
+    with serving(minilm, *flags) as server:
         yield server
 
 
@@ -209,8 +210,8 @@ def test_banner_describes_the_encoder_and_its_curl_line_works(
 
 @pytest.mark.slow
 def test_serve_with_unsupported_modules_exits_with_2(minilm: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "dense"
-    variant(minilm, folder, ["Transformer", "Pooling", "Dense"], {"pooling_mode": "mean"})
+    folder = tmp_path / "cnn"
+    variant(minilm, folder, ["Transformer", "Pooling", "CNN"], {"pooling_mode": "mean"})
     with starting(folder) as server:
         assert server.status() == 2
-        assert "modules.json lists Transformer, Pooling, Dense" in server.last_line
+        assert "modules.json lists Transformer, Pooling, CNN" in server.last_line

@@ -210,7 +210,7 @@ def channel_seeds() -> list[bytes]:
     outputs = [TokenOutput(1, 5, None, logprobs), TokenOutput(2, 6, "stop")]
     messages: list[ToEngine | FromEngine] = [
         GenerateRequest(1, [1, 2, 3], params, 0.0),
-        EmbedRequest(2, [1, 2], "mean", 0.0),
+        EmbedRequest(2, [1, 2], 0.0),
         Abort([1, 2]),
         StepOutputs(0.0, outputs, [Admission(1, 0.0, 0)], EngineStats()),
         Rejected(1, "context_length_exceeded", "too long"),

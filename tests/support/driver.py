@@ -23,7 +23,7 @@ from engine.layers.embedding import LMHead
 from engine.layers.experts import ExpertLinear
 from engine.layers.latent import HeadsLinear
 from engine.layers.linear import Linear
-from engine.protocol.embed import EmbedOutput, EmbedRequest, Pooling
+from engine.protocol.embed import EmbedOutput, EmbedRequest
 from engine.protocol.generate import (
     Ablation,
     Abort,
@@ -331,10 +331,10 @@ class Driver:
         )
         return self._ids
 
-    def embed(self, tokens: list[int], pooling: Pooling = "mean", *, priority: int = 0) -> int:
-        """Queue a text to embed; return its id."""
+    def embed(self, tokens: list[int], **fields: Any) -> int:
+        """Queue a text to embed, with these fields of EmbedRequest; return its id."""
         self._ids += 1
-        self.inbox.append(EmbedRequest(self._ids, tokens, pooling, 0.0, priority))
+        self.inbox.append(EmbedRequest(self._ids, tokens, 0.0, **fields))
         return self._ids
 
     def vector(self, request_id: int) -> torch.Tensor:

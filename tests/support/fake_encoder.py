@@ -29,11 +29,20 @@ def vector(tokens: Sequence[int]) -> np.ndarray:
 
 @dataclass
 class FakeEncoder(FakeEngine):
-    """Encodes one text per step, the newest first. `gate` works as in FakeEngine."""
+    """Encodes one text per step, the newest first. `gate` works as in FakeEngine.
+
+    With a head of `labels` their logits are the first numbers of the vectors.
+    """
 
     info: Ready | None = ENCODER
+    labels: int = 0
     texts: list[EmbedRequest] = field(default_factory=list)  # all submitted texts
     waiting: dict[int, tuple[EmbedRequest, OutputStream[EmbedOutput]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels and self.info is not None:
+            self.info = msgspec.structs.replace(self.info, embedding_size=0, num_labels=self.labels)
 
     def embed(self, requests: Sequence[EmbedRequest]) -> OutputStream[EmbedOutput]:
         self.admit()
@@ -64,7 +73,8 @@ class FakeEncoder(FakeEngine):
         if self.waiting:
             request_id, (request, stream) = self.waiting.popitem()
             finish = "error" if BROKEN in request.tokens else "stop"
-            outputs.append(EmbedOutput(request_id, vector(request.tokens).tobytes(), finish))
+            numbers = vector(request.tokens)[: self.labels or None]
+            outputs.append(EmbedOutput(request_id, numbers.tobytes(), finish))
             stream.admissions[request_id] = Admission(request_id, at, 0)
             stream.deliver(at, outputs[0])
         self.stats = EngineStats(step=self.stats.step + 1, running=len(self.waiting))

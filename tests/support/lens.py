@@ -24,7 +24,7 @@ from tests.support.naive_nanochat import Naive
 PRE_NORMS = (
     r"(input_layernorm|pre_feedforward_layernorm|ln_1|ln_2|ln_f)$",
     r"(operator_norm|ffn_norm|embedding_norm)$",
-    r"(model|language_model)\.norm$",
+    r"^((model|language_model)\.)?norm$",
     r"layer\.\d\.layer_norm$",
     r"final_layer_norm$",
 )
@@ -40,10 +40,28 @@ SUBLAYERS = {
     "exaone4": r"post_(attention|feedforward)_layernorm$",
     "stablelm": r"(self_attn\.o_proj|mlp\.down_proj)$",
     "gpt_neox": r"(attention\.dense|mlp\.dense_4h_to_h)$",
+    "modernbert": r"(attn|mlp)\.Wo$",
     "gemma4_text": r"post_(attention_layernorm|feedforward_layernorm|per_layer_input_norm)$",
 }
 RECURRENT = ("conv", "linear_attention")  # in a config's layer_types
 BERT_NORMS = (r"layer\.\d+\.attention\.output\.LayerNorm$", r"layer\.\d+\.output\.LayerNorm$")
+ROTARY_BERT = (r"post_(attention|mlp)_layernorm$",)
+# Model type of each encoder -> the norms of its stack.
+ENCODERS = {
+    "bert": BERT_NORMS,
+    "roformer": BERT_NORMS,
+    "xlm-roberta": BERT_NORMS,
+    "distilbert": (r"layer\.\d+\.(sa|output)_layer_norm$",),
+    "mpnet": (r"layer\.\d+\.(attention|output)\.LayerNorm$",),
+    "nomic_bert": ROTARY_BERT,
+    "gte": ROTARY_BERT,
+    "jina_embeddings_v3": ROTARY_BERT,
+    "modernbert": (r"layers\.[1-9]\.attn_norm$", r"(mlp|final)_norm$"),
+}
+
+
+def is_encoder(config: Any) -> bool:
+    return config.model_type in ENCODERS or getattr(config, "use_bidirectional_attention", False)
 
 
 @dataclass
@@ -92,15 +110,16 @@ def unpacked(layer: AttentionWeights, data: bytes | None = None) -> torch.Tensor
 @torch.inference_mode()
 def inside_of_transformers(reference: Any, inputs: dict[str, torch.Tensor]) -> Inside:
     names = [name for name, _ in reference.named_modules()]
-    is_post_norm = reference.config.model_type in ("marian", "bert", "roformer")
+    kind = reference.config.model_type
+    is_post_norm = kind == "marian" or (kind in ENCODERS and kind != "modernbert")
     patterns = list(PRE_NORMS)
-    if reference.config.model_type in ("bert", "roformer"):
-        patterns = list(BERT_NORMS)
+    if kind in ENCODERS:
+        patterns = list(ENCODERS[kind])
     elif is_post_norm:
         patterns = list(POST_NORMS)
     elif not any("pre_feedforward" in name for name in names):
         patterns.append(AFTER_ATTENTION)
-    if sublayers := SUBLAYERS.get(reference.config.model_type):
+    if sublayers := SUBLAYERS.get(kind):
         patterns.append(sublayers)
     with _recorded(reference, patterns) as norms:
         found = reference(**inputs, output_attentions=True, output_hidden_states=True)
@@ -138,7 +157,7 @@ def _inside(reference: Any, found: Any, calls: list[Any], *, is_post_norm: bool)
         }
         hidden = {"encoder": found.encoder_hidden_states, "decoder": found.decoder_hidden_states}
     else:
-        stack = "encoder" if kind in ("bert", "roformer") else "decoder"
+        stack = "encoder" if is_encoder(reference.config) else "decoder"
         attention, hidden = {stack: found.attentions}, {stack: found.hidden_states}
     streams = {}
     for stack, states in hidden.items():

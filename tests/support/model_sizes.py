@@ -1,6 +1,6 @@
 """Which model fits which machine, planned from published sizes.
 
-`python -m tests.support.model_sizes` prints the table of docs/models.md.
+`python -m tests.support.model_sizes` prints the table of docs/model-sizes.md.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def row(name: str, config: dict[str, Any], folder: Path) -> str:
-    """Return the line of docs/models.md for one model in bfloat16."""
+    """Return the line of docs/model-sizes.md for one model in bfloat16."""
     model = write_model(config, folder)
     plan = ModelPlan(EngineConfig(model=str(model), device="cpu", dtype="bfloat16", prepack=False))
     blocks = KV_TOKENS // plan.config.block_size

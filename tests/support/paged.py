@@ -162,6 +162,8 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
         for position in range(len(q)):
             last = position if spec.kind == "causal" else (seen[index] if seen else len(k)) - 1
             first = max(0, position - spec.window + 1) if spec.window else 0
+            if spec.window and spec.kind == "full":
+                last = min(last, position + spec.window - 1)
             for head in range(spec.num_heads):
                 scores = k[first : last + 1, head // shared] @ q[position, head] * spec.scale
                 if spec.softcap:

@@ -98,8 +98,8 @@ def hybrid(name: str, hidden: int, heads: int, kv_heads: int, **more: Any) -> di
     return decoder(name, hidden, heads, kv_heads, 256, **(facts | experts | more))
 
 
-def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
-    return SMALL | {
+def encoder(architecture: str, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    facts = {
         "architectures": [architecture],
         "hidden_size": hidden,
         "num_attention_heads": heads,
@@ -107,6 +107,7 @@ def encoder(architecture: str, hidden: int, heads: int) -> dict[str, Any]:
         "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
     }
+    return SMALL | facts | more
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -145,6 +146,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "Qwen3-8B": decoder("Qwen3", 4096, 32, 8, 128),
     "Qwen3-14B": decoder("Qwen3", 5120, 40, 8, 128),
+    "Qwen3-Reranker-0.6B-seq-cls": decoder("Qwen3", 1024, 16, 8, 128)
+    | {"architectures": ["Qwen3ForSequenceClassification"]},
     "Qwen3-30B-A3B": decoder(
         "Qwen3Moe",
         *(2048, 32, 4, 128),
@@ -249,7 +252,27 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "nanochat-d20": decoder("NanoChat", 1280, 10, 10, hidden_act="relu2"),
     "bert-base": encoder("BertModel", 768, 12),
     "all-MiniLM-L6": encoder("BertModel", 384, 12),
+    "roberta-base": encoder("RobertaModel", 768, 12, max_position_embeddings=514),
+    "bge-m3": encoder("XLMRobertaModel", 1024, 16, max_position_embeddings=8194),
+    "mpnet-base": encoder("MPNetModel", 768, 12, max_position_embeddings=514),
     "roformer-base": encoder("RoFormerModel", 768, 12),
+    "nomic-embed-text-v1.5": encoder("NomicBertModel", 768, 12, max_position_embeddings=2048),
+    "gte-multilingual-base": encoder("GteModel", 768, 12, max_position_embeddings=8192),
+    "jina-embeddings-v3": encoder("JinaEmbeddingsV3Model", 1024, 16, max_position_embeddings=8194),
+    "ModernBERT-base": encoder(
+        "ModernBertModel", 768, 12, max_position_embeddings=8192, norm_eps=1e-5
+    ),
+    "embeddinggemma-300m": gemma_3(768, 3, 1, 512)
+    | {"architectures": ["Gemma3TextModel"], "use_bidirectional_attention": True},
+    "distilbert-base": {
+        "architectures": ["DistilBertModel"],
+        "dim": 768,
+        "hidden_dim": 64,
+        "n_heads": 12,
+        "n_layers": 2,
+        "vocab_size": 640,
+        "max_position_embeddings": 512,
+    },
     "t5-small": {
         "architectures": ["T5ForConditionalGeneration"],
         "d_model": 512,

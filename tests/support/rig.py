@@ -16,7 +16,7 @@ import httpx2
 import openai
 import uvicorn
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Pooling
 from server.app import create_app
 from server.cli.lifetime import uvicorn_config
 from server.config import ServerConfig
@@ -168,10 +168,11 @@ async def serving(
     send_buffer: int | None = None,
     keep_alive: float = 75,
     lora_modules: tuple[str, ...] = (),
+    pooling: Pooling | None = None,
     **fields: Any,
 ) -> AsyncIterator[Served]:
     config = ServerConfig(**{"port": 0, "log_level": "debug", "log_format": "json"} | fields)
-    engine_config = EngineConfig(model=str(model), lora_modules=lora_modules)
+    engine_config = EngineConfig(model=str(model), lora_modules=lora_modules, pooling=pooling)
     app = create_app(config, engine_config, engine)
     listener = listen(config)
     if send_buffer is not None:

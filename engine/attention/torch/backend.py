@@ -15,11 +15,12 @@ from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import QueryGroup, query_groups
 from engine.attention.torch.fused import FusedAttention
+from engine.attention.torch.long_texts import LongTextAttention, is_long_text
 from engine.attention.torch.matmul import MatmulAttention
 from engine.attention.torch.whole_texts import text_groups, token_blocks
 from engine.ops.kv_codes import to_codes
 
-GroupAttention = FusedAttention | MatmulAttention
+GroupAttention = FusedAttention | MatmulAttention | LongTextAttention
 
 
 class TorchBackend:
@@ -82,11 +83,21 @@ class TorchPlan:
         if groups is None:
             groups = self._make_groups(kv.group)
             self._query_groups[kv.group] = groups
-        kind: type[GroupAttention] = MatmulAttention
+        kind: type[FusedAttention | MatmulAttention] = MatmulAttention
         if FusedAttention.supports(spec, dtype, self.layout.positions.device):
             kind = FusedAttention
         block_size = kv.keys.shape[2]
-        return [kind(group, spec, block_size, dtype, bias) for group in groups]
+
+        def prepare(group: QueryGroup) -> FusedAttention | MatmulAttention:
+            return kind(group, spec, block_size, dtype, bias)
+
+        is_text = spec.kind == "full"
+        return [
+            LongTextAttention(group, spec, prepare)
+            if is_text and is_long_text(group)
+            else prepare(group)
+            for group in groups
+        ]
 
     def _make_groups(self, kv_group: int) -> list[QueryGroup]:
         if kv_group == len(self.layout.groups):  # the step's own keys, see token_blocks

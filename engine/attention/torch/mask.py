@@ -33,6 +33,8 @@ def attention_mask(
     is_hidden = keys > last_keys  # [S, count, keys]
     if spec.window is not None:
         is_hidden = is_hidden | (keys <= queries - spec.window)
+        if spec.kind == "full":
+            is_hidden = is_hidden | (keys >= queries + spec.window)
     relative = spec.relative
     if relative is None:
         mask = torch.zeros(is_hidden.shape, dtype=dtype, device=is_hidden.device)

@@ -41,7 +41,8 @@ class MatmulAttention:
         self._padding = missing_rows(num_rows, products, dtype, fewest=fewest)
         mask = attention_mask(group, spec, num_keys, dtype, bias)
         mask = mask.expand(-1, spec.num_heads, -1, -1).reshape(num_matmuls, num_rows, num_keys)
-        self._mask = F.pad(mask, (0, 0, 0, self._padding))  # [N, R + padding, keys]
+        # [N, R + padding, keys]. Without padding, the heads of one sequence share memory.
+        self._mask = F.pad(mask, (0, 0, 0, self._padding)) if self._padding else mask
         self._index = piece_index(tables, spec.num_kv_heads)
         pieces = (len(self._index), block_size, spec.head_dim)
         self._pieces = torch.empty(pieces, dtype=dtype, device=tables.device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from engine.checkpoint.gguf import delta, gemma4, granite, latent
+from engine.checkpoint.gguf.encoders import BERT_BLOCKS, BERT_NAMES
 from engine.checkpoint.gguf.families import GEMMAS
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
@@ -72,10 +73,12 @@ GPT2_NAMES = {
 }
 NAMES = {
     **dict.fromkeys(DELTAS, QWEN2_MOE_NAMES | delta.NAMES),
+    **BERT_NAMES,
     "exaone4": OLMO2_NAMES,
     "gemma2": GEMMA2_NAMES,
     "gemma3": GEMMA2_NAMES,
     gemma4.GEMMA4: GEMMA2_NAMES | gemma4.NAMES,
+    "gemma-embedding": GEMMA2_NAMES,
     "glm4": GLM4_NAMES,
     "gpt2": GPT2_NAMES,
     "lfm2": LFM2_NAMES,
@@ -87,6 +90,7 @@ NAMES = {
     "stablelm": STABLELM_NAMES,
     "starcoder2": STARCODER2_NAMES,
 }
+BLOCKS = {"gpt2": "h", **BERT_BLOCKS}  # the beginning of the names in blocks
 # Tensors that are no weight of a module in a checkpoint.
 WHOLE_NAMES = {
     "lfm2moe": {"exp_probs_b.bias": "feed_forward.expert_bias"},
@@ -117,7 +121,7 @@ def tensor_name(name: str, architecture: str, number: int = 0) -> str:
     if known is None:
         return name
     known = known.format(e=number)
-    blocks = "h" if architecture == "gpt2" else "model.layers"
+    blocks = BLOCKS.get(architecture, "model.layers")
     return f"{blocks}.{block[1]}.{known}.{ending}" if block else f"{known}.{ending}"
 
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from engine.checkpoint.gguf.encoders import bert_config
 from engine.checkpoint.gguf.end_tokens import token_id
 from engine.checkpoint.gguf.families import GEMMAS, WINDOW, check_positive, family_config
 from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH, proportional, tensors_config
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.latent import LATENT, MULTIPLIER, latent_config
 from engine.checkpoint.gguf.settings import (
+    BERTS,
     CLASSES,
     COMPUTED,
     RMS,
@@ -43,7 +45,8 @@ GPT2_SHARED = {
     "n_positions": "context_length",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
 }
-OWN_BASE = ("gemma3", GEMMA4)  # windowed layers have a base of their own, and no scaling
+# Windowed layers have a base of their own, and no scaling.
+OWN_BASE = ("gemma3", GEMMA4, "gemma-embedding", "modern-bert")
 ONE_BASE = ("gemma2", "olmo2", "cohere2", "exaone4")  # windowed layers have the base of the others
 THETA = 10_000.0  # llama.cpp's default
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
@@ -67,7 +70,7 @@ def config_of(
         config["rms_norm_eps"] = own[RMS]
     config |= {
         "architectures": [CLASSES[name]],
-        "model_type": "gemma3_text" if name == "gemma3" else name,
+        "model_type": "gemma3_text" if name in ("gemma3", "gemma-embedding") else name,
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in tensors,
         "torch_dtype": "bfloat16",
@@ -76,6 +79,9 @@ def config_of(
         config[key] = token_id(settings, given, vocab_size)
     if name == "gpt2":
         return config | {"activation_function": "gelu_new"}
+    if name in BERTS:
+        rotary = {} if name == "bert" else _rotary(name, own, factors)
+        return config | rotary | bert_config(name, settings, own, tensors)
     config["hidden_act"] = "gelu_pytorch_tanh" if name in GEMMAS else "silu"
     config["attention_bias"] = has_bias(tensors, (*ATTENTION, "attn_output"))
     config["mlp_bias"] = has_bias(tensors, MLP)

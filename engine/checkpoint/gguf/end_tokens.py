@@ -13,9 +13,12 @@ from engine.errors import ConfigError
 
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
+# The beginning of a token of a WordPiece: in a file, of a word; in a checkpoint, of the other ones.
+SPACE, CONTINUED = "▁", "##"
 DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0},
 }
 ENDS = frozenset(
     (
@@ -84,7 +87,23 @@ def tokens_of(settings: Mapping[str, Any]) -> list[str]:
     tokens = settings.get(f"{KEY}tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
         raise ConfigError(f"The GGUF file has no {KEY}tokens, so its text cannot be encoded.")
+    if settings.get(f"{KEY}model") == "bert":
+        given = settings.get(f"{KEY}token_type")
+        kinds = given if isinstance(given, list) and len(given) >= len(tokens) else None
+        return _wordpiece_texts(tokens, [NORMAL] * len(tokens) if kinds is None else kinds)
     return tokens
+
+
+def _wordpiece_texts(tokens: Sequence[str], kinds: Sequence[int]) -> list[str]:
+    """Return the tokens as a checkpoint has them. Control tokens are the same in both."""
+    return [
+        token
+        if kind != NORMAL
+        else token.removeprefix(SPACE)
+        if token.startswith(SPACE)
+        else CONTINUED + token
+        for token, kind in zip(tokens, kinds, strict=False)
+    ]
 
 
 def token_id(settings: Mapping[str, Any], name: str, count: int) -> int | None:

@@ -21,10 +21,17 @@ from engine.checkpoint.gguf.settings import (
 from engine.checkpoint.gguf.shapes import expert_sizes
 from engine.errors import ConfigError
 
-GEMMAS = ("gemma", "gemma2", "gemma3")
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma-embedding")
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models: scale by hidden / heads
 # One layer of these has no window.
-PERIODS = {"gemma2": 2, "gemma3": 6, "olmo2": 4, "cohere2": 4, "exaone4": 4}
+PERIODS = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "olmo2": 4,
+    "cohere2": 4,
+    "exaone4": 4,
+    "gemma-embedding": 6,
+}
 SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # Gemma 2's defaults
 DEFAULT_WINDOW = 4096  # Gemma 2's and EXAONE 4's
 WINDOW = "attention.sliding_window"
@@ -41,7 +48,7 @@ def family_config(name: str, own: Settings) -> dict[str, Any]:
 
 def _gemma_config(name: str, own: Settings) -> dict[str, Any]:
     width, window = own["attention.key_length"], own.get(WINDOW)
-    if own["block_count"] == SCALED_BY_WIDTH[name]:
+    if own["block_count"] == SCALED_BY_WIDTH.get(name):
         width = own["embedding_length"] // own["attention.head_count"]
     if name == "gemma2":
         caps = {key: own.get(key, default) for key, default in SOFTCAPS.items()}
@@ -50,6 +57,11 @@ def _gemma_config(name: str, own: Settings) -> dict[str, Any]:
     else:
         caps = {"final_logit_softcapping": own.get("final_logit_softcapping") or None}
     return {"query_pre_attn_scalar": width, **_windows(name, own, window or None), **caps}
+
+
+def _gemma_embedding_config(name: str, own: Settings) -> dict[str, Any]:
+    check_positive(name, {WINDOW: own[WINDOW]})
+    return _gemma_config(name, own) | {"use_bidirectional_attention": True}
 
 
 def _olmo_config(name: str, own: Settings) -> dict[str, Any]:
@@ -171,6 +183,7 @@ FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
     "gemma2": _gemma_config,
     "gemma3": _gemma_config,
     GEMMA4: gemma4_config,
+    "gemma-embedding": _gemma_embedding_config,
     "olmo2": _olmo_config,
     "command-r": _cohere_config,
     "cohere2": _cohere_config,

@@ -19,6 +19,7 @@ from typing import Any
 from engine.checkpoint.folder import NOTES
 from engine.checkpoint.gguf.config import config_of
 from engine.checkpoint.gguf.delta import without_drafter
+from engine.checkpoint.gguf.encoders import pooling_files
 from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.latent import latent_notes
@@ -78,6 +79,7 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
     ends = end_tokens(settings)
     sampling, ignored = sampling_of(settings, count)
     contents: dict[str, dict[str, Any] | list[str]] = {
+        **pooling_files(settings),
         "tokenizer_config.json": tokenizer_settings(settings, longest),
         "generation_config.json": {
             "bos_token_id": config["bos_token_id"],
@@ -100,6 +102,7 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
             for file in files:
                 (begun / file.name).symlink_to(file)
             for name, value in contents.items():
+                (begun / name).parent.mkdir(mode=0o700, exist_ok=True)
                 _write_json(begun / name, value)
             with contextlib.suppress(FileExistsError, OSError):
                 begun.rename(folder)  # fails if another process was faster

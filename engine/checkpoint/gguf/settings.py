@@ -44,6 +44,10 @@ CLASSES = {
     "granitemoe": "GraniteMoeForCausalLM",
     GRANITE: "GraniteMoeHybridForCausalLM",
     LATENT: "DeepseekV3ForCausalLM",  # or V2, by how experts are scored
+    "bert": "BertModel",
+    "nomic-bert": "NomicBertModel",
+    "modern-bert": "ModernBertModel",
+    "gemma-embedding": "Gemma3TextModel",
 }
 COUNTS = (
     "block_count",
@@ -87,7 +91,9 @@ YARN = (
     "rope.scaling.yarn_beta_slow",
 )
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm")
+BERTS = ("bert", "nomic-bert", "modern-bert")
+ENCODERS = (*BERTS, "gemma-embedding")
+LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm", *BERTS)
 ROTATED = "rope.dimension_count"
 PARTLY_ROTATED = ("glm4", "stablelm", *DELTAS)  # others rotate whole heads
 EXAONE_LAYERS = 64  # of the model with windows
@@ -97,6 +103,7 @@ RECURRENT = "recurrent"  # whether each layer is; `own_settings` adds this list 
 L_CACHE = "shortconv.l_cache"
 LEADING_DENSE, ROUTING = "leading_dense_block_count", "expert_gating_func"
 PARALLEL = "use_parallel_residual"  # llama.cpp decides by the tensors
+CAUSAL, HIDDEN_ACT = "attention.causal", "hidden_activation"
 # Settings that llama.cpp needs besides COUNTS and the norm's.
 NEEDED = {
     "cohere2": ("attention.sliding_window", "logit_scale"),
@@ -111,6 +118,8 @@ NEEDED = {
     "granitemoe": (*EXPERTS, "logit_scale"),
     GRANITE: SSM,
     LATENT: (*EXPERTS, EXPERT_SIZES[0], *latent.NEEDED),
+    **dict.fromkeys(BERTS, (CAUSAL,)),
+    "gemma-embedding": WINDOWS[:1],
 }
 KEY_WIDTHS = ("attention.key_length", SLIDING_WIDTH)
 # Of the models in engine/models.
@@ -146,6 +155,10 @@ COMPUTED = {
     "granitemoe": (*ALL, *ROPE, RMS, *granite.KEYS, *EXPERTS),
     GRANITE: (*ALL, *ROPE, RMS, *SSM, *EXPERTS, EXPERT_SIZES[1], *granite.KEYS),
     LATENT: (*ALL, RMS, *EXPERTS, *latent.KEYS),
+    "bert": (*ALL, LAYER_NORM),
+    "nomic-bert": (*ALL, *ROPE, LAYER_NORM),
+    "modern-bert": (*ALL, *ROPE, LAYER_NORM, *WINDOWS[:3], HIDDEN_ACT),
+    "gemma-embedding": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
     **dict.fromkeys(DELTAS, (*ALL, *ROPE, RMS, ROTATED, *SSM, RECURRENT_LAYERS, *DELTA_KEYS)),
 }
 # No value of these changes a number, in llama.cpp or here.
@@ -171,7 +184,7 @@ WIDTHS = (
 )
 # Each may have one of these values, which have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
+    CAUSAL: (True,),  # False for ENCODERS
     "attention.clamp_kqv": (0,),
     "attention.sliding_window": (0,),
     "attention.max_alibi_bias": (0,),
@@ -371,9 +384,11 @@ def _check_others(name: str, own: Settings) -> None:
         if key.endswith("_swa") and key != SLIDING_WIDTH:
             width = own.get(SLIDING_WIDTH, width)
         served: tuple[Any, ...] = (width,) if key in WIDTHS else NEUTRAL.get(key, ())
+        if key == CAUSAL and name in ENCODERS:
+            served = (False,)
         is_unread = key in UNREAD and key not in READ.get(name, ())
         is_known = key in COMPUTED[name] or key in HARMLESS or is_unread
-        without_rotary = name == "gpt2" and key.startswith("rope.")
+        without_rotary = name in ("gpt2", "bert") and key.startswith("rope.")
         if is_known or without_rotary or value in served:
             continue
         only = f" Served is {' or '.join(map(repr, served))}." if served else ""

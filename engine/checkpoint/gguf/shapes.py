@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.checkpoint.gguf.delta import ENDINGS, delta_parts, recurrent_layers
+from engine.checkpoint.gguf.encoders import TYPES, bert_block, bert_tables
 from engine.checkpoint.gguf.fused import qkv_apart, with_fused_experts
 from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_shapes
 from engine.checkpoint.gguf.granite import GRANITE, granite_block
@@ -15,6 +16,7 @@ from engine.checkpoint.gguf.hybrids import lfm2_block
 from engine.checkpoint.gguf.kinds import KINDS
 from engine.checkpoint.gguf.latent import LATENT, latent_block
 from engine.checkpoint.gguf.settings import (
+    BERTS,
     DELTAS,
     MIXTURES,
     Settings,
@@ -27,7 +29,8 @@ Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"
 ATTENTION = ("attn_q", "attn_k", "attn_v")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
-TIED = ("gemma", "gemma2", "command-r", "cohere2")  # llama.cpp reads no head for these
+# llama.cpp reads no head for these, or does not use it.
+TIED = ("gemma", "gemma2", "gemma-embedding", "command-r", "cohere2")
 WITH_HEAD = ("olmo2", "qwen2moe", "stablelm")  # and requires one for these
 STACKED = "_exps"  # the end of a tensor's name that holds all experts
 BIASED_NORMS = ("gpt2", "starcoder2", "stablelm")
@@ -79,11 +82,17 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
     if name == GEMMA4:
         return Shapes(*gemma4_shapes(own, vocab_size))
     hidden = own["embedding_length"]
-    required: dict[str, Shape] = {
+    if name in BERTS:
+        required, optional = bert_tables(name, settings, own, vocab_size)
+        for number in range(own["block_count"]):
+            parts = bert_block(name, own, number)
+            required |= {f"blk.{number}.{part}": shape for part, shape in parts.items()}
+        return Shapes(required, optional)
+    required = {
         "token_embd.weight": (vocab_size, hidden),
         "output_norm.weight": (hidden,),
     }
-    optional: dict[str, Shape] = {}
+    optional = {}
     if name in WITH_HEAD:
         required["output.weight"] = (vocab_size, hidden)
     elif name not in TIED:
@@ -152,9 +161,9 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    if name in ("qwen3", "gemma3", "exaone4", *DELTAS):
+    if name in ("qwen3", "gemma3", "gemma-embedding", "exaone4", *DELTAS):
         parts |= dict.fromkeys(HEAD_NORMS, (width,))
-    if name in ("gemma2", "gemma3", "olmo2", "glm4", "exaone4"):
+    if name in ("gemma2", "gemma3", "gemma-embedding", "olmo2", "glm4", "exaone4"):
         parts |= dict.fromkeys(POST_NORMS, (hidden,))
     if name in ("olmo2", "exaone4"):
         del parts["attn_norm"], parts["ffn_norm"]
@@ -236,6 +245,11 @@ def absent_biases(
 
     A GGUF file may have any of them. A checkpoint has those of all layers and parts, or none.
     """
+    if architecture in BERTS:  # of DistilBERT, files have no types
+        embedding = tensors["token_embd.weight"]
+        shape = (1, embedding.shape[-1])
+        has_types = architecture == "modern-bert" or TYPES in tensors
+        return {} if has_types else {TYPES: StoredTensor(embedding.file, KINDS[0], shape, 0, 0)}
     if architecture == "gpt2":
         return {}
     groups: list[tuple[str, ...]] = [(*ATTENTION, "attn_output"), MLP]

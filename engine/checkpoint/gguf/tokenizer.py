@@ -25,6 +25,7 @@ from engine.checkpoint.gguf.end_tokens import (
     tokens_of,
 )
 from engine.checkpoint.gguf.splits import DEEPSEEK_V2, DEEPSEEK_V3
+from engine.checkpoint.gguf.wordpiece import wordpiece
 from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
 from engine.errors import ConfigError, listed
 
@@ -44,7 +45,7 @@ DEFAULT = (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9]{3}")
 # tokenizer.ggml.pre -> the patterns that split a text, one after the other.
 SPLITS: dict[str, tuple[str, ...]] = {
     "default": DEFAULT,
-    **dict.fromkeys(("gpt-2", "exaone4", "olmo"), (GPT2,)),
+    **dict.fromkeys(("gpt-2", "exaone4", "olmo", "modern-bert"), (GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", GPT2)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx"), (LLAMA3,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3,)),
@@ -89,7 +90,8 @@ def build_tokenizer(settings: Settings) -> Tokenizer:
         raise
     except Exception as error:  # the library raises no narrower type
         raise ConfigError(f"The GGUF file's tokenizer cannot be used: {error}") from error
-    _add_ends(tokenizer, settings, tokens, has_bos=has_bos)
+    if kind != "bert":  # a WordPiece always has its ends
+        _add_ends(tokenizer, settings, tokens, has_bos=has_bos)
     return tokenizer
 
 
@@ -224,6 +226,10 @@ def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]
     return tokenizer, pre in BEGINS_WITH_BOS
 
 
+def _wordpiece(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    return wordpiece(settings, tokens), True
+
+
 def _pair(merge: Any) -> tuple[str, str]:
     """Return the two tokens of a merge. A space separates them; the first may begin with one."""
     left, separator, right = (merge[0] + merge[1:].replace(" ", "\0", 1)).partition("\0")
@@ -310,4 +316,9 @@ def _add_ends(
         )
 
 
-BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _spaced_bpe}
+BUILDERS = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _spaced_bpe,
+    "bert": _wordpiece,
+}

@@ -32,7 +32,7 @@ class Features:
     """
 
     scale: float
-    window: int | None = None  # visible keys including the query's own
+    window: int | None = None  # as in AttentionSpec
     softcap: float | None = None
     bias: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
@@ -267,6 +267,8 @@ def visible_keys(key, there, positions, CAUSAL: tl.constexpr, WINDOW: tl.constex
         visible &= key[None, :] <= positions[:, None]
     if WINDOW is not None:
         visible &= key[None, :] > positions[:, None] - WINDOW
+        if not CAUSAL:
+            visible &= key[None, :] < positions[:, None] + WINDOW
     return visible
 
 

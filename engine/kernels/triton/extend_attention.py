@@ -76,7 +76,13 @@ def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.cons
     The sequence has `past` keys before its queries.
     """
     begin = 0 if WINDOW is None else tl.maximum(past + first - WINDOW + 1, 0)
-    return begin, past + (last if CAUSAL else count)
+    if CAUSAL:
+        end = past + last
+    elif WINDOW is None:
+        end = past + count
+    else:
+        end = past + tl.minimum(last + WINDOW - 1, count)
+    return begin, end
 
 
 @triton.jit

@@ -1,1 +1,1 @@
-"""Cohere's API of embeddings."""
+"""Cohere's API of embeddings and of rerankers."""

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.checkpoint.sentence import SentenceConfig
 from server.api.cohere.schemas import EmbedBody
 from server.api.openai.number_formats import vector_bytes
 from server.api.openai.vectors import (
@@ -21,35 +22,34 @@ from server.api.openai.vectors import (
     number_list,
 )
 from server.api.receive import admit_and_read
-from server.generation.embedding import Vectors, normalised
+from server.generation.embedding import Vectors, finished
 from server.generation.embedding_state import embedding_state_of
 from server.generation.off_loop import off_loop
-from server.generation.texts import WHOLE_CONTEXT, encode_texts
+from server.generation.text_prompts import purpose_prompt
+from server.generation.texts import WHOLE_CONTEXT, EncodedText, encode_texts
 from server.http.errors import invalid
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
-from server.text.pooling import PoolingConfig
 
 router = APIRouter()
 EIGHT = 8  # signs in a number
+LARGEST_CODE = 127  # of int8: the largest number of each vector has it
 
 
 @router.post("/v2/embed", openapi_extra=body_schema(EmbedBody, task="embed"))
 async def embed(request: Request) -> Response:
     """Compute a vector for each text, in one or more forms, as in Cohere's API."""
-    state, pooling = state_of(request), embedding_state_of(request).pooling
+    state, sentence = state_of(request), embedding_state_of(request).sentence
     body = await admit_and_read(request, EmbedBody, "embed")
-    check_dimensions(state, body.output_dimension, "output_dimension")
+    check_dimensions(state, sentence, body.output_dimension, "output_dimension")
     forms = list(dict.fromkeys(body.embedding_types or ["float"]))
     _check_signs(state, body, forms)
     with state.client.reserve(request.state.tenant):
-        token_lists = await _token_lists(state, pooling, body)
-    vectors, usage = await embed_tokens(request, body, token_lists)
-    vectors = vectors[:, : body.output_dimension]
-    if pooling.normalised:
-        vectors = normalised(vectors)
+        texts = await _encoded(state, sentence, body)
+    vectors, usage = await embed_tokens(request, body, texts)
+    vectors = finished(vectors, sentence, body.output_dimension)
     ignored = list(body.ignored)
-    if body.input_type is not None:
+    if body.input_type is not None and not any(sentence.prompts.values()):
         ignored.append("input_type")
     billed = {"input_tokens": usage["prompt_tokens"], "image_tokens": 0}
     answer: dict[str, Any] = {
@@ -68,29 +68,39 @@ async def embed(request: Request) -> Response:
 
 def _check_signs(state: AppState, body: EmbedBody, forms: list[str]) -> None:
     """Raise a 400 ApiError if the numbers of a vector do not fill bytes with their signs."""
-    size = body.output_dimension or state.loaded().embedding_size
+    size = body.output_dimension or state.vector_size()
     if size % EIGHT and {"binary", "ubinary"}.intersection(forms):
         message = f"binary and ubinary need vectors of a multiple of 8 numbers, not {size}."
         raise invalid("embedding_types", message)
 
 
-async def _token_lists(state: AppState, pooling: PoolingConfig, body: EmbedBody) -> list[list[int]]:
+async def _encoded(state: AppState, sentence: SentenceConfig, body: EmbedBody) -> list[EncodedText]:
     """Return the token ids of each text. Raises a 400 ApiError if one is too long."""
     name = "inputs" if body.texts is None else "texts"
+    prompt = sentence.standard_prompt
+    if body.input_type is not None:
+        prompt = purpose_prompt(sentence, body.input_type)
     longest = state.max_length()
     if body.max_tokens is not None:
         longest = min(longest, body.max_tokens)
     if longest <= state.tokenizer.added_tokens:
         message = f"max_tokens must be above {state.tokenizer.added_tokens}, not {longest}."
         raise invalid("max_tokens", message)
+    limit: int | None = WHOLE_CONTEXT if longest == state.max_length() else longest
     if body.truncate == "NONE":
-        token_lists = await encode_texts(state, pooling, body.all_texts, None, name)
-        if (most := max(map(len, token_lists))) > longest:
-            raise invalid(name, f"A text has {most} tokens, above max_tokens = {longest}.")
-        return token_lists
-    limit = WHOLE_CONTEXT if longest == state.max_length() else longest
-    keep_end = body.truncate == "START"
-    return await encode_texts(state, pooling, body.all_texts, limit, name, keep_end=keep_end)
+        limit = None
+    texts = await encode_texts(
+        state,
+        sentence,
+        body.all_texts,
+        limit,
+        name,
+        keep_end=body.truncate == "START",
+        prompt=prompt,
+    )
+    if (most := max(len(text.ids) for text in texts)) > longest:
+        raise invalid(name, f"A text has {most} tokens, above max_tokens = {longest}.")
+    return texts
 
 
 def _shown(vector: Vectors, form: str) -> Any:
@@ -99,6 +109,10 @@ def _shown(vector: Vectors, form: str) -> Any:
         return number_list(vector)
     if form == "base64":
         return base64.b64encode(vector_bytes(vector, "float32", "little")).decode()
+    if form in ("int8", "uint8"):
+        largest = float(np.abs(vector).max()) or 1.0  # a zero vector stays zero
+        codes = np.rint(vector / largest * LARGEST_CODE).astype("<i2")
+        return (codes + 128 if form == "uint8" else codes).tolist()
     signs = np.packbits(vector > 0).astype("<i2")
     if form == "binary":
         signs = signs - 128

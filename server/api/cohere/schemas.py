@@ -1,4 +1,4 @@
-"""Body of /v2/embed, as in Cohere's API."""
+"""Bodies of /v2/embed and /v2/rerank, as in Cohere's API."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
-from server.api.openai.schemas.embedding import MAX_TEXTS, EncoderBody, Text, Texts
+from server.api.openai.schemas.embedding import (
+    MAX_TEXTS,
+    Documents,
+    EncoderBody,
+    Text,
+    Texts,
+    texts_of,
+)
 from server.api.openai.schemas.fields import LIST, Count, having, never
 from server.http.body import Part, failure
 
-EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
-# Cohere's own models encode a text by its purpose. The checkpoints served here do not.
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+# The purposes of a text. Many checkpoints have a prompt for each.
 PURPOSES = frozenset({"search_document", "search_query", "classification", "clustering"})
 
 PURPOSE_SCHEMA: dict[str, Any] = {"enum": [*sorted(PURPOSES), None]}
@@ -56,11 +63,12 @@ class EmbedBody(EncoderBody):
     inputs: Inputs | None = None
     """The same, in parts."""
     input_type: Annotated[str | None, WithJsonSchema(PURPOSE_SCHEMA)] = None
-    """One of Cohere's purposes of a text; the models served here encode all texts equally."""
+    """One of Cohere's purposes of a text. It chooses the prompt, if the model has prompts."""
     embedding_types: (
-        Annotated[list[EmbeddingType], Field(fail_fast=True, min_length=1, max_length=4)] | None
+        Annotated[list[EmbeddingType], Field(fail_fast=True, min_length=1, max_length=6)] | None
     ) = None
-    """Forms of each vector. binary and ubinary: the signs of eight numbers as one."""
+    """Forms of each vector. int8 and uint8: codes up to the vector's largest number. binary and
+    ubinary: the signs of eight numbers as one."""
     output_dimension: Count | None = None
     """Return only this many first numbers of a vector; default: all."""
     max_tokens: Count | None = None
@@ -87,3 +95,23 @@ class EmbedBody(EncoderBody):
         if self.texts is not None:
             return self.texts
         return ["".join([part.text for part in each.content]) for each in self.inputs or ()]
+
+
+class RerankBody(EncoderBody):
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "rank_fields": (),
+        "truncate_prompt_tokens": (),
+    }
+
+    query: Text
+    """The text that documents are compared with."""
+    documents: Documents
+    """The texts to order."""
+    top_n: Count | None = None
+    """Return only this many documents; default: all."""
+    max_tokens_per_doc: Count | None = None
+    """Keep only this many first tokens of a document; default: all."""
+
+    @property
+    def texts(self) -> list[str]:
+        return texts_of(self.documents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.api.cohere import embed
+from server.api.cohere import embed, rerank
 from server.wing import Wing
 
-WING = Wing((embed.router,))
+WING = Wing((embed.router, rerank.router))

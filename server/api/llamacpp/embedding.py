@@ -11,7 +11,8 @@ from server.api.llamacpp.schemas import EmbeddingBody
 from server.api.openai.schemas.prompts import plain_list
 from server.api.openai.vectors import embed_texts, json_response, number_list
 from server.api.receive import admit_and_read
-from server.generation.embedding import normalised
+from server.generation.embedding import finished
+from server.generation.embedding_state import embedding_state_of
 from server.generation.off_loop import off_loop
 from server.http.openapi import body_schema
 
@@ -27,8 +28,8 @@ async def embedding(request: Request) -> Response:
     name, given = ("content", body.content) if body.input is None else ("input", body.input)
     assert given is not None
     vectors, _ = await embed_texts(request, body, plain_list(given), name)
-    if body.embd_normalize != AS_COMPUTED:
-        vectors = normalised(vectors)
+    sentence = embedding_state_of(request).sentence
+    vectors = finished(vectors, sentence, normalises=body.embd_normalize != AS_COMPUTED)
 
     def write() -> bytes:
         rows = [number_list(vector) for vector in vectors]

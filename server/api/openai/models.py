@@ -9,10 +9,16 @@ from starlette.requests import Request
 
 from server.adapters import ServedAdapter
 from server.generation.chat_prompt import has_own_tools
+from server.http.openapi import Task
 from server.state import AppState, state_of
 from server.text.generation_config import client_sampling
 
 router = APIRouter()
+OTHER_CAPABILITIES: dict[Task, list[str]] = {
+    "embed": ["embedding"],
+    "score": ["rerank", "classification"],
+    "classify": ["classification"],
+}
 
 
 def model_facts(state: AppState, name: str) -> dict[str, Any]:
@@ -34,6 +40,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "max_model_len": state.max_length(),
         "kind": info.kind,
         "task": state.task,
+        "tasks": state.tasks,
         "capabilities": _capabilities(state),
         "architecture": info.architecture,
         "parameters": info.parameters,
@@ -43,7 +50,7 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
         "speculative_model": info.speculative_model,
         "device": info.device,
         "tensor_parallel_size": info.tensor_parallel_size,
-        "client_sampling": {} if state.task == "embed" else client_sampling(given),
+        "client_sampling": client_sampling(given) if state.task == "generate" else {},
         "meta": {
             "n_vocab": info.vocab_size,
             "n_ctx": state.max_length(),
@@ -51,8 +58,8 @@ def model_facts(state: AppState, name: str) -> dict[str, Any]:
             "size": info.weight_bytes,
         },
     }
-    if info.embedding_size:
-        facts["embedding_size"] = info.embedding_size
+    if size := state.vector_size():
+        facts["embedding_size"] = size
     return facts
 
 
@@ -61,8 +68,8 @@ def _capabilities(state: AppState) -> list[str]:
 
     Tools that only the system message shows are left out: few such models can call them.
     """
-    if state.task == "embed":
-        return ["embedding"]
+    if state.task != "generate":
+        return OTHER_CAPABILITIES[state.task]
     found = ["completion"]
     if state.template is not None:
         found.append("chat")

@@ -1,4 +1,4 @@
-"""POST /v1/rerank: documents by their similarity to a query, as in the APIs of Jina and Cohere."""
+"""POST /v1/rerank: documents by their scores with a query, as in the APIs of Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -10,25 +10,32 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.api.openai.pair_scores import pair_scores
 from server.api.openai.schemas.embedding import RerankBody
-from server.api.openai.score import similarities
 from server.api.openai.vectors import json_response
 from server.api.receive import admit_and_read
+from server.generation.pairs import PairLimits, Side
 from server.http.openapi import body_schema
 from server.state import state_of
 
 router = APIRouter()
 
 
-@router.post("/v1/rerank", openapi_extra=body_schema(RerankBody, task="embed"))
+@router.post("/v1/rerank", openapi_extra=body_schema(RerankBody, task="score"))
 @router.post("/rerank", include_in_schema=False)
 async def rerank(request: Request) -> Response:
-    """Sort documents by the cosine of their vectors with the query's, the most similar first."""
+    """Sort documents by their scores with the query, the highest first."""
     state = state_of(request)
-    body = await admit_and_read(request, RerankBody, "embed")
+    body = await admit_and_read(request, RerankBody, "score")
     name = "documents" if body.texts is None else "texts"
-    sides = ("query", [body.query]), (name, body.candidates)
-    scores, usage = await similarities(request, body, *sides)
+    scores, usage = await pair_scores(
+        request,
+        body,
+        Side("query", [body.query], "query"),
+        Side(name, body.candidates, "document"),
+        PairLimits(body.truncate_prompt_tokens, keep_end=body.keeps_end),
+        body.raw_field,
+    )
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()
 
     if body.texts is not None:

@@ -108,7 +108,7 @@ async def cached_tokens(state: AppState, ids: list[int], salt: str, adapter: int
 
     It is 0 for an encoder, which has none, and for a prompt that no request may have.
     """
-    if state.task == "embed" or not 0 < len(ids) <= state.max_length():
+    if state.task != "generate" or not 0 < len(ids) <= state.max_length():
         return 0
     start = state.start_token
     if start is None:

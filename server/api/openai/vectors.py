@@ -14,18 +14,19 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.checkpoint.sentence import SentenceConfig
 from server.api.openai.number_formats import vector_bytes
 from server.api.openai.schemas.embedding import EmbeddingBody, EncoderBody, TextsBody
-from server.generation.embedding import Embedding, Vectors, normalised
+from server.generation.embedding import Embedding, Vectors, finished
 from server.generation.embedding_state import embedding_state_of
 from server.generation.limits import check_priority
 from server.generation.off_loop import off_loop
-from server.generation.texts import Texts, encode_texts, padded
+from server.generation.text_prompts import instruction_prompt, named_prompt
+from server.generation.texts import EncodedText, Texts, encode_texts, padded
 from server.http.body import ignored_header
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import invalid
 from server.state import AppState, state_of
-from server.text.pooling import PoolingConfig
 
 MAX_LISTED = 256  # vectors whose places one header lists
 Usage = dict[str, int]
@@ -50,19 +51,25 @@ async def embed_texts(
     state = state_of(request)
     with state.client.reserve(request.state.tenant):
         most = body.truncate_prompt_tokens
-        pooling = embedding_state_of(request).pooling
-        token_lists = await encode_texts(
-            state, pooling, texts, most, param, keep_end=body.keeps_end
+        sentence = embedding_state_of(request).sentence
+        encoded = await encode_texts(
+            state,
+            sentence,
+            texts,
+            most,
+            param,
+            keep_end=body.keeps_end,
+            prompt=sentence.standard_prompt,
         )
-    return await embed_tokens(request, body, token_lists)
+    return await embed_tokens(request, body, encoded)
 
 
 async def embed_tokens(
-    request: Request, body: EncoderBody, token_lists: Sequence[list[int]]
+    request: Request, body: EncoderBody, texts: Sequence[EncodedText]
 ) -> tuple[Vectors, Usage]:
-    """Return the vector of each list of token ids, and the usage."""
+    """Return the vector of each text as the engine computes it, and the usage."""
     given = request.state
-    tokens = sum(map(len, token_lists))
+    tokens = sum(len(text.ids) for text in texts)
     given.access.model = state_of(request).model_name(body.model)
     given.access.prompt_tokens = tokens
     priority = body.priority or 0
@@ -70,7 +77,7 @@ async def embed_tokens(
     with Embedding(
         state_of(request),
         embedding_state_of(request),
-        token_lists,
+        texts,
         given.arrival,
         priority,
         given.tenant,
@@ -80,29 +87,39 @@ async def embed_tokens(
     return vectors, {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def check_dimensions(state: AppState, given: int | None, param: str) -> None:
-    """Raise a 400 ApiError if a vector has fewer numbers than the request asks for."""
+def check_dimensions(
+    state: AppState, sentence: SentenceConfig, given: int | None, param: str
+) -> None:
+    """Raise a 400 ApiError if the model has no vectors of the size that the request asks for."""
     size = state.loaded().embedding_size
-    if given is not None and given > size:
+    if given is None or given == size:
+        return
+    if given > size:
         limit = f"from 1 to {size} (the model's vector size)"
         raise invalid(param, f"{param} must be {limit}, not {given}.")
+    sizes = sentence.shorter_sizes
+    if state.config.allow_dimensions or sizes is None or given in sizes:
+        return
+    known = ", ".join(map(str, sorted({*sizes, size})))
+    message = (
+        f"{param} must be one of {known}, not {given}: the checkpoint does not say that it was "
+        "trained for vectors of other sizes. The server's flag --allow-dimensions allows them."
+    )
+    raise invalid(param, message)
 
 
 async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryNames) -> Response:
     """Return the vectors of the inputs, in the format that the request asks for."""
-    state, pooling = state_of(request), embedding_state_of(request).pooling
-    check_dimensions(state, body.dimensions, "dimensions")
+    state, sentence = state_of(request), embedding_state_of(request).sentence
+    check_dimensions(state, sentence, body.dimensions, "dimensions")
     as_header = body.encoding_format == "bytes"
     if as_header and len(body.inputs) > MAX_LISTED:
         message = f"bytes takes at most {MAX_LISTED} inputs; use bytes_only or base64."
         raise invalid("encoding_format", message)
     with state.client.reserve(request.state.tenant):
-        token_lists = await _token_lists(state, pooling, body)
-    vectors, usage = await embed_tokens(request, body, token_lists)
-    vectors = vectors[:, : body.dimensions]
-    wanted = body.use_activation
-    if wanted or (wanted is None and pooling.normalised):
-        vectors = normalised(vectors)
+        texts = await _encoded(state, sentence, body)
+    vectors, usage = await embed_tokens(request, body, texts)
+    vectors = finished(vectors, sentence, body.dimensions, body.use_activation)
     head: dict[str, Any] = {
         "object": "list",
         "model": state.model_name(body.model),
@@ -127,20 +144,32 @@ async def answer_vectors(request: Request, body: EmbeddingBody, names: EntryName
     )
 
 
-async def _token_lists(
-    state: AppState, pooling: PoolingConfig, body: EmbeddingBody
-) -> list[list[int]]:
+async def _encoded(
+    state: AppState, sentence: SentenceConfig, body: EmbeddingBody
+) -> list[EncodedText]:
     """Return the token ids of each input. Raises a 400 ApiError if one is too long."""
-    token_lists = await encode_texts(
+    texts = await encode_texts(
         state,
-        pooling,
+        sentence,
         body.inputs,
         body.truncate_prompt_tokens,
         "input",
         keep_end=body.keeps_end,
         add_special_tokens=body.add_special_tokens is not False,
+        prompt=_prompt(sentence, body),
     )
-    return await padded(state, token_lists) if body.padding == "max_length" else token_lists
+    return await padded(state, texts) if body.padding == "max_length" else texts
+
+
+def _prompt(sentence: SentenceConfig, body: EmbeddingBody) -> str:
+    """Return the text in front of each input. Raises a 400 ApiError if the model has none."""
+    if body.prompt is not None:
+        return body.prompt
+    if body.prompt_name is not None:
+        return named_prompt(sentence, body.prompt_name)
+    if body.instruction is not None:
+        return instruction_prompt(sentence, body.instruction)
+    return sentence.standard_prompt
 
 
 def _bytes(body: EmbeddingBody, vectors: Vectors) -> bytes:

@@ -21,11 +21,11 @@ Route = Callable[[Request], Awaitable[Response]]
 # The first route whose fields a body has answers it.
 ROUTES: tuple[tuple[tuple[str, ...], Route], ...] = (
     (("messages",), chat.chat_completions),
-    (("prompt",), completions.completions),
     (("query", "documents"), rerank.rerank),
     (("query", "texts"), rerank.rerank),
     (("input", "task"), pooling.pooling),
     (("input",), embeddings.embeddings),
+    (("prompt",), completions.completions),
     (("text_1",), score.score),
     (("queries",), score.score),
     (("data_1",), score.score),
@@ -38,7 +38,7 @@ class InvocationBody(Body):
     messages: Any = None
     """A body of /v1/chat/completions."""
     prompt: Any = None
-    """A body of /v1/completions."""
+    """A body of /v1/completions, or with `input` of /v1/embeddings."""
     query: Any = None
     """A body of /v1/rerank."""
     documents: Any = None

@@ -84,8 +84,8 @@ function Head({ report, body, found, which, at, params, update, answerFrom }) {
   if (answer.error) return html`<p class="warn" role="alert">${answer.error}</p>`;
   if (!answer.value) return html`<p class="muted" role="status">Loading ${title}…</p>`;
   const shades = answer.value;
-  const isSeen = (row, column) => stack !== "decoder"
-    || (column <= row && (window === null || column > row - window));
+  const isSeen = (row, column) => (stack !== "decoder" || column <= row)
+    && (window === null || Math.abs(row - column) < window);
   const readOut = (row, column) => {
     const pair = `${visible(queries[row])} (${row}) → ${visible(keys[column])} (${column})`;
     if (!isSeen(row, column)) return `${pair}: not visible`;

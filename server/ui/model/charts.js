@@ -38,18 +38,24 @@ function amount(value) {
   return value.toPrecision(3);
 }
 
+/** How many keys a query sees. In an encoder, the window of a layer is to both sides. */
+export function keysInWindow({ kind, window }) {
+  if (window === null) return Infinity;
+  return kind === "full" ? 2 * window - 1 : window;
+}
+
 /** What each layer sees: the whole context, or a window. */
 export function Windows({ attention, context }) {
-  const layers = Object.entries(attention).filter(([, facts]) => facts.kind === "causal");
+  const layers = Object.entries(attention).filter(([, facts]) => facts.kind !== "cross");
   return html`<figure class="md-chart">
     <figcaption>Keys that a query of each layer sees, of a context of ${context.toLocaleString("en")}.</figcaption>
     <div class="scroll md-scroll" tabindex="0" role="region" aria-label="Windows"><table><thead><tr>
       <th scope="col">layer</th><th scope="col">keys</th><td /></tr></thead><tbody>
       ${layers.map(([name, facts], layer) => {
-        const seen = Math.min(facts.window ?? context, context);
-        const width = `${(100 * seen) / context}%`;
+        const keys = keysInWindow(facts);
+        const width = `${(100 * Math.min(keys, context)) / context}%`;
         return html`<tr key=${name}><th scope="row">${layer}</th>
-          <td>${facts.window === null ? "all" : facts.window.toLocaleString("en")}</td>
+          <td>${keys === Infinity ? "all" : keys.toLocaleString("en")}</td>
           <td class="md-wide"><span class="md-bar" aria-hidden="true"><span style=${{ width }} /></span></td></tr>`;
       })}
     </tbody></table></div>

@@ -1,6 +1,7 @@
 // The block diagram: boxes from top to bottom, lines beside them for what skips a box.
 import { html } from "../html.js";
 import { hrefOf } from "../router.js";
+import { keysInWindow } from "./charts.js";
 import {
   columnsOf, farInputs, isOperation, isTable, linesOf, rangeOf, tabOf, tablesOf,
 } from "./tree.js";
@@ -94,7 +95,7 @@ function Facts({ node, tree, column, tokens }) {
 }
 
 function attentionFacts(facts, tokens) {
-  const keys = facts.window === null ? tokens : Math.min(tokens, facts.window);
+  const keys = Math.min(tokens, keysInWindow(facts));
   const found = [`${facts.num_heads} heads of ${facts.head_dim}`];
   if (facts.num_kv_heads !== facts.num_heads) found.push(`${facts.num_kv_heads} of keys and values`);
   found.push(facts.kind);

@@ -39,7 +39,10 @@ async function sendAll(requests) {
 
 function small(text, number) {
   const model = hello.value.model.id;
-  if (hello.value.ready.kind === "encoder") return ["v1/embeddings", { model, input: text }];
+  const { task } = hello.value.model;
+  if (task === "embed") return ["v1/embeddings", { model, input: text }];
+  if (task === "score") return ["v1/rerank", { model, query: text, documents: QUESTIONS }];
+  if (task === "classify") return ["v1/classify", { model, input: text }];
   const length = { max_tokens: TOKENS, min_tokens: TOKENS };
   const common = { model, ...length, ...withSampling({}), stream: true, seed: number, n: CHOICES };
   if (!hello.value.has_template) return ["v1/completions", { ...common, prompt: text }];

@@ -12,8 +12,9 @@ import torch
 from engine.attention.kv_cache import KVCache, block_bytes
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
-from engine.attention.torch.batching import MAX_PADDING, SPLIT, query_groups
+from engine.attention.torch.batching import MAX_PADDING, MAX_SCORES, SPLIT, query_groups
 from engine.attention.torch.fused import FusedAttention
+from engine.attention.torch.mask import attention_mask
 from tests.support.paged import PagedRun, Sequences, dense, random_sequences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -361,10 +362,13 @@ def test_attend_unowned_blocks_and_null_block_do_not_affect_outputs(dtype: torch
         assert blocks[run.unowned].isnan().all()
 
 
+@pytest.mark.parametrize("window", [None, 1, 20], ids=lambda window: f"window-{window}")
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_attend_without_kv_cache_keeps_texts_independent(dtype: torch.dtype) -> None:
+def test_attend_without_kv_cache_keeps_texts_independent(
+    dtype: torch.dtype, window: int | None
+) -> None:
     """Texts are padded to the longest of their group. NaN in one must not reach another."""
-    spec = AttentionSpec(4, 2, 32, scale=32**-0.5, kind="full")
+    spec = AttentionSpec(4, 2, 32, scale=32**-0.5, kind="full", window=window)
     texts = random_sequences(spec, [3, 70, 65, 1, 64, 130], dtype)
 
     def attended(members: list[int]) -> list[torch.Tensor]:
@@ -382,6 +386,47 @@ def test_attend_without_kv_cache_keeps_texts_independent(dtype: torch.dtype) -> 
     for i in (0, 2, 3, 4):
         assert torch.equal(together[i], beside_nan[i])
         assert torch.equal(together[i], attended([i])[0])
+
+
+@pytest.mark.parametrize("window", [None, 9, 600], ids=lambda window: f"window-{window}")
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_attend_without_kv_cache_long_text_is_computed_in_parts(
+    dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scores take a bounded memory. Another text of the step changes no bit of it."""
+    spec = AttentionSpec(2, 1, 32, scale=32**-0.5, kind="full", window=window)
+    texts = random_sequences(spec, [1300, 40], dtype)
+    scores: list[int] = []
+
+    def measured(*arguments: Any) -> torch.Tensor:
+        mask = attention_mask(*arguments)
+        scores.append(mask.numel())
+        return mask
+
+    monkeypatch.setattr("engine.attention.torch.matmul.attention_mask", measured)
+
+    def attended(members: list[int]) -> list[torch.Tensor]:
+        own = [[each[i] for i in members] for each in (texts.queries, texts.keys, texts.values)]
+        lengths = [len(query) for query in own[0]]
+        run = PagedRun(Sequences(spec, *own), 16)
+        plan = run.backend.plan(run.layout([(n, 0, length) for n, length in enumerate(lengths)]))
+        return list(plan.attend(spec, None, *map(torch.cat, own)).split(lengths))
+
+    together = attended([0, 1])
+    assert max(scores) <= MAX_SCORES
+    check(texts, together)
+    assert torch.equal(attended([0])[0], together[0])
+    assert torch.equal(attended([1])[0], together[1])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_attend_without_kv_cache_window_hides_whole_splits(dtype: torch.dtype) -> None:
+    """The first and the last splits of keys are hidden from queries in the middle of a text."""
+    spec = AttentionSpec(1, 1, 32, scale=32**-0.5, kind="full", window=9)
+    texts = random_sequences(spec, [4 * SPLIT + 40], dtype)
+    run = PagedRun(texts, 16)
+    plan = run.backend.plan(run.layout([(0, 0, texts.lengths[0])]))
+    check(texts, [plan.attend(spec, None, texts.queries[0], texts.keys[0], texts.values[0])])
 
 
 def test_attend_stale_content_of_own_blocks_does_not_affect_outputs() -> None:

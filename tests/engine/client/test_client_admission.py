@@ -51,7 +51,7 @@ async def test_submit_without_room_for_all_sends_none(client: Client) -> None:
 
 async def test_embed_several_texts_count_as_one_request(client: Client) -> None:
     def embed(*lengths: int) -> list[int]:
-        texts = [EmbedRequest(client.next_id(), [1] * n, "mean", 0.0) for n in lengths]
+        texts = [EmbedRequest(client.next_id(), [1] * n, 0.0) for n in lengths]
         client.embed(texts)
         return [text.id for text in texts]
 

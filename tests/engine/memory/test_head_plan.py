@@ -95,10 +95,10 @@ def test_head_drafts_by_default_where_a_token_is_cheap(
     assert dear.module is None
     assert "would cost 50% of a step" in dear.unused
     monkeypatch.setattr(head_plan, "draft_cost", lambda *given: 0.25)
-    assert plan(folder).head.module is not None
+    assert plan(folder).prediction.module is not None
     monkeypatch.setattr(head_plan, "draft_cost", lambda *given: 0.26)
-    assert plan(folder).head.module is None
-    assert plan(folder, speculation="mtp").head.module is not None
+    assert plan(folder).prediction.module is None
+    assert plan(folder, speculation="mtp").prediction.module is not None
 
 
 def test_cost_counts_the_experts_of_one_token(tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_cost_counts_the_experts_of_one_token(tmp_path: Path) -> None:
     many = checkpoint(tmp_path / "many", add_head, family=family, num_experts=12)
     more = plan(many, speculation="mtp")
     costs = [
-        head_plan.draft_cost(each.module, each.head.module)
+        head_plan.draft_cost(each.module, each.prediction.module)
         for each in (few, more)
-        if each.head.module is not None
+        if each.prediction.module is not None
     ]
     assert more.num_parameters > few.num_parameters
     # Only the rows of the routers are more.
@@ -131,7 +131,7 @@ def test_lost_head_is_named_and_the_model_served(tmp_path: Path) -> None:
     assert "lack mtp.fc.weight" in facts.head_unused
     assert not facts.drafts_by_head
     partly = checkpoint(tmp_path / "partly", add_head, without_join)
-    assert "lack mtp.fc.weight" in plan(partly).head.unused
+    assert "lack mtp.fc.weight" in plan(partly).prediction.unused
 
 
 # ---- refusals --------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_heads_that_cannot_draft_are_refused_by_name(folder: Path, tmp_path: Pat
     ):
         other = checkpoint(tmp_path / edit.__name__, add_head, edit)
         assert said in refusal(other)
-        assert said in plan(other).head.unused
+        assert said in plan(other).prediction.unused
 
 
 def test_several_ranks_do_without_the_head(folder: Path) -> None:
@@ -174,7 +174,7 @@ def test_planned_bytes_are_those_that_are_measured(folder: Path, fields: dict[st
     for entry in loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name
     alone = plan(folder, speculation="off", **fields)
-    head = loaded.plan.head.module
+    head = loaded.plan.prediction.module
     assert head is not None
     parameters = sum(each.numel() for each in alone.module.parameters())
     assert loaded.plan.num_parameters == parameters, "the head is no part of the model"
@@ -206,8 +206,8 @@ def test_spellings_of_a_head_are_the_same_head(family: str, tmp_path: Path) -> N
     heads = []
     for each in folders:
         loaded = load_engine(config(each, speculation="mtp", prepack=False))
-        assert loaded.plan.head.module is not None
-        heads.append(loaded.plan.head.module.state_dict())
+        assert loaded.plan.prediction.module is not None
+        heads.append(loaded.plan.prediction.module.state_dict())
     first, second = heads
     assert first.keys() == second.keys() >= {"join.weight", "norm.weight"}
     for name, weight in first.items():

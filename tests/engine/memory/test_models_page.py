@@ -1,4 +1,4 @@
-"""The memory table in docs/models.md equals what is planned."""
+"""The memory table in docs/model-sizes.md equals what is planned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.model_sizes import table
 
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "model-sizes.md"
 
 
 def test_page_lists_the_planned_memory_of_each_model() -> None:

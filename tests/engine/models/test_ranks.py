@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from engine.layers.linear import Linear
-from engine.protocol.embed import Pooling
 from tests.engine.models import (
     test_arcee,
     test_bert,
     test_cohere2,
     test_deepseek_v2,
     test_deepseek_v3,
+    test_embedding_gemma,
     test_exaone4,
     test_gemma2,
     test_gemma3,
@@ -27,12 +27,15 @@ from tests.engine.models import (
     test_gpt_oss,
     test_granite_hybrid,
     test_granite_moe,
+    test_gte,
     test_lfm2,
     test_lfm2_moe,
     test_llama,
     test_marian,
     test_ministral3,
     test_mixtral,
+    test_modernbert,
+    test_mpnet,
     test_nanochat,
     test_olmo2,
     test_olmo3,
@@ -111,6 +114,14 @@ ENCODERS = [
         EncoderCase("bert", test_bert.config),
         EncoderCase("roformer", lambda: test_roformer.config(embedding_size=32)),
     )
+] + [
+    pytest.param(case, id=name, marks=pytest.mark.slow)
+    for name, case in {
+        "mpnet": test_mpnet.CASE,
+        "modernbert": test_modernbert.CASE,
+        "gte": test_gte.CASE,
+        "embedding_gemma": test_embedding_gemma.CASE,
+    }.items()
 ]
 
 
@@ -135,9 +146,8 @@ def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
 
 
 def vectors(driver: Driver, texts: Sequence[list[int]]) -> torch.Tensor:
-    """Return the vectors [3 * texts, hidden] of all texts, with each pooling."""
-    poolings: Sequence[Pooling] = ("mean", "cls", "last")
-    ids = [driver.embed(text, pooling) for text in texts for pooling in poolings]
+    """Return the vectors [texts, hidden] of all texts."""
+    ids = [driver.embed(text) for text in texts]
     driver.run()
     return torch.stack([driver.vector(request) for request in ids])
 

@@ -16,7 +16,10 @@ from engine.models.registry import ARCHITECTURES, model_class
 from tests.support.driver import tiny_llama
 from tests.support.published import PUBLISHED
 
-LAYERS = "num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    *("encoder_layers", "decoder_layers"),
+)
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.engine.models import (
     test_cohere2,
     test_deepseek_v2,
+    test_embedding_gemma,
     test_gemma2,
     test_gemma3,
     test_gemma4,
@@ -16,13 +18,17 @@ from tests.engine.models import (
     test_marian,
     test_ministral3,
     test_mistral,
+    test_modernbert,
+    test_mpnet,
     test_nanochat,
+    test_nomic_bert,
     test_qwen3,
     test_qwen3_next,
     test_t5,
 )
 from tests.support.driver import Driver
-from tests.support.golden import Case, Golden
+from tests.support.encoders import TOLERANCE, Encoder, hidden_states
+from tests.support.golden import Case, Golden, load
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 TOKENS = 3
@@ -82,3 +88,22 @@ def test_triton_backend_matches_torch(golden: Golden) -> None:
 @cases(*OTHERS)
 def test_triton_backend_further_models_match_torch(golden: Golden) -> None:
     check(golden)
+
+
+# A relative bias; windows to both sides, with rotary positions; grouped heads; a norm at the end.
+ENCODERS = [
+    test_mpnet.CASE,
+    test_modernbert.CASE,
+    test_nomic_bert.CASE,
+    test_embedding_gemma.CASE,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "encoder", ENCODERS, ids=["mpnet", "modernbert", "nomic_bert", "embedding_gemma"], indirect=True
+)
+def test_triton_backend_encoders_match_the_reference(encoder: Encoder) -> None:
+    runner = load(encoder.folder, attention_backend="triton")
+    for found, due in zip(hidden_states(runner, encoder.texts), encoder.expected, strict=True):
+        torch.testing.assert_close(found, due, **TOLERANCE)

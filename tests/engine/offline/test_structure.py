@@ -54,6 +54,10 @@ BERT = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
+# transformers refuses special tokens outside of the vocabulary.
+IDS = ("pad_token_id", "eos_token_id", "bos_token_id", "cls_token_id", "sep_token_id")
+MODERN = dict.fromkeys(IDS, 1)
+POOLED = ("BertModel", "RobertaModel", "MPNetModel", "JinaEmbeddingsV3Model")
 T5 = {
     "vocab_size": 96,
     "d_model": 32,
@@ -143,6 +147,14 @@ HF: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK | {"q_lora_rank": 20}),
     "bert": ("BertModel", BERT),
     "roformer": ("RoFormerModel", BERT | {"embedding_size": 16}),
+    "roberta": ("RobertaModel", BERT),
+    "distilbert": ("DistilBertModel", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}),
+    "mpnet": ("MPNetModel", BERT),
+    "modernbert": ("ModernBertModel", BERT | MODERN),
+    "nomic_bert": ("NomicBertModel", BERT),
+    "gte": ("GteModel", BERT),
+    "jina_v3": ("JinaEmbeddingsV3Model", BERT),
+    "embedding_gemma": ("Gemma3TextModel", GEMMA | {"use_bidirectional_attention": True}),
     "t5": ("T5ForConditionalGeneration", T5 | {"tie_word_embeddings": True}),
     "marian": ("MarianMTModel", MARIAN),
 }
@@ -160,7 +172,7 @@ def of_transformers(name: str) -> tuple[ModelStructure, int]:
     kind = getattr(transformers, class_name)
     config = kind.config_class(**fields)
     config.architectures = [class_name]
-    more = {"add_pooling_layer": False} if class_name == "BertModel" else {}
+    more = {"add_pooling_layer": False} if class_name in POOLED else {}
     with torch.device("meta"):
         model = kind(config, **more)
     count = model.num_parameters(only_trainable=True)  # sinusoids are no parameters of ours

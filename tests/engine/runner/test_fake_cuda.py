@@ -60,7 +60,7 @@ def check(name: str, folder: Path, **config: Any) -> None:
         driver = engine(name, folder, **config)
         kinds = {"extend_kernel", "_norm_kernel"}
         if driver.runner.kind == "encoder":
-            ids = [driver.embed([1, 2, 3]), driver.embed([4] * 9, "cls")]
+            ids = [driver.embed([1, 2, 3]), driver.embed([4] * 9)]
             driver.run()
             assert all(driver.vector(i).numel() for i in ids)
         else:

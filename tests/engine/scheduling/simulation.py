@@ -329,7 +329,7 @@ class Simulation:
 
     def embed(self, tokens: list[int], priority: int = 0, tenant: str = "") -> int:
         self._ids += 1
-        self.scheduler.add(EmbedRequest(self._ids, tokens, "mean", 0.0, priority, tenant))
+        self.scheduler.add(EmbedRequest(self._ids, tokens, 0.0, priority, tenant))
         self.texts[self._ids] = tokens
         self._work += 1
         return self._ids
@@ -383,8 +383,8 @@ class Simulation:
             assert self.slots.get(scheduled.adapter_slot, 0) == wanted, "another adapter"
         assert step.slices or step.encoder_inputs, "an empty step"
         assert sum(s.count for s in step.slices) <= self.scheduler.max_num_batched_tokens, "budget"
-        for kind in (None, "mean"):
-            lengths = [len(e.tokens) for e in step.encoder_inputs if e.pooling == kind]
+        for is_pooled in (False, True):
+            lengths = [len(e.tokens) for e in step.encoder_inputs if e.is_pooled == is_pooled]
             budget = self.scheduler.max_num_encoder_tokens
             assert len(lengths) < 2 or sum(lengths) <= budget, "the encoder's budget"
         assert all(s.count > 0 for s in step.slices)
@@ -415,7 +415,7 @@ class Simulation:
         vectors = [
             EmbedOutput(e.id, bytes(t % 256 for t in e.tokens))
             for e in step.encoder_inputs
-            if e.pooling
+            if e.is_pooled
         ]
         for vector in self.scheduler.embeds.retire(vectors):
             assert vector.id not in self.aborted | self.vectors.keys()

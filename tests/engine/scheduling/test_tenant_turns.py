@@ -136,8 +136,8 @@ def test_scheduler_tenant_that_aborted_its_queue_is_not_served_later_for_it() ->
 def test_embed_queue_texts_of_two_tenants_take_turns() -> None:
     queue = EmbedQueue()
     for number in range(1, 9):
-        queue.add(EmbedRequest(number, [1, 2, 3], "mean", 0.0, tenant="a"))
-    queue.add(EmbedRequest(9, [1, 2, 3], "mean", 0.0, tenant="b"))
+        queue.add(EmbedRequest(number, [1, 2, 3], 0.0, tenant="a"))
+    queue.add(EmbedRequest(9, [1, 2, 3], 0.0, tenant="b"))
     assert {text.id for text in queue.take(6)} == {1, 9}
 
 

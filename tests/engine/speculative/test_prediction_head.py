@@ -196,7 +196,7 @@ def test_head_is_not_computed_while_too_many_streams_decode(
     """Only full blocks are, so that later requests find its KV."""
     driver = drafted_driver(folders("qwen3_5", "right"))
     calls: list[int] = []
-    head = driver.loaded.plan.head.module
+    head = driver.loaded.plan.prediction.module
     assert head is not None
     head.register_forward_hook(lambda *given: calls.append(len(given[2])))
     for number in range(5):
@@ -212,7 +212,7 @@ def test_first_tokens_of_all_streams_are_drafted_at_once(
 ) -> None:
     driver = drafted_driver(folders("qwen3_5", "right"))
     calls: list[int] = []
-    head = driver.loaded.plan.head.module
+    head = driver.loaded.plan.prediction.module
     assert head is not None
     head.register_forward_hook(lambda *given: calls.append(len(given[2])))
     for number in range(4):
@@ -227,7 +227,7 @@ def test_first_tokens_of_all_streams_are_drafted_at_once(
 
 def test_draft_without_finite_logits_is_empty(folders: Callable[[str, str], Path]) -> None:
     driver = drafted_driver(folders("qwen3_5", "right"))
-    head = driver.loaded.plan.head.module
+    head = driver.loaded.plan.prediction.module
     assert head is not None
     head.norm.weight.fill_(float("nan"))
     request_id = driver.submit([1, 2, 3], 8)

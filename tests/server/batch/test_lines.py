@@ -28,10 +28,11 @@ OTHERS |= {"/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/resp
 OTHERS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 # Other servers' APIs, whose answers have no place in OpenAI's format of batches.
 OTHERS |= {"/completion", "/infill", "/embedding", "/apply-template", "/pooling", "/v2/embed"}
+OTHERS |= {"/v2/rerank"}
 OTHERS |= {"/invocations", "/predict", "/ping", "/v1/chat/completions/input_tokens"}
 # Other names of routes.
 OTHERS |= {"/chat/completions", "/completions", "/embeddings", "/responses"}
-OTHERS |= {"/chat/completions/input_tokens"}
+OTHERS |= {"/chat/completions/input_tokens", "/classify"}
 
 
 def raw(custom_id: str, body: Any = None) -> bytes:

@@ -85,6 +85,17 @@ def test_encode_text_that_begins_with_bos_has_one_bos() -> None:
     assert tokenizer.encode("<s>") == [1]
 
 
+def test_encode_with_lowercase_leaves_special_tokens_as_they_are() -> None:
+    """As transformers' own normalizer: each letter by itself, so a last sigma is not special."""
+    plain = load_tokenizer(located(BYTE_LEVEL))
+    lower = load_tokenizer(located(BYTE_LEVEL), lowercase=True)
+    assert lower.encode("How DO I") == plain.encode("how do i") != plain.encode("How DO I")
+    assert lower.encode("ΑΣ") == plain.encode("ασ")
+    words = load_tokenizer(located(WORDPIECE), lowercase=True)
+    assert words.encode("A [SEP] B") == load_tokenizer(located(WORDPIECE)).encode("a [SEP] b")
+    assert words.encode("A [SEP] B").count(words.token_id("[SEP]")) == 2
+
+
 def test_encode_long_and_short_texts_never_truncates_or_pads(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode("a b c d e f g h i j " * 100)) > 1000
     assert len(tokenizer.encode("a")) < 5

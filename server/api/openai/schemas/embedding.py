@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -28,6 +30,8 @@ from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_
 from server.http.body import MAX_TEXT, Body, Part, failure
 
 MAX_TEXTS = MAX_PROMPTS
+PROMPT_FIELDS = ("prompt", "prompt_name", "instruction")
+TEXT: dict[str, Any] = {"type": "string"}
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
@@ -59,7 +63,29 @@ class TextsBody(EncoderBody):
         return self.truncation_side == "left"
 
 
+class PairsBody(TextsBody):
+    """The fields that the routes of scores share."""
+
+    DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {"use_activation": True}
+
+    use_activation: bool | None = None
+    """Return scores behind the activation of a model's head, not its logits."""
+
+    @property
+    def raw_field(self) -> str | None:
+        """The name of the field that asks for logits, or None."""
+        return "use_activation" if self.use_activation is False else None
+
+
+def _one_prompt_schema() -> dict[str, Any]:
+    """Return the schema of bodies with at most one of the fields of a prompt."""
+    pairs = itertools.combinations(PROMPT_FIELDS, 2)
+    return {"allOf": [never(**dict.fromkeys(pair, TEXT)) for pair in pairs]}
+
+
 class EmbeddingBody(TextsBody):
+    model_config = ConfigDict(json_schema_extra=_one_prompt_schema())
+
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
     DEFAULTS: ClassVar[dict[str, Any]] = EncoderBody.DEFAULTS | {
         "add_special_tokens": True,
@@ -88,6 +114,21 @@ class EmbeddingBody(TextsBody):
     """Add the special tokens of the tokenizer to each text."""
     padding: Literal["max_length", "do_not_pad"] | None = None
     """max_length: the model reads each text with padding tokens up to its limit."""
+    prompt_name: str | None = None
+    """The name of the checkpoint's prompt that is put in front of each text."""
+    prompt: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = None
+    """The text that is put in front of each text; empty: none, not even the checkpoint's."""
+    instruction: Annotated[str, StringConstraints(max_length=MAX_TEXT)] | None = None
+    """The task in the checkpoint's prompt of queries, as of Qwen3-Embedding."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> EmbeddingBody:
+        given = [name for name in PROMPT_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise failure("invalid", f"only one of {' and '.join(given)} may be set", given[1])
+        if given and any(isinstance(text, list) for text in self.inputs):
+            raise failure("invalid", "goes before texts; the input has token ids", given[0])
+        return self
 
     @property
     def inputs(self) -> list[Plain]:
@@ -109,7 +150,12 @@ Documents = Annotated[
 ]
 
 
-class RerankBody(TextsBody):
+def texts_of(documents: Sequence[str | Document]) -> list[str]:
+    """Return the texts of documents."""
+    return [each if isinstance(each, str) else each.text for each in documents]
+
+
+class RerankBody(PairsBody):
     """`top_n` documents are returned, all of them by default, with their texts if wanted.
 
     With `texts` the body and the answer are those of text-embeddings-inference.
@@ -125,7 +171,6 @@ class RerankBody(TextsBody):
     )
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = EncoderBody.UNSUPPORTED | {
-        "raw_scores": (False,),
         "truncate": (False,),
     }
 
@@ -142,6 +187,19 @@ class RerankBody(TextsBody):
     )
     """Return the texts of the documents, too."""
 
+    raw_scores: bool | None = None
+    """The opposite of `use_activation`, in text-embeddings-inference."""
+
+    @model_validator(mode="after")
+    def _one_name(self) -> RerankBody:
+        if self.raw_scores is not None and self.use_activation is self.raw_scores:
+            raise failure("invalid", "is the opposite of use_activation", "raw_scores")
+        return self
+
+    @property
+    def raw_field(self) -> str | None:
+        return "raw_scores" if self.raw_scores else super().raw_field
+
     @model_validator(mode="after")
     def _one_list(self) -> RerankBody:
         if (self.documents is None) == (self.texts is None):
@@ -153,10 +211,23 @@ class RerankBody(TextsBody):
         """The texts to order, under either name."""
         if self.texts is not None:
             return self.texts
-        return [d if isinstance(d, str) else d.text for d in self.documents or ()]
+        return texts_of(self.documents or ())
 
 
-class ScoreBody(TextsBody):
+def side_texts(side: str | list[str]) -> list[str]:
+    """Return a text or a list of texts as a list."""
+    return [side] if isinstance(side, str) else side
+
+
+def expect_pairs(first: Sequence[str], second: Sequence[str]) -> None:
+    """Raise the failure of a body unless text_1 has one text for all, or as many as text_2."""
+    count = len(second)
+    if len(first) not in (1, count):
+        found = f"has {count} texts, but text_1 has {len(first)}; text_1 needs 1 or {count}"
+        raise failure("invalid", found, "text_2")
+
+
+class ScoreBody(PairsBody):
     """The pairs to score: one text with one or more, or two lists of equal length."""
 
     # vLLM's newer names, and its internal ones.
@@ -167,20 +238,13 @@ class ScoreBody(TextsBody):
 
     @property
     def first_texts(self) -> list[str]:
-        return [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        return side_texts(self.text_1)
 
     @property
     def second_texts(self) -> list[str]:
-        return [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        return side_texts(self.text_2)
 
     @model_validator(mode="after")
     def _pairs(self) -> ScoreBody:
-        first = len(self.first_texts)
-        second = len(self.second_texts)
-        if first not in (1, second):
-            raise failure(
-                "invalid",
-                f"has {second} texts, but text_1 has {first}; text_1 needs 1 or {second}",
-                "text_2",
-            )
+        expect_pairs(self.first_texts, self.second_texts)
         return self

@@ -134,8 +134,10 @@ def whole_texts(texts: Sequences, bias: torch.Tensor | None = None) -> torch.Ten
     return BothBackends(bias).plan(layout).attend(texts.spec, None, *qkv.unbind(1))
 
 
-def test_encoder_attention_text_sees_only_itself() -> None:
-    texts = random_sequences(replace(PLAIN, kind="full"), [9, 70, 1])
+@pytest.mark.parametrize("window", [None, 1, 20])
+def test_encoder_attention_text_sees_only_itself(window: int | None) -> None:
+    """A window reaches equally far to both sides."""
+    texts = random_sequences(replace(PLAIN, kind="full", window=window), [9, 70, 1])
     first = Sequences(texts.spec, texts.queries[:1], texts.keys[:1], texts.values[:1])
     assert torch.equal(whole_texts(texts)[:9], whole_texts(first))
 

@@ -53,8 +53,25 @@ async def test_embed_base64_holds_the_floats(encoder: Served) -> None:
     assert found.keys() == set(forms)
     decoded = np.frombuffer(base64.b64decode(found["base64"][0]), "<f4")
     assert decoded.tolist() == found["float"][0]
-    few = (await embed(encoder, texts=["ab"], output_dimension=2)).json()["embeddings"]
-    assert few["float"] == [found["float"][0][:2]]
+
+
+async def test_embed_output_dimension_keeps_the_first_numbers(model: Path) -> None:
+    async with serving(FakeEncoder(lambda r: []), model, allow_dimensions=True) as served:
+        found = [await embed(served, texts=["ab"], output_dimension=size) for size in (4, 2)]
+        whole, few = [answer.json()["embeddings"]["float"][0] for answer in found]
+    assert few == whole[:2]
+
+
+async def test_embed_codes_are_of_the_largest_number_of_each_vector(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = {64: [-0.5, 0.25, 0.001, 0.5], 65: [0.0, 0.0, 0.0, 0.0]}
+    monkeypatch.setattr(fake_encoder, "vector", lambda ids: np.array(vectors[ids[-1]], "<f4"))
+    async with serving(FakeEncoder(lambda r: []), model) as served:
+        answer = await embed(served, texts=["a", "b"], embedding_types=["int8", "uint8"])
+    codes = [[-127, 64, 0, 127], [0, 0, 0, 0]]
+    unsigned = [[code + 128 for code in row] for row in codes]
+    assert answer.json()["embeddings"] == {"int8": codes, "uint8": unsigned}
 
 
 async def test_embed_binary_packs_the_signs_of_eight_numbers(
@@ -64,7 +81,8 @@ async def test_embed_binary_packs_the_signs_of_eight_numbers(
     monkeypatch.setattr(fake_encoder, "vector", lambda tokens: np.array(signs, "<f4"))
     info = msgspec.structs.replace(ENCODER, embedding_size=16)
     forms = ["binary", "ubinary"]
-    async with serving(FakeEncoder(lambda request: [], info=info), model) as sized:
+    fake = FakeEncoder(lambda request: [], info=info)
+    async with serving(fake, model, allow_dimensions=True) as sized:
         found = (await embed(sized, texts=["a"], embedding_types=forms)).json()["embeddings"]
         assert found == {"ubinary": [[0b11000001, 0b10]], "binary": [[193 - 128, 2 - 128]]}
         refused = await embed(sized, texts=["a"], embedding_types=forms, output_dimension=12)
@@ -99,7 +117,7 @@ async def test_embed_purpose_without_effect_is_listed(encoder: Served) -> None:
         ({"texts": ["a"], "inputs": [{"content": [{"type": "text", "text": "a"}]}]}, "texts"),
         ({"texts": []}, "texts"),
         ({"texts": ["a"], "input_type": "odd"}, "input_type"),
-        ({"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types.0"),
+        ({"texts": ["a"], "embedding_types": ["int4"]}, "embedding_types.0"),
         ({"texts": ["a"], "output_dimension": 5}, "output_dimension"),
         ({"texts": ["a"], "truncate": "MIDDLE"}, "truncate"),
         ({"texts": ["a"], "max_tokens": 1}, "max_tokens"),
