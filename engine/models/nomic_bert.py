@@ -31,7 +31,7 @@ NAMES_NOMIC: Names = {
     "blocks.{i}.mlp.down": f"{BLOCK}.mlp.fc2",
     "blocks.{i}.mlp_norm": f"{BLOCK}.norm2",
 }
-# What published files call rotary positions. transformers does not read the key.
+# The values of published files with rotary positions. transformers does not read the key.
 POSITIONS = ("absolute", "rope", "rotary")
 # The key of transformers -> that of published checkpoints.
 KEYS = {
