@@ -130,8 +130,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             MODEL,
-            "A smaller model with the same tokenizer, given like --model, that drafts. Answers stay "
-            "the same.",
+            "A smaller model with the same tokenizer, given like --model, that drafts. "
+            "Answers stay the same.",
         ),
     ] = None
     pooling: Annotated[
