@@ -300,7 +300,8 @@ def converted(
         if architecture in ("llama", "mistral3") and part in name:
             halves = tensor.reshape(config[key], 2, -1, *tensor.shape[1:])
             return halves.swapaxes(1, 2).reshape(tensor.shape)
-    if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+    gemmas = ("gemma", "gemma2", "gemma3", "gemma-embedding")
+    if architecture in gemmas and name.endswith("norm.weight"):
         return tensor + 1
     if name.endswith(".conv.conv.weight"):
         return tensor.squeeze(1)

@@ -136,7 +136,7 @@ CASES = {
     "jina_v3": test_jina_v3.CASE,
     "embedding_gemma": test_embedding_gemma.CASE,
 }
-ENCODERS = [name for name, case in CASES.items() if isinstance(case, EncoderCase)]
+DECODERS = [name for name, case in CASES.items() if isinstance(case, Case)]
 # A model of each kind of attention, norm and state; the other ones run in the slow suite.
 QUICK = {
     *("gpt2", "llama", "gemma3", "gemma4-shared", "gpt_oss", "granite_hybrid", "lfm2"),
@@ -190,7 +190,7 @@ def each(names: Iterable[str]) -> pytest.MarkDecorator:
 
 
 every = each(CASES)
-every_decoder = each(name for name in CASES if name not in ENCODERS)
+every_decoder = each(DECODERS)
 
 
 def test_cases_cover_every_architecture() -> None:

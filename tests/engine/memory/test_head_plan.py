@@ -91,7 +91,7 @@ def test_head_drafts_by_default_where_a_token_is_cheap(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tiny model has few layers and a large vocabulary."""
-    dear = plan(folder).head
+    dear = plan(folder).prediction
     assert dear.module is None
     assert "would cost 50% of a step" in dear.unused
     monkeypatch.setattr(head_plan, "draft_cost", lambda *given: 0.25)
@@ -119,13 +119,13 @@ def test_cost_counts_the_experts_of_one_token(tmp_path: Path) -> None:
 @pytest.mark.parametrize("speculation", ["off", "ngram"])
 def test_other_drafts_take_no_head(folder: Path, speculation: str) -> None:
     found = plan(folder, speculation=speculation)
-    assert found.head == head_plan.HeadPlan()
+    assert found.prediction == head_plan.HeadPlan()
     assert len(found.modules) == 1
 
 
 def test_lost_head_is_named_and_the_model_served(tmp_path: Path) -> None:
     silent = checkpoint(tmp_path / "silent")
-    assert plan(silent).head == head_plan.HeadPlan()
+    assert plan(silent).prediction == head_plan.HeadPlan()
     lost = checkpoint(tmp_path / "lost", named)
     facts = load_engine(config(lost)).facts
     assert "lack mtp.fc.weight" in facts.head_unused
@@ -153,7 +153,7 @@ def test_heads_that_cannot_draft_are_refused_by_name(folder: Path, tmp_path: Pat
 
 
 def test_several_ranks_do_without_the_head(folder: Path) -> None:
-    found = plan(folder, tensor_parallel_size=2).head
+    found = plan(folder, tensor_parallel_size=2).prediction
     assert found.module is None
     assert "needs one rank" in found.unused
 
