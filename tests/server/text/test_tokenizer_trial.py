@@ -105,7 +105,7 @@ def test_plain_exception_of_the_library_is_an_error(model: Path, tmp_path: Path)
 async def test_panic_returns_an_error_body_and_counts_as_500(
     model: Path, says: Any, panicking: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.app.load_tokenizer", lambda folder: panicking)
+    monkeypatch.setattr("server.app.load_tokenizer", lambda folder, lowercase: panicking)
     text = "a" * 60 + "b"
     async with serving(FakeEngine(says("x")), model) as served:
         messages = [{"role": "user", "content": text}]
