@@ -82,12 +82,17 @@ def growth(samples: Samples) -> dict[str, list[float]]:
     return found
 
 
-def rates(samples: Samples, engines: Mapping[str, Engine], streams: int) -> dict[str, list[float]]:
-    """Return the GB/s at which the steps read the weights."""
-    return {
-        name: [engine.loaded.facts.weight_bytes / ms / 1e6 for ms in samples[f"{name}, {streams}"]]
-        for name, engine in engines.items()
-    }
+def rates(
+    samples: Samples, engines: Mapping[str, Engine], streams: int, *, states: bool
+) -> dict[str, list[float]]:
+    """Return the GB/s at which the steps read the weights, and with `states` move these, too."""
+    found = {}
+    for name, engine in engines.items():
+        moved = engine.loaded.facts.weight_bytes
+        if states:  # each stream's is read and written
+            moved += 2 * streams * engine.loaded.plan.states.slot_bytes
+        found[name] = [moved / ms / 1e6 for ms in samples[f"{name}, {streams}"]]
+    return found
 
 
 def prefill(engine: Engine) -> Figure:
@@ -135,9 +140,12 @@ def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     )
     yield Table(found, "ms a step, by streams")
     for streams in STREAMS:
-        shares = rates(found, engines, streams)
+        shares = rates(found, engines, streams, states=False)
+        yield Table(shares, f"GB/s of weights, {streams} streams", ("Llama",))
+        # A hybrid also moves states, in fp32: with eight streams a fifth of the weights' bytes.
+        shares = rates(found, engines, streams, states=True)
         bound = Bound("hybrid", "Llama", SHARE)
-        yield Table(shares, f"GB/s of weights, {streams} streams", ("Llama",), (bound,))
+        yield Table(shares, f"GB/s of weights and states, {streams} streams", ("Llama",), (bound,))
     found = in_turn({name: prefill(engine) for name, engine in engines.items()}, rounds)
     bound = Bound("hybrid", "Llama", PREFILL)
     yield Table(found, f"tokens/s of a prompt of {PROMPT}", ("Llama",), (bound,))

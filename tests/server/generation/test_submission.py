@@ -20,6 +20,7 @@ from server.generation.embedding import Embedding
 from server.generation.embedding_state import EmbeddingState
 from server.generation.generation import Generation
 from server.generation.submission import abort_reason
+from server.generation.texts import EncodedText
 from server.glassbox.explain.explanation import Explanation
 from server.http.errors import ClientGone, ClientStalled, StreamBroken, numerical_error
 from server.http.key_limits import KeyLimits
@@ -32,6 +33,7 @@ from tests.support.prepared import prepared_request
 from tests.support.prometheus import metric
 
 PROMPT = [64, 65]
+TEXTS = [EncodedText([1, 2]), EncodedText([3])]
 
 
 @dataclass
@@ -133,7 +135,7 @@ async def test_requests_whose_tokens_cannot_be_counted_are_aborted(model: Path, 
     submission: Embedding | Explanation
     if kind == "embedding":
         submission = Embedding(
-            state, app.embedding, [[1], [2]], arrival=0.0, priority=0, limiter=limiter
+            state, app.embedding, TEXTS, arrival=0.0, priority=0, limiter=limiter
         )
     else:
         explain = Explain([1], SamplingParams(max_tokens=1), 1, 1)
@@ -153,7 +155,7 @@ async def test_requests_whose_tokens_cannot_be_counted_are_aborted(model: Path, 
 async def test_embedding_has_the_same_life(model: Path) -> None:
     app = app_with(FakeEncoder(lambda request: []), model)
     state = app.state
-    embedding = Embedding(state, app.embedding, [[1, 2], [3]], arrival=0.0, priority=0)
+    embedding = Embedding(state, app.embedding, TEXTS, arrival=0.0, priority=0)
     assert not state.client.texts
     with pytest.raises(ClientGone), embedding:
         raise ClientGone
@@ -161,7 +163,7 @@ async def test_embedding_has_the_same_life(model: Path) -> None:
     assert state.client.aborted == [1, 2]
     assert aborts(app) == aborts(app, reason="disconnect") == 1
     await state.client.start()
-    with Embedding(state, app.embedding, [[1, 2], [3]], arrival=0.0, priority=0) as embedding:
+    with Embedding(state, app.embedding, TEXTS, arrival=0.0, priority=0) as embedding:
         assert (await embedding.collect()).shape == (2, 4)
     assert aborts(app) == 1
     await state.client.stop()
