@@ -141,11 +141,11 @@ def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     yield Table(found, "ms a step, by streams")
     for streams in STREAMS:
         shares = rates(found, engines, streams, states=False)
-        yield Table(shares, f"GB/s of weights, {streams} streams", ("Llama",))
+        bound = Bound("hybrid", "Llama", SHARE)
+        yield Table(shares, f"GB/s of weights, {streams} streams", ("Llama",), (bound,))
         # A hybrid also moves states, in fp32: with eight streams a fifth of the weights' bytes.
         shares = rates(found, engines, streams, states=True)
-        bound = Bound("hybrid", "Llama", SHARE)
-        yield Table(shares, f"GB/s of weights and states, {streams} streams", ("Llama",), (bound,))
+        yield Table(shares, f"GB/s of weights and states, {streams} streams", ("Llama",))
     found = in_turn({name: prefill(engine) for name, engine in engines.items()}, rounds)
     bound = Bound("hybrid", "Llama", PREFILL)
     yield Table(found, f"tokens/s of a prompt of {PROMPT}", ("Llama",), (bound,))
