@@ -75,7 +75,7 @@ class GatedDeltaNet(LoadedLayer):
         (tails, states), runs = self.state(batch)
         qkv, z = self.inputs(x).tensor_split((-heads * value_dim,), dim=1)
         b, a = self.rates(x).chunk(2, dim=1)
-        qkv = self.conv(qkv.contiguous(), tails, runs)
+        qkv = self.conv(qkv, tails, runs)
         qk, v = qkv.tensor_split((-heads * value_dim,), dim=1)
         q, k = qk.unflatten(1, (2, -1, key_dim)).unbind(1)
         v, z = v.unflatten(1, (heads, value_dim)), z.unflatten(1, (heads, value_dim))

@@ -82,7 +82,12 @@ def norm_and_rotate(
 
     Without `angles` they are not rotated. With `pairs`, neighbouring dimensions are.
     """
-    if norm and not norm.after:
+    if norm and not norm.after and kernels == "numba":
+        from engine.kernels.numba.rowwise import norm_heads
+
+        weights = norm.q_weight, norm.k_weight
+        qk = norm_heads(qk, heads, *weights, norm.eps, offset=norm.offset)
+    elif norm and not norm.after:
         q, k = qk[:, :heads], qk[:, heads:]
         q = rms_norm(q, norm.q_weight, norm.eps, offset=norm.offset, kernels=kernels)
         k = rms_norm(k, norm.k_weight, norm.eps, offset=norm.offset, kernels=kernels)

@@ -202,6 +202,9 @@ class RowsCall(ctypes.Structure):
         ("other_stride", INT),
         ("sum", INT),  # address of [rows, size] for the sum
         ("weight", INT),  # address of [size], or 0
+        ("heads", INT),  # rows of a token that lie one behind the other, for a norm of heads
+        ("key_head", INT),  # the first head with the other weight
+        ("key_weight", INT),  # address of [size], or 0
         ("out", INT),  # address of [rows, size]
         ("eps", FLOAT),
         ("offset", FLOAT),  # added to each weight

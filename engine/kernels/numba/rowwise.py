@@ -58,12 +58,50 @@ def norm(
         other_stride=other_stride,
         sum=total.data_ptr(),
         weight=weight_address,
+        heads=1,
+        key_head=1,
         out=out.data_ptr(),
         eps=eps,
         offset=float(offset),
     )
     _run(NORM, x.dtype, call)
     return total, out
+
+
+def norm_heads(
+    qk: torch.Tensor,
+    heads: int,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    *,
+    offset: bool = False,
+) -> torch.Tensor:
+    """Return the RMS norm of each head of qk [T, H + Hkv, D]; the first `heads` have `q_weight`.
+
+    The heads of a token are contiguous, with any stride between tokens.
+    """
+    assert qk[0].is_contiguous()
+    weights = (q_weight, k_weight)
+    assert all(weight is None or weight.dtype == qk.dtype for weight in weights)
+    addresses = [0 if weight is None else weight.data_ptr() for weight in weights]
+    tokens, count, size = qk.shape
+    out = torch.empty(qk.shape, dtype=qk.dtype)
+    call = RowsCall(
+        rows=tokens * count,
+        size=size,
+        x=qk.data_ptr(),
+        x_stride=qk.stride(0),
+        weight=addresses[0],
+        heads=count,
+        key_head=heads,
+        key_weight=addresses[1],
+        out=out.data_ptr(),
+        eps=eps,
+        offset=float(offset),
+    )
+    _run(NORM, qk.dtype, call)
+    return out
 
 
 def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:

@@ -15,10 +15,19 @@ from numba import carray, njit
 from engine.kernels.numba.call import ConvCall
 from engine.kernels.numba.compile import EXACT
 from engine.kernels.numba.source.gates import sigmoid
-from engine.kernels.numba.source.intrinsics import array_at, on_stack, take, to_element, to_fp32
+from engine.kernels.numba.source.intrinsics import (
+    LANES,
+    array_at,
+    on_stack,
+    take,
+    to_element,
+    to_exact_element,
+    to_fp32,
+)
 from engine.kernels.numba.source.padding import write_padding
 
-TILE = 512  # channels
+TILE = 512  # the most channels of a task
+STEP = 2 * LANES  # a tile begins at a multiple of it: bf16 fill a cache line
 
 
 class Room(NamedTuple):
@@ -74,6 +83,13 @@ def store(sums, out):
 
 
 @njit(fastmath=EXACT, error_model="numpy")
+def store_unrounded(inputs, out):
+    """Store inputs that the type of `out` holds exactly: they were read from such numbers."""
+    for i in range(len(out)):
+        out[i] = to_exact_element(inputs[i], out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
 def store_silu(sums, out):
     for i in range(len(out)):
         out[i] = to_element(sums[i] * sigmoid(sums[i]), out)
@@ -108,7 +124,7 @@ def compute_run(call, run, left, count, room, kind, item):
             for age in range(past):
                 place = (oldest + 1 + age) % width
                 kept = array_at(slot + row_bytes * age, (count,), kind)
-                store(row_at(room.inputs, place, count), kept)
+                store_unrounded(row_at(room.inputs, place, count), kept)
         newest = oldest
 
 
@@ -125,6 +141,12 @@ def sum_inputs(call, left, count, room, oldest, kind, item):
         add(array_at(call.bias + item * left, (count,), kind), sums)
 
 
+@njit(inline="always")
+def divided(number, divisor):
+    """Return the quotient, rounded up."""
+    return (number + divisor - 1) // divisor
+
+
 def conv_kernel(half: bool):
     """Return the kernel. All tensors are bf16 if `half`, else fp32."""
     kind = np.uint16 if half else np.float32
@@ -134,7 +156,9 @@ def conv_kernel(half: bool):
         call = carray(pointer, 1)[0]
         width = call.width
         room = Room(on_stack(width * TILE), on_stack(width * TILE), on_stack(TILE))
-        tiles = (call.channels + TILE - 1) // TILE
+        tiles = divided(call.channels, TILE)
+        size = STEP * divided(divided(call.channels, tiles), STEP)  # all tasks take equally long
+        tiles = divided(call.channels, size)
         while True:
             number = take(call.counter)
             if number > tiles:
@@ -142,8 +166,8 @@ def conv_kernel(half: bool):
             if number == tiles:
                 write_padding(call, call.channels, kind, item)
                 continue
-            left = number * TILE
-            count = min(TILE, call.channels - left)
+            left = number * size
+            count = min(size, call.channels - left)
             weights = array_at(call.weight + item * left * width, (count, width), kind)
             for age in range(width):
                 convert_column(weights, age, row_at(room.weights, age, count))

@@ -101,6 +101,20 @@ def to_element(typing, number, array):
 
 
 @intrinsic
+def to_exact_element(typing, number, array):
+    """Convert a fp32 number that the array's type, fp32 or bf16, holds exactly."""
+    is_fp32 = isinstance(array.dtype, types.Float)
+
+    def code(context, builder, signature, arguments):
+        number = arguments[0]
+        if is_fp32:
+            return number
+        return builder.trunc(builder.lshr(builder.bitcast(number, INT32), INT32(16)), INT16)
+
+    return array.dtype(types.float32, array), code
+
+
+@intrinsic
 def bits_of(typing, number):
     """Return the bits of a fp32 number as int32."""
 

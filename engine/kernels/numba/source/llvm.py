@@ -44,11 +44,12 @@ def store(builder, value, address, align):
     builder.store(value, pointer, align=align)
 
 
-def prefetch(builder, place, locality):
+def prefetch(builder, address, locality):
     """Read a cache line ahead of use; a `locality` of 3 means the nearest cache."""
     void = ir.VoidType()
     arguments = [cgutils.voidptr_t, INT32, INT32, INT32]
     instruction = declare(builder, "llvm.prefetch.p0", void, arguments)
+    place = builder.inttoptr(address, cgutils.voidptr_t)
     read = INT32(0)
     data = INT32(1)
     locality = INT32(locality)

@@ -208,8 +208,7 @@ class _Panel:
         for line in range(self._group_bytes // CACHE_LINE):
             address = offset(builder, begin, CACHE_LINE * line)
             vectors.append(load(builder, address, WHOLE, align=CACHE_LINE))
-            ahead = builder.inttoptr(offset(builder, address, distance), cgutils.voidptr_t)
-            prefetch(builder, ahead, locality=2)
+            prefetch(builder, offset(builder, address, distance), locality=2)
         if self._shape.bits == 8:
             return vectors
         mask = ir.Constant(WHOLE, [0x0F0F0F0F] * LANES)

@@ -151,8 +151,7 @@ class _Panel:
         for vector in self._vectors:
             address = offset(builder, begin, CACHE_LINE * vector)
             weights.append(load(builder, address, PAIRS, align=CACHE_LINE))
-            ahead = builder.inttoptr(offset(builder, address, PREFETCH), cgutils.voidptr_t)
-            prefetch(builder, ahead, locality=2)
+            prefetch(builder, offset(builder, address, PREFETCH), locality=2)
         return weights
 
     def _load_inputs(self, row, pair):

@@ -23,7 +23,7 @@ from engine.kernels.numba.source.gates import exp, sigmoid, softplus
 from engine.kernels.numba.source.intrinsics import array_at, on_stack, take, to_element, to_fp32
 from engine.kernels.numba.source.padding import write_padding
 from engine.kernels.numba.source.rowwise import scale_alone, square
-from engine.kernels.numba.source.state_tile import WIDEST, advance, tile_width
+from engine.kernels.numba.source.state_tile import WIDEST, advance
 from engine.kernels.numba.source.sum_rows import LANES
 
 L2_EPS = 1e-6
@@ -91,10 +91,11 @@ def columns_at(call, tile):
     if tile < wide:
         return tile * WIDEST, WIDEST
     left = wide * WIDEST
-    width = tile_width(call.columns - left)
-    if tile == wide or width == 1:
-        return left + tile - wide, width
-    return left + width + tile - wide - 1, 1
+    tile -= wide
+    narrow = (call.columns - left) // LANES
+    if tile < narrow:
+        return left + LANES * tile, LANES
+    return left + LANES * narrow + tile - narrow, 1
 
 
 @njit(inline="always")
@@ -112,6 +113,21 @@ def place_behind(call, token, head, left, room):
     if slot:
         return slot_place(call, slot, head, left)
     return Place(room.state, 4 * WIDEST)
+
+
+@njit(inline="always")
+def tile_behind(call, number, tile, following):
+    """Return the address of the tile that a thread computes after this one of task `number`."""
+    tile += 1
+    if tile == tiles_of(call.columns):
+        if following >= call.runs * call.heads:
+            tile -= 1  # none is left
+        else:
+            number = following
+            tile = 0
+    left, _ = columns_at(call, tile)
+    slot = integer_at(call.reads, number // call.heads)
+    return slot_place(call, slot, number % call.heads, left).address
 
 
 # ---- inputs of a token -----------------------------------------------------------------------
@@ -173,7 +189,7 @@ def write(sums, values, skip, out):
 
 
 @njit(inline="always")
-def pass_over(call, old, new, key, query, next_key, keep, width, room):
+def pass_over(call, old, new, key, query, next_key, ahead, keep, width, room):
     """Change the tile at `old` to the one at `new`. `state_tile.advance` describes the others."""
     advance(
         old.address,
@@ -187,6 +203,7 @@ def pass_over(call, old, new, key, query, next_key, keep, width, room):
         room.out,
         next_key,
         room.held,
+        ahead,
         keep,
         width,
     )
@@ -196,18 +213,13 @@ def pass_over(call, old, new, key, query, next_key, keep, width, room):
 def look_up(call, token, head, old, width, room, kind, item):
     """Find what a run's first state holds for its first key, by a pass that changes nothing."""
     load_key(call, token, head, room.key, True, kind, item)
-    change = numbers_at(room.change, width)
-    for i in range(width):
-        change[i] = 0
-    new = Place(room.state, 4 * WIDEST)
-    one = np.float32(1)
-    pass_over(call, old, new, room.key, room.key, room.key, one, width, room)
-    return new
+    none = Place(0, 0)
+    pass_over(call, old, none, 0, 0, room.key, old.address, np.float32(1), width, room)
 
 
 @njit(inline="always")
-def compute_run(call, run, head, left, width, room, corrects, kind, item):
-    """Compute the tokens of a run for a tile of columns."""
+def compute_run(call, run, head, left, width, ahead, room, corrects, kind, item):
+    """Compute the tokens of a run for a tile of columns. `ahead` is the address of the next."""
     first = integer_at(call.starts, run)
     end = integer_at(call.starts, run + 1)
     state = slot_place(call, integer_at(call.reads, run), head, left)
@@ -215,7 +227,7 @@ def compute_run(call, run, head, left, width, room, corrects, kind, item):
     next_key = room.next_key
     skip = number_at(call.skip, head, call.vector_bytes) if call.skip else np.float32(0)
     if corrects and first < end:
-        state = look_up(call, first, head, state, width, room, kind, item)
+        look_up(call, first, head, state, width, room, kind, item)
     for token in range(first, end):
         gates = gates_of(call, token, head, corrects)
         begin = token * call.value_stride + head * call.value_head + left
@@ -231,7 +243,8 @@ def compute_run(call, run, head, left, width, room, corrects, kind, item):
                 load_key(call, token + 1, head, next_key, True, kind, item)
                 following = next_key
         new = place_behind(call, token, head, left, room)
-        pass_over(call, state, new, key, room.query, following, gates.keep, width, room)
+        next_tile = ahead if token + 1 == end else state.address
+        pass_over(call, state, new, key, room.query, following, next_tile, gates.keep, width, room)
         state = new
         key, next_key = next_key, key
         place = (token * call.heads + head) * call.columns + left
@@ -261,17 +274,20 @@ def recurrence_kernel(corrects: bool, half: bool):
         )
         tiles = tiles_of(call.columns)
         last = call.runs * call.heads
+        following = take(call.counter)
         while True:
-            number = take(call.counter)
+            number = following
             if number > last:
                 return
             if number == last:
                 write_padding(call, call.heads * call.columns, kind, item)
-                continue
+                return
+            following = take(call.counter)
             run = number // call.heads
             head = number % call.heads
             for tile in range(tiles):
                 left, width = columns_at(call, tile)
-                compute_run(call, run, head, left, width, room, corrects, kind, item)
+                ahead = tile_behind(call, number, tile, following)
+                compute_run(call, run, head, left, width, ahead, room, corrects, kind, item)
 
     return over_tiles, RecurrenceCall

@@ -29,8 +29,11 @@ def row_of(address, row, stride, size, kind, item):
 
 @njit(inline="always")
 def norm_row(call, row, kind, item):
+    """Norm a row, and first add another to it; or norm a head of a token."""
     size = call.size
-    x = row_of(call.x, row, call.x_stride, size, kind, item)
+    token = row // call.heads
+    head = row % call.heads
+    x = row_of(call.x + item * size * head, token, call.x_stride, size, kind, item)
     out = row_of(call.out, row, size, size, kind, item)
     if call.other:
         other = row_of(call.other, row, call.other_stride, size, kind, item)
@@ -44,8 +47,9 @@ def norm_row(call, row, kind, item):
     mean = squares / np.float32(size)
     root = np.sqrt(mean + np.float32(call.eps))
     factor = np.float32(1) / root
-    if call.weight:
-        weight = row_of(call.weight, 0, 0, size, kind, item)
+    address = call.weight if head < call.key_head else call.key_weight
+    if address:
+        weight = row_of(address, 0, 0, size, kind, item)
         scale(total, factor, weight, np.float32(call.offset), out)
     else:
         scale_alone(total, factor, out)

@@ -12,7 +12,7 @@ from engine.kernels.numba import rowwise as rows
 from engine.ops.gated import gelu_tanh_mul, silu_mul
 from engine.ops.kernels import Kernels
 from engine.ops.norm import add_rms_norm, rms_norm
-from engine.ops.rotary import apply_rotary, apply_rotary_pairs
+from engine.ops.rotary import HeadNorm, apply_rotary, apply_rotary_pairs, norm_and_rotate
 from tests.support.driver import tiny_llama
 from tests.support.golden import load
 
@@ -46,6 +46,11 @@ def pair_rotary_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return apply_rotary_pairs(x.view(-1, 4, 64), ANGLES[0], ANGLES[1], kernels=kernels)
 
 
+def head_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    norm = HeadNorm(WEIGHT[:64], WEIGHT[64:128], 1e-5, offset=True)
+    return norm_and_rotate(x.view(-1, 4, 64), 3, None, norm, kernels=kernels)
+
+
 Operation = Callable[..., torch.Tensor]  # of x and `kernels`
 OPERATIONS: dict[str, Operation] = {
     "rms_norm": rms_norm_op,
@@ -53,6 +58,7 @@ OPERATIONS: dict[str, Operation] = {
     "post_norm": post_norm_op,
     "silu_mul": silu_mul,
     "gelu_tanh_mul": gelu_tanh_mul,
+    "head_norm": head_norm_op,
     "rotary": rotary_op,
     "rotary_pairs": pair_rotary_op,
 }
@@ -134,6 +140,11 @@ def test_row_kernels_strided_input_equals_contiguous() -> None:
         rms_norm(heads, WEIGHT[:80], 1e-5, kernels="numba"),
         rms_norm(heads.contiguous(), WEIGHT[:80], 1e-5, kernels="numba"),
     )
+    norm = HeadNorm(WEIGHT[:80], WEIGHT[80:160], 1e-5)
+    found = norm_and_rotate(heads, 1, None, norm, kernels="numba")
+    for head, weight in enumerate((norm.q_weight, norm.k_weight)):
+        due = rms_norm(heads[:, head].contiguous(), weight, 1e-5, kernels="numba")
+        assert torch.equal(found[:, head], due)
     assert torch.equal(
         apply_rotary(heads, angles[0], angles[1], kernels="numba"),
         apply_rotary(heads.contiguous(), angles[0], angles[1], kernels="numba"),
