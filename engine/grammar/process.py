@@ -50,6 +50,8 @@ from engine.grammar.messages import (
     framed,
     received,
 )
+from engine.grammar.thoughts import Thoughts, TokenTexts
+from engine.protocol.thoughts import ThoughtLimit, read_source
 
 NICEST = 19  # the priority while a grammar is compiled
 NICE_CPU_S = 0.05  # then it is compiled with what no other thread of the machine wants
@@ -61,17 +63,24 @@ PACKET_BYTES = 1 << 16
 
 
 class Answer:
-    """One answer, as a matcher follows it."""
+    """One answer, as a matcher and a limit of its thoughts follow it. Each may be absent."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher = matcher
+    def __init__(self, matcher: LLMatcher | None, thoughts: Thoughts | None = None) -> None:
+        self.matcher: Any = matcher
+        self.thoughts = thoughts
         self.problem = ""
 
     def check(self) -> None:
-        if not self.problem and self.matcher.is_error():
+        if self.matcher is not None and not self.problem and self.matcher.is_error():
             self.problem = self.matcher.get_error() or "unknown error"
 
     def take(self, tokens: list[int], rollback: int = 0) -> None:
+        if self.thoughts is not None:
+            self.thoughts.roll_back(rollback)
+            for token in tokens:
+                self.thoughts.take(token)
+        if self.matcher is None:
+            return
         if not self.problem and rollback:
             self.matcher.rollback(rollback)
         for token in tokens:
@@ -83,12 +92,31 @@ class Answer:
 
     def mask(self) -> bytes:
         """Return the mask at this place; b"" if the grammar cannot go on."""
+        if self.matcher is None:
+            assert self.thoughts is not None
+            return self.thoughts.mask().tobytes()
         self.check()
         if self.problem:
             return b""
         words = self.matcher.compute_bitmask()
         self.check()
+        if self.thoughts is not None:
+            words = self.thoughts.narrowed(words)
         return b"" if self.problem else words
+
+    def allows(self, token: int) -> bool:
+        """Return whether the token may come next."""
+        if self.thoughts is not None and not self.thoughts.allows(token):
+            return False
+        return self.matcher is None or self.matcher.validate_tokens([token]) == 1
+
+    def forced(self) -> list[int]:
+        """Return the next tokens if there is no choice."""
+        forced = self.thoughts.forced if self.thoughts is not None else []
+        if forced or self.matcher is None:
+            return forced
+        tokens: list[int] = self.matcher.compute_ff_tokens()
+        return tokens
 
 
 class GrammarHost:
@@ -98,7 +126,10 @@ class GrammarHost:
         self._connection = connection
         self._tokenizer = tokenizer  # or why there is none
         self._before = resident_bytes()
-        self._first: LLMatcher | None = None
+        self._is_compiled = False
+        self._first: LLMatcher | None = None  # None: no grammar holds the answers
+        self._limit: ThoughtLimit | None = None
+        self._texts: TokenTexts | None = None
         self._answers: dict[int, Answer] = {}
         self._finds_forced = True
 
@@ -122,9 +153,9 @@ class GrammarHost:
                 del self._answers[message.answer]
                 return None
             case Open():
-                if self._first is None:  # refused, which the engine has not read yet
+                if not self._is_compiled:  # refused, which the engine has not read yet
                     return None
-                answer = Answer(self._first.deep_copy())
+                answer = self._new_answer()
                 self._answers[message.answer] = answer
                 masks = [answer.mask()]
             case Advance():
@@ -143,13 +174,25 @@ class GrammarHost:
         """Compile the grammar, and compute the first mask, which finds what is too large."""
         if isinstance(self._tokenizer, str):
             return self._tokenizer
-        matcher = LLMatcher(self._tokenizer, source, log_level=0)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            return matcher.get_error() or "unknown error"
-        self._first = matcher
+        limited = read_source(source)
+        if limited.thoughts is not None:
+            self._limit = limited.thoughts
+            self._texts = TokenTexts(self._tokenizer, self._limit)
+        if limited.grammars or self._limit is None:
+            matcher = LLMatcher(self._tokenizer, source, log_level=0)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            if matcher.is_error():
+                return matcher.get_error() or "unknown error"
+            self._first = matcher
+        self._is_compiled = True
         return ""
+
+    def _new_answer(self) -> Answer:
+        matcher = self._first.deep_copy() if self._first is not None else None
+        if self._limit is None or self._texts is None:
+            return Answer(matcher)
+        return Answer(matcher, Thoughts(self._limit, self._texts))
 
     def _advance(self, answer: Answer, message: Advance) -> list[bytes]:
         if not message.each:
@@ -164,22 +207,19 @@ class GrammarHost:
 
     def _try(self, answer: Answer, draft: list[int]) -> list[bytes]:
         masks: list[bytes] = []
-        if answer.problem:
-            return masks
-        count = answer.matcher.validate_tokens(draft)
-        for token in draft[:count]:
+        for token in draft:
+            if answer.problem or not answer.allows(token):
+                break
             answer.take([token])
             masks.append(answer.mask())
-        if not answer.problem:
-            answer.matcher.rollback(count)
-            answer.check()
+        answer.take([], len(masks))
         return masks if masks.count(b"") == 0 else masks[: masks.index(b"")]
 
     def _forced(self, answer: Answer) -> list[int]:
         if answer.problem or not self._finds_forced:
             return []
         begin = time.process_time()
-        tokens = answer.matcher.compute_ff_tokens()
+        tokens = answer.forced()
         self._finds_forced = time.process_time() - begin < QUICK_S
         return tokens[:MAX_FORCED]
 

@@ -96,7 +96,7 @@ async def render(state: AppState, chat: Chat) -> str:
         message = "This model has no chat template; use /v1/completions or --chat-template."
         raise unsupported("messages", message)
     messages = [_with_known_role(message) for message in chat.messages]
-    arguments = _thinking(state, chat).arguments(template, chat.arguments)
+    arguments = thinking_of(state, chat).arguments(template, chat.arguments)
     if state.answers is not None and state.answers.shows_one_call:
         messages = with_single_calls(messages)
     tools = _visible_tools(chat)
@@ -115,7 +115,7 @@ async def render(state: AppState, chat: Chat) -> str:
     )
 
 
-def _thinking(state: AppState, chat: Chat) -> Thinking:
+def thinking_of(state: AppState, chat: Chat) -> Thinking:
     """Return how the model thinks: as the request says, else as --reasoning says."""
     wanted = state.config.reasoning
     if wanted == "auto" or chat.thinking.turns_on is not None:
@@ -185,10 +185,17 @@ def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
+def can_limit_thoughts(state: AppState) -> bool:
+    """Return whether the model marks its thoughts, so that their tokens can be limited."""
+    return state.answers is not None and state.answers.limit_thoughts is not None
+
+
 def unread_arguments(state: AppState, chat: Chat) -> list[str]:
     """Return the names of template arguments, and fields for them, that the template ignores."""
     template = template_of(state, chat)
     names = list(chat.arguments)
     if template is not None:
         names = [name for name in names if name not in template.variables]
-    return list(dict.fromkeys([*names, *chat.thinking.ignored(template, chat.arguments)]))
+    is_limited = can_limit_thoughts(state)
+    unfollowed = chat.thinking.ignored(template, chat.arguments, is_limited=is_limited)
+    return list(dict.fromkeys([*names, *unfollowed]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from engine.protocol.outputs import TokenOutput
@@ -50,6 +51,9 @@ class Choice:
             marks = prepared.parsing.marks
             self._parser = prepared.parsing.new_parser(shows_special)
         self.num_reasoning_tokens = 0
+        # The closing mark behind them is no thought.
+        budget = options.thought_budget
+        self._most_reasoning: float = math.inf if budget is None else budget
         self._detokenizer = Detokenizer(
             tokenizer,
             skip_special_tokens=options.skip_special_tokens,
@@ -87,7 +91,7 @@ class Choice:
             return self.finish
         self.num_tokens += 1
         if self._parser is not None and self._parser.is_reasoning:
-            self.num_reasoning_tokens += 1
+            self.num_reasoning_tokens += self.num_reasoning_tokens < self._most_reasoning
         self._token_ids.append(output.token)
         # The engine ends with "stop" only on an end token, which is not part of the text.
         last_line_after = self._last_line_after

@@ -56,6 +56,7 @@ class GenerationOptions:
     allowed_token_ids: Sequence[int] = ()  # empty: all
     bad_words: Sequence[str] = ()  # texts that are not generated
     grammar: WantedGrammar | None = None  # the answer follows it
+    thought_budget: int | None = None  # most tokens of the thoughts; None: no limit
 
     # Alternatives per token; -1: no logprobs. As in SamplingParams.
     num_logprobs: int = -1

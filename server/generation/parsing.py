@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
-from server.generation.chat_prompt import Chat, shows_tools_in_text
+from server.generation.chat_prompt import (
+    Chat,
+    shows_tools_in_text,
+    template_of,
+    thinking_of,
+)
 from server.generation.options import GenerationOptions
 from server.http.errors import invalid
 from server.state import AppState
 from server.text.answers import Answers, Parsing
 from server.text.wanted_grammar import JSON_OPTIONS, WantedGrammar
+
+RAW_BUDGET = "thinking_token_budget"
+PROMPT_END = 64  # tokens in which a prompt may open thoughts
 
 
 def parsing_of(state: AppState, chat: Chat, prompt: str) -> Parsing | None:
@@ -48,9 +57,22 @@ def with_grammar(
     followed.
     """
     answers = _answers_of(state, chat)
-    if answers is None:
+    template = template_of(state, chat)
+    if answers is None or template is None:
         return options
-    use, wanted = chat.tool_use, options.grammar
+    thinking = thinking_of(state, chat)
+    options = dataclasses.replace(
+        options,
+        grammar=_grammar(answers, chat, prompt, options.grammar),
+        thought_budget=thinking.limit(template, chat.arguments),
+    )
+    return with_limited_thoughts(state, options, prompt, thinking.budget_param)
+
+
+def _grammar(
+    answers: Answers, chat: Chat, prompt: str, wanted: WantedGrammar | None
+) -> WantedGrammar | None:
+    use = chat.tool_use
     is_held = any(tool.is_strict for tool in use.tools) or wanted is not None
     if use.tools and use.mode != "none" and (use.mode == "required" or is_held):
         is_alternative = wanted is not None and use.mode == "auto"
@@ -59,11 +81,48 @@ def with_grammar(
             text = answers.call_grammar(use, prompt, JSON_OPTIONS, other)
         except ValueError as error:
             raise invalid(use.param, f"{use.param} cannot be followed: {error}.") from None
-        grammar = WantedGrammar(use.param, "lark", text)
         if wanted is not None and is_alternative:
-            grammar = dataclasses.replace(wanted, around=text)
-        return dataclasses.replace(options, grammar=grammar)
+            return dataclasses.replace(wanted, around=text)
+        return WantedGrammar(use.param, "lark", text)
     if wanted is None:
-        return options
+        return None
     around = answers.reasoning_grammar(prompt, JSON_OPTIONS)
-    return dataclasses.replace(options, grammar=dataclasses.replace(wanted, around=around))
+    return dataclasses.replace(wanted, around=around)
+
+
+def with_raw_thoughts(
+    state: AppState, options: GenerationOptions, prompts: Sequence[list[int]]
+) -> GenerationOptions:
+    """Return the options of prompts without a chat with the limit of the thoughts.
+
+    Raises a 400 ApiError if only some prompts open thoughts, or if the answer follows a grammar,
+    which has no room for thoughts.
+    """
+    if options.thought_budget is None:
+        return options
+    if options.grammar is not None:
+        message = f"{RAW_BUDGET} cannot be combined with {options.grammar.param} here."
+        raise invalid(RAW_BUDGET, message)
+    decode = state.tokenizer.decode
+    ends = [decode(prompt[-PROMPT_END:], skip_special_tokens=False) for prompt in prompts]
+    limited = [with_limited_thoughts(state, options, end, RAW_BUDGET) for end in ends]
+    if any(one != limited[0] for one in limited):
+        raise invalid(RAW_BUDGET, f"{RAW_BUDGET} needs prompts that all open thoughts, or none.")
+    return limited[0]
+
+
+def with_limited_thoughts(
+    state: AppState, options: GenerationOptions, prompt: str, param: str
+) -> GenerationOptions:
+    """Return the options with the limit of the thoughts in their grammar.
+
+    `param` names the field of `thought_budget`. Without effect, `thought_budget` becomes None.
+    """
+    budget, answers = options.thought_budget, state.answers
+    if budget is None or answers is None or answers.limit_thoughts is None:
+        return dataclasses.replace(options, thought_budget=None)
+    if options.max_tokens is not None and budget >= options.max_tokens:
+        return dataclasses.replace(options, thought_budget=None)
+    grammar = options.grammar or WantedGrammar(param, "free", None)
+    thoughts = answers.limit_thoughts(budget, prompt)
+    return dataclasses.replace(options, grammar=dataclasses.replace(grammar, thoughts=thoughts))

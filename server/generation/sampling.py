@@ -109,7 +109,8 @@ def _banned_sequences(state: AppState, words: Sequence[str]) -> tuple[tuple[int,
 
 def _end_tokens(state: AppState, options: GenerationOptions) -> tuple[int, ...]:
     ends = set(options.stop_token_ids)
-    if not options.ignore_eos or options.grammar:  # a grammar's end is the end of the answer
+    # A grammar's end is the end of the answer.
+    if not options.ignore_eos or (options.grammar and options.grammar.holds_end):
         ends.update(state.tokenizer.eos_token_ids)
     return tuple(sorted(ends))
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import orjson
 
 from engine.protocol.generate import Grammar
+from engine.protocol.thoughts import limited_source
 from server.grammar.structural_tag import StructuralTagError, StructuralTagGrammar
 from server.http.errors import invalid, unsupported
 from server.text import exact_json
@@ -29,6 +30,8 @@ def grammar_of(tokenizer: Tokenizer, wanted: WantedGrammar) -> Grammar:
         source = _source(wanted, tokenizer.added_ids)
         if wanted.around:
             source = _within(source, wanted.around)
+        if wanted.thoughts:
+            source = limited_source(wanted.thoughts, source)
     except StructuralTagError as error:
         param = f"{wanted.param}.{error.path}".rstrip(".")
         refusal = unsupported if error.is_unsupported else invalid
@@ -55,6 +58,8 @@ def _source(wanted: WantedGrammar, tokens: Mapping[str, int]) -> str:
             return _structural_source(wanted, tokens)
         case "lark":
             lark = wanted.value
+        case "free":
+            return ""
     return orjson.dumps({"grammars": [{"lark_grammar": lark}]}).decode()
 
 

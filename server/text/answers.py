@@ -77,3 +77,6 @@ class Answers:
     parsing: Callable[[ToolUse, str], Parsing | None]  # None: the answers are plain text
     call_grammar: Callable[[ToolUse, str, JsonOptions, str], str]
     reasoning_grammar: Callable[[str, JsonOptions], str]
+    # Takes a number of tokens. Returns the limit of the thoughts in the form of
+    # `engine.protocol.thoughts`. None: the model shows none.
+    limit_thoughts: Callable[[int, str], str] | None

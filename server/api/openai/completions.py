@@ -12,7 +12,9 @@ from engine.protocol.generate import Ablation
 from server.api.openai.schemas.completion import CompletionBody
 from server.api.openai.writer import CompletionWriter
 from server.api.receive import admit_and_read
+from server.generation.chat_prompt import can_limit_thoughts
 from server.generation.infill import infill_prompts, with_infill_ends
+from server.generation.parsing import RAW_BUDGET, with_raw_thoughts
 from server.generation.prepare import prepare
 from server.generation.prompts import Prompts, make_echoes, text_prompts
 from server.generation.response import respond
@@ -43,8 +45,12 @@ async def complete(
         prompts = await text_prompts(state, texts)
         if body.echo:
             echoes = await make_echoes(state, options, body.prompts)
+    options = with_raw_thoughts(state, options, prompts)
+    ignored = [*body.ignored]
+    if body.thought_budget is not None and not can_limit_thoughts(state):
+        ignored.append(RAW_BUDGET)
     prepared = prepare(
-        state, request, options, prompts, param="prompt", echoes=echoes, ignored=body.ignored
+        state, request, options, prompts, param="prompt", echoes=echoes, ignored=ignored
     )
     if ablation is not None:
         prepared = replace(prepared, ablation=ablation)

@@ -14,6 +14,7 @@ from server.text.parsers.call_grammar import call_grammar, reasoning_grammar
 from server.text.parsers.detect import AnswerFormat, Prober, detect
 from server.text.parsers.formats import BY_NAME, REASONING_BY_NAME, Reasoning
 from server.text.parsers.response_template import translated
+from server.text.parsers.thoughts import thought_limiter
 from server.text.tokenizer import Tokenizer
 from server.text.tools import ToolUse
 
@@ -45,10 +46,10 @@ def answers_of(
     for problem in prober.problems:
         log.warning("response_template is not used in full", problem=problem)
     hermes = detect(prober, calls=calls or BY_NAME["hermes"], reasoning=found.reasoning)
-    return _answers(found), _answers(hermes)
+    return _answers(found, tokenizer), _answers(hermes, tokenizer)
 
 
-def _answers(found: AnswerFormat) -> Answers:
+def _answers(found: AnswerFormat, tokenizer: Tokenizer) -> Answers:
     return Answers(
         calls_name=None if found.calls is None else found.calls.name,
         reasoning_name=found.reasoning_name,
@@ -59,6 +60,7 @@ def _answers(found: AnswerFormat) -> Answers:
         parsing=partial(_parsing, found),
         call_grammar=partial(_call_grammar, found),
         reasoning_grammar=partial(_reasoning_grammar, found),
+        limit_thoughts=thought_limiter(found, tokenizer),
     )
 
 

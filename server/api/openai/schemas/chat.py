@@ -351,7 +351,11 @@ class ChatBody(GenerateBody):
         return Chat(
             messages=[message.for_template() for message in self.messages],
             arguments=dict(self.chat_template_kwargs or {}),
-            thinking=Thinking(self.reasoning_effort),
+            thinking=Thinking(
+                self.reasoning_effort,
+                budget=self.thought_budget,
+                budget_param="thinking_token_budget",
+            ),
             add_generation_prompt=self.add_generation_prompt is not False,
             continue_final_message=bool(self.continue_final_message),
             tool_use=self._tool_use,

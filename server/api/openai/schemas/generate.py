@@ -52,6 +52,15 @@ MAX_TOKENS_NAMES = Field(
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_NAMED = 128  # tokens whose logprobs a request names
+# The names of vLLM and llama.cpp. -1 is no limit.
+BUDGET_NAMES = Field(
+    validation_alias=AliasChoices(
+        "thinking_token_budget",
+        "thinking_budget_tokens",
+        "reasoning_budget_tokens",
+        "reasoning_budget",
+    )
+)
 BadWord = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -173,6 +182,8 @@ class GenerateBody(SamplingBody):
     """As `structured_outputs.grammar`."""
     guided_whitespace_pattern: SkipJsonSchema[str | None] = None
     """As `structured_outputs.whitespace_pattern`."""
+    thinking_token_budget: Annotated[Annotated[int, Between(-1, INT32)] | None, BUDGET_NAMES] = None
+    """Most tokens of the model's thoughts; then their closing mark is written. −1: no limit."""
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=1024)] | None = None
     """Token ids that end the answer."""
     allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=4096)] | None = (
@@ -206,6 +217,11 @@ class GenerateBody(SamplingBody):
     def max_new_tokens(self) -> int | None:
         """Maximum tokens of an answer; `max_completion_tokens` takes precedence."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def thought_budget(self) -> int | None:
+        """Maximum tokens of the thoughts; None: no limit."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     @property
     def num_logprobs(self) -> int:
@@ -313,6 +329,7 @@ class GenerateBody(SamplingBody):
             allowed_token_ids=self.allowed_token_ids or (),
             bad_words=self.bad_words or (),
             grammar=self._grammar,
+            thought_budget=self.thought_budget,
             num_logprobs=len(named) if named else self.num_logprobs,
             logprob_token_ids=named,
             num_prompt_logprobs=self.num_prompt_logprobs,
