@@ -104,6 +104,7 @@ class Place(NamedTuple):
     num_used: int = 0  # tokens of thoughts
     num_closing: int = 0  # the last tokens are so many of the closing tokens
     last: int = -1  # token
+    has_thought: bool = False  # it has ended thoughts, perhaps empty ones
 
 
 class Thoughts:
@@ -120,7 +121,9 @@ class Thoughts:
         place = self._places[-1]
         text = place.text + self._texts.text(token)
         follow = self._thought if place.is_open else self._content
-        self._places.append(follow(place, token, text)._replace(last=token))
+        has_thought = place.has_thought or place.is_open
+        next_place = follow(place, token, text)
+        self._places.append(next_place._replace(last=token, has_thought=has_thought))
 
     def roll_back(self, count: int) -> None:
         del self._places[len(self._places) - count :]
@@ -179,7 +182,7 @@ class Thoughts:
             endable = self._texts.endable
             return endable[left - 1] if left <= len(endable) else self._texts.unended
         is_place = limit.reopens_after in (-1, place.last)
-        if left <= 0 and is_place:
+        if left <= 0 and is_place and place.has_thought:
             return self._texts.unopened
         return self._texts.every
 

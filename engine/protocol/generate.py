@@ -32,7 +32,7 @@ FinishReason = Literal["stop", "length", "error"]
 class Grammar(Record, frozen=True):
     """Which answers are allowed: a grammar in llguidance's JSON format."""
 
-    source: str
+    source: str  # `engine.protocol.thoughts` may add the limit of the thoughts
     end_token_ids: tuple[int, ...]  # the model's end tokens, allowed where an answer may end
     param: str  # the request's field that asks for it, named in errors
 
@@ -182,3 +182,4 @@ class Explained(Message, frozen=True):
     # The noise of the draw: the greatest `tempered / luck` of the kept tokens wins. Empty at
     # temperature 0, where nothing is drawn.
     lucks: list[float]
+    is_forced: bool = False  # the grammar, or the limit of the thoughts, allowed no other token

@@ -132,6 +132,9 @@ class PendingExplanation:
         sent_logits = logits.gather(1, sent[:, None])
         is_banned = before == float("-inf")
         is_forbidden = adjusted == float("-inf")
+        is_forced = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+        if allowed is not None:
+            is_forced = (~is_forbidden).sum(dim=1) == 1
         cuts = final["cuts"].masked_fill(is_forbidden, CUT_GRAMMAR)
         cuts.masked_fill_(is_forbidden & is_banned, CUT_BAN)
         columns = {
@@ -147,6 +150,7 @@ class PendingExplanation:
             "adjusted": adjusted_probs.gather(1, ids),
             "tempered": final["probs"].gather(1, ids),
             "cuts": cuts.gather(1, ids),
+            "is_forced": is_forced,
         }
         if not self._is_greedy:
             columns["lucks"] = exponential_noise(rows.seeds, rows.positions, ids)

@@ -138,7 +138,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--no-context-shift": "an answer always ends at the end of the context",
         "--cache-reuse": "prompts share equal beginnings; see --enable-prefix-caching",
         "--slot-save-path": "the KV cache is not saved; equal prompts share it while it lasts",
-        "--reasoning-budget": "use --reasoning, or reasoning_effort of a request",
+        "--reasoning-budget": "use --reasoning off for 0, or thinking_token_budget of a request",
         "--threads-http": _WITHOUT,
         "--numa": "start the server with numactl",
         "--ssl-key-file": "a proxy does TLS; see docs/security.md",

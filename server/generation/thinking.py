@@ -94,6 +94,8 @@ class Thinking:
         if template is None or not is_limited:
             return names
         followed = {self.budget_param}
+        if self.budget is not None and self.turns_on:
+            followed.add("thinking")
         if self.limit(template, given) == 0 and self.turns_on is False:
             followed |= {"thinking", EFFORT}
         elif self.effort is not None and not VARIABLES & template.variables:

@@ -30,6 +30,7 @@ class RecordedGrammar(msgspec.Struct, frozen=True):
     value: Any
     whitespace: str | None = None
     around: str = ""
+    thought_budget: int | None = None  # of the request, in force
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):

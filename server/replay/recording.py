@@ -92,4 +92,10 @@ class Recording(GenerationObserver):
         wanted = self._prepared.options.grammar
         if wanted is None:
             return None
-        return RecordedGrammar(wanted.kind, wanted.value, wanted.whitespace, wanted.around)
+        return RecordedGrammar(
+            wanted.kind,
+            wanted.value,
+            wanted.whitespace,
+            wanted.around,
+            self._prepared.options.thought_budget,
+        )

@@ -56,7 +56,9 @@ def replay_body(recorded: RecordedAnswer, vocab_size: int) -> Json:
         body |= {"seed": RANDOM_SEED - 1, "n": 2}
     else:
         body["seed"] = params.seed
-    if recorded.grammar is not None:
+    if recorded.grammar is not None and recorded.grammar.kind == "free":
+        body["thinking_token_budget"] = recorded.grammar.thought_budget
+    elif recorded.grammar is not None:
         body["structured_outputs"] = _structured_outputs(recorded.grammar)
     elif params.grammar is not None:
         raise CannotReplay("its grammar is recorded only as the engine's")
@@ -70,6 +72,8 @@ def _structured_outputs(grammar: RecordedGrammar) -> Json:
             f"its {grammar.kind} grammar is within one of reasoning or tool calls, which "
             "/v1/completions cannot express"
         )
+    if grammar.thought_budget is not None:
+        raise CannotReplay("/v1/completions has no budget for thoughts next to a grammar")
     if grammar.kind not in GRAMMAR_FIELDS:
         raise CannotReplay(f"/v1/completions has no grammar of kind {grammar.kind}")
     if grammar.kind == "lark" and "::=" in str(grammar.value):

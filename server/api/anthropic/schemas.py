@@ -29,10 +29,10 @@ FORCES_CALL = having(type={"enum": ["any", "tool"]})
 
 
 class ThinkingConfig(Part):
-    type: Literal["enabled", "disabled", "adaptive"]
-    """`disabled` turns the thoughts off."""
+    type: Literal["enabled", "disabled", "between_tools", "adaptive"]
+    """`disabled` turns the thoughts off, and so does `between_tools`."""
     budget_tokens: Annotated[int, Between(0, INT32)] | None = None
-    """Most tokens of the thoughts, if the chat template has a `thinking_budget`."""
+    """Most tokens of the thoughts; then their closing mark is written."""
 
 
 class OutputFormat(Part):
@@ -109,7 +109,7 @@ class CountTokensBody(Body):
         effort = self.output_config.effort if self.output_config else None
         if self.thinking is None:
             return Thinking(effort)
-        is_on = self.thinking.type != "disabled"
+        is_on = self.thinking.type not in ("disabled", "between_tools")
         return Thinking(effort, is_on, self.thinking.budget_tokens)
 
 

@@ -17,6 +17,7 @@ from server.api.openai.schemas.generate import GenerateBody
 from server.api.receive import admit_and_read
 from server.generation.cache_salt import cache_salt_of
 from server.generation.limits import check_priority, check_token_ids, context_exceeded
+from server.generation.parsing import with_raw_thoughts
 from server.generation.sampling import check_option_tokens, sampling_params
 from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.explain.explanation import ExplainedAnswer, Explanation
@@ -119,6 +120,7 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
     state.model_name(model)
     adapter = state.adapters.find(model)
     prompt, answer = body.prompt_ids, body.answer_ids
+    options = with_raw_thoughts(state, options, [prompt])
     check_token_ids(state, prompt, "prompt_ids")
     check_token_ids(state, answer, "answer_ids")
     check_option_tokens(state, options)
@@ -176,6 +178,7 @@ class _Report:
             "cached_tokens": found.cached_tokens,
             "tokens": tokens,
             "pieces": {str(token): text_of(token) for token in sorted(ids)},
+            "forced": [token.index for token in found.tokens if token.is_forced],
             "cuts": [name.replace("_", "-") for name in CUT_CODES],
         }
 

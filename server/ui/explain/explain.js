@@ -13,7 +13,7 @@ const MOST_KEPT = 32; // answers whose explanations stay in memory
  */
 const FIELDS = [
   "seed", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids",
-  "ignore_eos", "response_format", "structured_outputs", "cache_salt",
+  "ignore_eos", "response_format", "structured_outputs", "thinking_token_budget", "cache_salt",
 ];
 
 /** Codes of why a token could not be drawn: its probability is 0 before any cut. */
@@ -25,7 +25,7 @@ const found = new Map(); // promises by answer id, the oldest first
 /**
  * Explain an answer of the chat; the result is kept by the answer's id. Resolves to `{agrees,
  * numDrawn, cachedTokens, numOmitted, tokens: [{id, text, rank, entropyRaw, entropyFinal, kept,
- * mass, ok, drawn, isChosen, candidates: [{id, text, logit, raw, adjusted, temped, cut, final,
+ * mass, ok, drawn, isForced, isChosen, candidates: [{id, text, logit, raw, adjusted, temped, cut, final,
  * luck}]}]}`. `why` says what removed a token whose `cut` is not 0. `agrees` of `numDrawn` draws give the answer's token. The others were chosen by the
  * user, who forked the answer there; their `ok` is null. Where the seed is not known, `agrees`,
  * `ok`, `drawn` and `luck` are null. Rejects with ApiError.
@@ -50,7 +50,8 @@ async function load(answer) {
     const end = Math.min(parts[place + 1]?.start ?? length, length);
     if (start >= end) break;
     const report = await explainPart(answer, start, end, params);
-    tokens.push(...report.tokens.map((row) => tokenOf(row, report)));
+    const forced = new Set(report.forced);
+    tokens.push(...report.tokens.map((row, place) => tokenOf(row, report, forced.has(place))));
     cachedTokens += report.cached_tokens;
     knowsDice &&= report.agrees !== null;
   }
@@ -87,10 +88,10 @@ export function drawFields(given) {
   return params;
 }
 
-function tokenOf(row, { pieces, cuts }) {
+function tokenOf(row, { pieces, cuts }, isForced) {
   const [id, rank, entropyRaw, entropyFinal, kept, mass, ok, candidates, drawn] = row;
   return {
-    id, rank, entropyRaw, entropyFinal, kept, mass, ok, drawn,
+    id, rank, entropyRaw, entropyFinal, kept, mass, ok, drawn, isForced,
     text: pieces[id] ?? "",
     candidates: candidates.map(([one, logit, raw, adjusted, temped, cut, luck]) => ({
       id: one, text: pieces[one] ?? "", logit, raw, adjusted, temped, cut, luck,

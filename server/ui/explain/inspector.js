@@ -132,8 +132,9 @@ function StripToken({ token, place, isShown }) {
   </span>`;
 }
 
-function noteOf({ isChosen, ok }) {
+function noteOf({ isChosen, isForced, ok }) {
   if (isChosen) return "; chosen by you";
+  if (isForced) return "; forced: no other token was allowed";
   return ok === false ? "; the replay draws another token" : "";
 }
 
@@ -147,6 +148,7 @@ function Facts({ token, position, cuts }) {
     ["entropy", `${token.entropyRaw.toFixed(2)} → ${token.entropyFinal.toFixed(2)} bits`],
     ["kept", `${token.kept.toLocaleString("en")}${vocabulary ? ` of ${vocabulary.toLocaleString("en")}` : ""}`],
     ["mass", `${(100 * token.mass).toFixed(1)} %`],
+    ...(token.isForced ? [["forced", "no other token was allowed"]] : []),
   ];
   return html`<dl class="ins-facts">
     ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt>
