@@ -6,6 +6,7 @@ The process of a grammar has one for each answer. Its masks come on top of the g
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ WORD_BITS = 32
 MOST_TEXT = 1024  # characters that an expression may match
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 CONTINUATION = range(0x80, 0xC0)
+CHUNK = 4096  # tokens whose bytes are in memory at once
+SPACING = 32  # tokens between the places of an answer that are kept, for a way back
 Words = npt.NDArray[np.uint32]
 
 
@@ -32,7 +35,7 @@ class TokenTexts:
         self.every = self.without(())
         self.unended = self.without(limit.end_tokens)
         self.unopened = self.without(limit.reopening_tokens)
-        missing = missing_bytes(token_bytes(tokenizer))
+        missing = missing_bytes(tokenizer)
         # By the tokens of thoughts that may follow: the tokens whose last character they can end.
         self.endable = [
             self.without(np.nonzero(missing > left)[0].tolist(), self.unended)
@@ -61,31 +64,34 @@ class TokenTexts:
         return words
 
 
-def token_bytes(tokenizer: LLTokenizer) -> list[bytes]:
-    """Return the bytes of each token, by one call instead of one for each.
-
-    An end token separates them, because no other token has its text.
-    """
-    end = tokenizer.eos_token
-    between = tokenizer.decode_bytes([end])
-    others = [token if token != end else 0 for token in range(tokenizer.vocab_size)]
-    interleaved = [each for token in others for each in (token, end)]
-    parts = tokenizer.decode_bytes(interleaved).split(between)[:-1]
-    if len(parts) == len(others):
-        return parts
-    return [tokenizer.decode_bytes([token]) for token in others]
-
-
-def missing_bytes(tokens: Sequence[bytes]) -> npt.NDArray[np.int8]:
+def missing_bytes(tokenizer: LLTokenizer) -> npt.NDArray[np.int8]:
     """Return how many bytes of UTF-8 the last character of each token lacks.
 
     0 for tokens that only continue a character: they bring its end nearer.
     """
-    missing = np.zeros(len(tokens), np.int8)
-    for index, text in enumerate(tokens):
-        if text and text[-1] >= 0x80:
-            missing[index] = _missing(text)
+    missing = np.zeros(tokenizer.vocab_size, np.int8)
+    for first in range(0, tokenizer.vocab_size, CHUNK):
+        tokens = range(first, min(first + CHUNK, tokenizer.vocab_size))
+        for token, text in zip(tokens, token_bytes(tokenizer, tokens), strict=True):
+            if text and text[-1] >= 0x80:
+                missing[token] = _missing(text)
     return missing
+
+
+def token_bytes(tokenizer: LLTokenizer, tokens: Sequence[int]) -> list[bytes]:
+    """Return the bytes of each token, by one call instead of one for each.
+
+    An end token separates them, because no other token has its text. Its own are left out.
+    """
+    end = tokenizer.eos_token
+    between = tokenizer.decode_bytes([end])
+    interleaved = [each for token in tokens if token != end for each in (token, end)]
+    parts = tokenizer.decode_bytes(interleaved).split(between)[:-1]
+    if len(parts) * 2 != len(interleaved):
+        return [tokenizer.decode_bytes([token]) for token in tokens]
+    if end in tokens:
+        parts.insert(tokens.index(end), b"")
+    return parts
 
 
 def _missing(text: bytes) -> int:
@@ -115,18 +121,33 @@ class Thoughts:
         self._texts = texts
         self._opening = re.compile(limit.opening, re.DOTALL)
         self._closing = re.compile(limit.closing, re.DOTALL)
-        self._places = [Place(limit.is_open, limit.before)]
+        self._place = Place(limit.is_open, limit.before)
+        self._tokens = array("I")
+        self._saved = [self._place]  # before each token whose index is a multiple of SPACING
 
     def take(self, token: int) -> None:
-        place = self._places[-1]
+        self._place = self._next(self._place, token)
+        self._tokens.append(token)
+        if len(self._tokens) % SPACING == 0:
+            self._saved.append(self._place)
+
+    def roll_back(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        if not count:
+            return
+        del self._tokens[len(self._tokens) - count :]
+        last = len(self._tokens) // SPACING
+        del self._saved[last + 1 :]
+        self._place = self._saved[last]
+        for token in self._tokens[last * SPACING :]:
+            self._place = self._next(self._place, token)
+
+    def _next(self, place: Place, token: int) -> Place:
+        """Return the place behind a token."""
         text = place.text + self._texts.text(token)
         follow = self._thought if place.is_open else self._content
         has_thought = place.has_thought or place.is_open
-        next_place = follow(place, token, text)
-        self._places.append(next_place._replace(last=token, has_thought=has_thought))
-
-    def roll_back(self, count: int) -> None:
-        del self._places[len(self._places) - count :]
+        return follow(place, token, text)._replace(last=token, has_thought=has_thought)
 
     def _thought(self, place: Place, token: int, text: str) -> Place:
         """Return the place behind a token within thoughts, or behind their end."""
@@ -169,11 +190,11 @@ class Thoughts:
     @property
     def forced(self) -> list[int]:
         """The closing tokens that must come next."""
-        return list(self._forced(self._places[-1]))
+        return list(self._forced(self._place))
 
     def mask(self) -> Words:
         """Return the mask of the next token."""
-        place, limit = self._places[-1], self._limit
+        place, limit = self._place, self._limit
         forced = self._forced(place)
         if forced:
             return self._texts.only(forced[0])

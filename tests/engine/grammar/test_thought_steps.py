@@ -132,3 +132,21 @@ def test_answer_that_is_cut_within_its_thoughts_ends_by_its_length(folder: Path)
     driver.run()
     assert driver.finish(request_id) == "length"
     assert len(driver.tokens(request_id)) == 10
+
+
+@pytest.mark.parametrize("lark", ["", JSON_ANSWER], ids=["free", "grammar"])
+def test_explanation_tells_the_forced_tokens(folder: Path, lark: str) -> None:
+    driver = Driver(folder)
+    params = limited(16, 3, lark)
+    answered = driver.submit([1], 60, **params)
+    driver.run()
+    answer = driver.tokens(answered)
+    explaining = driver.explain([1], answer, **params)
+    driver.run()
+    assert driver.drawn(explaining) == answer
+    found = driver.explained[explaining].values()
+    forced = sorted(token.index for token in found if token.is_forced)
+    closing = range(16, 16 + len(CLOSE))
+    if lark:
+        forced = [index for index in forced if index in closing]  # the grammar has an end, too
+    assert forced == list(closing)

@@ -153,6 +153,18 @@ def test_rollback_gives_the_budget_back() -> None:
     assert rig.choices() == [ord("<")]
 
 
+@pytest.mark.parametrize("count", [1, 40, 99])
+def test_rollback_over_many_tokens_leads_where_the_answer_was(count: int) -> None:
+    rig = Rig(limit(70))
+    rig.take(*b"a" * 70, *CLOSE.encode(), *b"b" * 30)
+    before = rig.tokens[: len(rig.tokens) - count]
+    rig.take(rollback=count)
+    fresh = Rig(limit(70))
+    fresh.take(*before)
+    assert rig.choices() == fresh.choices()
+    assert rig.allowed.forced == fresh.allowed.forced
+
+
 def test_marks_that_are_tokens_count_anywhere_and_not_twice() -> None:
     marks = {"\ufdd0": 1, "\ufdd1": 2}
     rig = Rig(
@@ -188,22 +200,20 @@ def test_grammar_comes_before_the_limit() -> None:
     assert rig.write(b"abc") == "abc"
 
 
-def test_missing_bytes_are_those_of_the_last_character() -> None:
-    texts = [
-        b"a",
-        "é".encode(),
-        b"\xc3",
-        b"x\xe2",
-        b"\xe2\x82",
-        b"\xf0\x9f",
-        b"\x82\xac",
-        b"",
-    ]
-    assert missing_bytes(texts).tolist() == [0, 0, 1, 2, 1, 2, 0, 0]
+def test_missing_bytes_are_those_of_the_last_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [b"a", "é".encode(), b"\xc3", b"x\xe2", b"\xe2\x82", b"\xf0\x9f", b"\x82\xac", b""]
+
+    def read(tokenizer: LLTokenizer, tokens: Sequence[int]) -> list[bytes]:
+        return [texts[token % len(texts)] for token in tokens]
+
+    monkeypatch.setattr("engine.grammar.thoughts.token_bytes", read)
+    monkeypatch.setattr("engine.grammar.thoughts.CHUNK", 5)
+    assert missing_bytes(byte_tokenizer())[: len(texts)].tolist() == [0, 0, 1, 2, 1, 2, 0, 0]
 
 
 def test_token_bytes_are_those_of_each_token() -> None:
     tokenizer: LLTokenizer = byte_tokenizer()
-    expected = [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
-    expected[tokenizer.eos_token] = tokenizer.decode_bytes([0])  # no text that matters
-    assert token_bytes(tokenizer) == expected
+    tokens = range(3, tokenizer.vocab_size)
+    expected = [tokenizer.decode_bytes([token]) for token in tokens]
+    expected[tokens.index(tokenizer.eos_token)] = b""  # its text does not matter
+    assert token_bytes(tokenizer, tokens) == expected
