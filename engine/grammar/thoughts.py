@@ -106,9 +106,9 @@ class Place(NamedTuple):
     """How far an answer is."""
 
     is_open: bool  # it thinks
-    text: str  # since the last mark, as far as an expression may match it
+    text: str  # that an expression may match: since the last mark
     num_used: int = 0  # tokens of thoughts
-    num_closing: int = 0  # the last tokens are so many of the closing tokens
+    num_closing: int = 0  # of the closing tokens, which the last tokens are
     last: int = -1  # token
     has_thought: bool = False  # it has ended thoughts, perhaps empty ones
 

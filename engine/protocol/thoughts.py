@@ -31,7 +31,7 @@ class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LimitedSource(msgspec.Struct, frozen=True):
-    """A grammar's source, as far as the engine reads it."""
+    """The members of a grammar's source that the engine reads itself."""
 
     thoughts: ThoughtLimit | None = None
     grammars: list[msgspec.Raw] = []

@@ -1,8 +1,8 @@
 """Thinking: how much the model thinks before its answer, whichever API the request came by.
 
 Chat templates switch thoughts by different variables. A request sets each of them that its template
-reads; template arguments that it gives itself come first. What the template cannot do, a limit on
-the tokens of the thoughts does, if the model marks them.
+reads; template arguments that it gives itself come first. A limit on the tokens of the thoughts does
+what the template cannot, if the model marks its thoughts.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LimitThoughts = Callable[[int, str], str]
 
 @dataclass(frozen=True)
 class Expressions:
-    """What begins and ends thoughts, as in ThoughtLimit."""
+    """The expressions of a ThoughtLimit."""
 
     opening: str
     closing: str
