@@ -105,6 +105,7 @@ def banner(app: FastAPI, ready: Ready, port: int) -> str:
         *drafts(ready),
         *adapters(state, ready),
         *(answers(state.answers, state.template) if state.task == "generate" else []),
+        *(system_messages(state.template) if state.task == "generate" else []),
         *memory(ready),
         f"  access    API key {access}",
         f"  API       {url}/v1   metrics {url}/metrics   docs {url}/docs",
@@ -233,6 +234,13 @@ def answers(found: Answers | None, template: ChatTemplate | None = None) -> list
         else:
             how += ", not confirmed: the template shows no call that could be read back"
     return [f"  tools     {how}{reasoning}"]
+
+
+def system_messages(template: ChatTemplate | None) -> list[str]:
+    """Return a line if the chat template shows system messages at the beginning only."""
+    if template is None or not template.for_tools.wants_system_first:
+        return []
+    return ["  system    messages of a chat are merged at its beginning, as the template needs"]
 
 
 def memory(ready: Ready) -> list[str]:

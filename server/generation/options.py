@@ -44,6 +44,8 @@ class GenerationOptions:
     # A stream reports each step that computes a part of a prompt.
     prompt_progress: bool = False
 
+    omits_thoughts: bool = False  # the answer leaves the text of the thoughts out
+
     # How tokens become text.
     include_stop: bool = False  # the text contains the stop string or the end token
     skip_special_tokens: bool = True

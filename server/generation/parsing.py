@@ -12,6 +12,7 @@ from server.generation.chat_prompt import (
     thinking_of,
 )
 from server.generation.options import GenerationOptions
+from server.generation.thinking import EFFORT
 from server.http.errors import invalid
 from server.state import AppState
 from server.text.answers import Answers, Parsing
@@ -66,7 +67,8 @@ def with_grammar(
         grammar=_grammar(answers, chat, prompt, options.grammar),
         thought_budget=thinking.limit(template, chat.arguments),
     )
-    return with_limited_thoughts(state, options, prompt, thinking.budget_param)
+    param = EFFORT if thinking.budget is None else thinking.budget_param
+    return with_limited_thoughts(state, options, prompt, param)
 
 
 def _grammar(

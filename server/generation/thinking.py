@@ -1,8 +1,8 @@
 """Thinking: how much the model thinks before its answer, whichever API the request came by.
 
 Chat templates switch thoughts by different variables. A request sets each of them that its template
-reads; template arguments that it gives itself come first. A limit on the tokens of the thoughts does
-what the template cannot, if the model marks its thoughts.
+reads; template arguments that it gives itself come first. A limit on the tokens of the thoughts
+does what the template cannot, if the model marks its thoughts.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Thinking:
     effort: str | None = None
     is_on: bool | None = None  # None: as `effort` says
     budget: int | None = None  # most tokens of the thoughts
+    is_shown: bool | None = None  # whether the answer has their text; None: as the API does
     budget_param: str = "thinking.budget_tokens"  # the field of `budget`
 
     @property
@@ -91,6 +92,8 @@ class Thinking:
         With `is_limited`, the thoughts follow `limit`.
         """
         names = self._unfollowed(template, given)
+        if self.is_shown is not None and not is_limited:  # the model shows none
+            names.append("thinking.display")
         if template is None or not is_limited:
             return names
         followed = {self.budget_param}

@@ -13,7 +13,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from server.text import exact_json
-from server.text.content_parts import joined, reads_parts, text_parts, texts_of
+from server.text.content_parts import (
+    has_late_system,
+    joined,
+    reads_parts,
+    text_parts,
+    texts_of,
+    with_system_first,
+)
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
@@ -74,6 +81,7 @@ class ChatTemplate:
         self._special_tokens = special
         self._renderer = renderer
         self._reads_parts: dict[str, bool] = {}  # by role, once it was tried
+        self._wants_system_first: bool | None = None  # None: not tried
 
     @property
     def for_tools(self) -> ChatTemplate:
@@ -164,8 +172,20 @@ class ChatTemplate:
         return await template._renderer.in_thread(render)
 
     def _render_readable(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        if has_late_system(messages) and self.wants_system_first:
+            messages = with_system_first(messages)
         readable = [self._with_readable_content(message) for message in messages]
         return self.render(readable, **options)
+
+    @property
+    def wants_system_first(self) -> bool:
+        """Whether the template refuses or drops later system messages. Tries it once, and waits."""
+        if self._wants_system_first is None:
+            try:
+                self._wants_system_first = wants_system_first(self.render)
+            except TemplateLimitError:  # perhaps only this time
+                return False
+        return self._wants_system_first
 
     def _with_readable_content(self, message: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(message.get("content"), list) or self._reads_parts_of(message["role"]):
@@ -182,6 +202,29 @@ class ChatTemplate:
             except TemplateError:
                 self._reads_parts[role] = False
         return self._reads_parts[role]
+
+
+def wants_system_first(render: Callable[[list[dict[str, Any]]], str]) -> bool:
+    """Try whether a template shows system messages at the beginning of a chat only.
+
+    Raises TemplateLimitError.
+    """
+    first, second = (secrets.token_hex(8) for _ in range(2))
+    system = [{"role": "system", "content": text} for text in (first, second)]
+    user, reply = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hi."}
+
+    def shows(*messages: dict[str, Any]) -> bool:
+        try:
+            text = render(list(messages))
+        except TemplateLimitError:
+            raise
+        except TemplateError:
+            return False
+        return first in text and second in text
+
+    if shows(system[0], user, system[1]) and shows(user, *system, reply, user):
+        return False
+    return shows(*with_system_first([user, *system, reply, user]))
 
 
 def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -35,6 +35,31 @@ def content_of(texts: Sequence[str]) -> str | list[Json]:
     return text_parts(texts) if len(texts) > 1 else "".join(texts)
 
 
+def has_late_system(messages: Sequence[Json]) -> bool:
+    """Return whether a message of the system follows another message."""
+    return any(message["role"] == "system" for message in messages[1:])
+
+
+def with_system_first(messages: Sequence[Json]) -> list[Json]:
+    """Return messages in which those of the system are one, at the beginning.
+
+    Messages of the user that become neighbours are one, too: such templates often need turns.
+    """
+    texts: list[str] = []
+    others: list[Json] = []
+    is_moved = False  # the last message was of the system
+    for message in messages:
+        if message["role"] == "system":
+            texts += texts_of(message["content"])
+        elif is_moved and others and message["role"] == others[-1]["role"] == "user":
+            both = [joined(others[-1]["content"]), joined(message["content"])]
+            others[-1] = {**others[-1], "content": "\n".join(both)}
+        else:
+            others.append(message)
+        is_moved = message["role"] == "system"
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
 def reads_parts(render: Callable[[list[Json]], str], role: str) -> bool:
     """Try whether a template reads a list of parts as the content of messages of `role`.
 

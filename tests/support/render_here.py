@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from server.text import exact_json
@@ -24,6 +25,9 @@ class RenderHere:
             self._renderer.handle(exact_json.text(context).encode())
         )
         return answer
+
+    async def in_thread(self, work: Callable[[], str]) -> str:
+        return work()
 
     def close(self) -> None:
         """Do nothing; a pool would end its processes."""

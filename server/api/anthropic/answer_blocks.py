@@ -5,6 +5,7 @@ A whole answer joins the same stream events that a stream sends, so both are equ
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,6 +24,9 @@ from server.text import exact_json
 
 # Clients verify no signature, but some drop thinking blocks without one.
 SIGNATURE = "unsigned"
+# Before the thoughts that a block leaves out, in base64. Clients send signatures back unchanged, so
+# that the model reads its thoughts again.
+THOUGHTS = "thoughts-"
 DELTA_FIELDS = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -35,7 +39,9 @@ Json = dict[str, Any]
 class ContentStream:
     """The blocks of one answer while it grows. At most one is open, and none is empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, omits_thoughts: bool = False) -> None:
+        self._omits_thoughts = omits_thoughts  # their text is only in the signature
+        self._omitted: list[str] = []
         self._index = -1  # of the last block
         self._type: str | None = None  # of the open block
 
@@ -62,7 +68,10 @@ class ContentStream:
             if kind == "thinking":
                 block["signature"] = ""
             yield from self._open(block)
-        yield self._delta(f"{kind}_delta", text)
+        if kind == "thinking" and self._omits_thoughts:
+            self._omitted.append(text)
+        else:
+            yield self._delta(f"{kind}_delta", text)
 
     def _call(self, part: ToolCallDelta) -> Iterator[Json]:
         """Yield a part of a call. The first one opens its block."""
@@ -83,13 +92,32 @@ class ContentStream:
         if self._type is None:
             return
         if self._type == "thinking":
-            yield self._delta("signature_delta", SIGNATURE)
+            yield self._delta("signature_delta", self._signature())
         yield {"type": "content_block_stop", "index": self._index}
         self._type = None
+
+    def _signature(self) -> str:
+        """Return the signature of the open block of thoughts."""
+        if not self._omits_thoughts:
+            return SIGNATURE
+        thoughts = "".join(self._omitted)
+        self._omitted.clear()
+        return THOUGHTS + base64.b64encode(thoughts.encode()).decode()
 
     def _delta(self, kind: str, text: str) -> Json:
         delta = {"type": kind, DELTA_FIELDS[kind]: text}
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def thoughts_in(signature: str) -> str:
+    """Return the thoughts that a block left out; "" if the signature holds none."""
+    encoded = signature.removeprefix(THOUGHTS)
+    if encoded == signature:
+        return ""
+    try:
+        return base64.b64decode(encoded, validate=True).decode()
+    except ValueError:
+        return ""
 
 
 def joined_blocks(stream_events: Iterable[Json]) -> list[Json]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from server.api.anthropic.answer_blocks import thoughts_in
 from server.api.anthropic.request_blocks import (
     AnyBlock,
     Message,
@@ -90,7 +91,8 @@ def _without_billing_header(text: str) -> str:
 def _assistant_message(blocks: Sequence[AnyBlock]) -> Json:
     """Return the turn of the model. Its texts are parts of one text, which calls interrupted."""
     message: Json = {"role": "assistant", "content": "".join(_texts(blocks))}
-    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    thinking = [block for block in blocks if isinstance(block, ThinkingBlock)]
+    thoughts = [block.thinking or thoughts_in(block.signature or "") for block in thinking]
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]

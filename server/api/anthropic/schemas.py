@@ -33,6 +33,8 @@ class ThinkingConfig(Part):
     """`disabled` turns the thoughts off, and so does `between_tools`."""
     budget_tokens: Annotated[int, Between(0, INT32)] | None = None
     """Most tokens of the thoughts; then their closing mark is written."""
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted` leaves the text of the thoughts out; the signature holds it for the next turn."""
 
 
 class OutputFormat(Part):
@@ -110,7 +112,9 @@ class CountTokensBody(Body):
         if self.thinking is None:
             return Thinking(effort)
         is_on = self.thinking.type not in ("disabled", "between_tools")
-        return Thinking(effort, is_on, self.thinking.budget_tokens)
+        display = self.thinking.display
+        is_shown = None if display is None else display == "summarized"
+        return Thinking(effort, is_on, self.thinking.budget_tokens, is_shown)
 
 
 @with_parameters([name for name, parameter in PARAMETERS.items() if parameter.in_messages])
@@ -132,6 +136,7 @@ class MessagesBody(CountTokensBody):
             stop=self.stop_sequences or (),
             sampling=given_parameters(self),
             grammar=self._grammar(),
+            omits_thoughts=self.thinking is not None and self.thinking.display == "omitted",
         )
 
     def _grammar(self) -> WantedGrammar | None:

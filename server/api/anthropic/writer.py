@@ -21,6 +21,7 @@ STOP_REASONS: dict[FinishReason, str] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
+CONTEXT_FULL = "model_context_window_exceeded"  # there was no room for `max_tokens`
 Json = dict[str, Any]
 
 
@@ -30,7 +31,7 @@ class MessagesWriter:
     def __init__(self, prepared: PreparedRequest) -> None:
         self._prepared = prepared
         self._id = f"msg_{secrets.token_hex(16)}"
-        self._content = ContentStream()
+        self._content = ContentStream(omits_thoughts=prepared.options.omits_thoughts)
         self._finish: Finish | None = None
 
     def opening(self) -> bytes:
@@ -78,6 +79,8 @@ class MessagesWriter:
         sequence: str | None = None
         if self._finish is not None:
             reason = STOP_REASONS[self._finish.reason]
+            if reason == "max_tokens" and "max_tokens" in self._prepared.adjusted:
+                reason = CONTEXT_FULL
             if self._finish.reason == "stop" and self._finish.stop is not None:
                 reason = "stop_sequence"
                 sequence = self._finish.stop

@@ -28,6 +28,7 @@ from server.cli.banner import (
     kv_cache,
     memory,
     not_followed,
+    system_messages,
     tokenizer_notes,
     unsafe_caches,
 )
@@ -174,6 +175,16 @@ async def test_curl_with_short_context_leaves_room_for_the_template(served: Any)
         line = curl(service, msgspec.structs.replace(INFO, max_model_len=length), "http://x", "")
         body = json.loads(shlex.split(line)[-1])
         assert body["max_tokens"] == min(length // 4, 64)
+
+
+@pytest.mark.parametrize(("is_first_only", "lines"), [(True, 1), (False, 0)])
+def test_system_messages_says_that_they_are_merged(is_first_only: bool, lines: int) -> None:
+    template: Any = SimpleNamespace(wants_system_first=is_first_only)
+    template.for_tools = template
+    found = system_messages(template)
+    assert len(found) == lines
+    assert all(line.startswith("  system    messages of a chat are merged") for line in found)
+    assert system_messages(None) == []
 
 
 async def test_answers_says_how_calls_are_read_and_whether_that_was_confirmed(served: Any) -> None:

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.anthropic.answer_blocks import SIGNATURE, ContentStream, joined_blocks, parsed_input
+from server.api.anthropic.answer_blocks import (
+    SIGNATURE,
+    ContentStream,
+    joined_blocks,
+    parsed_input,
+    thoughts_in,
+)
 from server.generation.events import (
     Event,
     Finish,
@@ -160,3 +166,22 @@ def test_parsed_input_of_cut_arguments_has_the_complete_members(
     parsed = parsed_input(arguments)
     assert parsed == found
     exact_json.dumps(parsed)
+
+
+def test_omitted_thoughts_are_in_the_signature_alone() -> None:
+    events = [ReasoningDelta("Hm, "), ReasoningDelta("é."), text("Yes."), Finish("stop")]
+    stream = ContentStream(omits_thoughts=True)
+    sent = [each for event in events for each in stream.push(event)]
+    assert [each["delta"]["type"] for each in sent if "delta" in each] == [
+        "signature_delta",
+        "text_delta",
+    ]
+    thinking, answer = joined_blocks(sent)
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "")
+    assert thoughts_in(thinking["signature"]) == "Hm, é."
+    assert answer == {"type": "text", "text": "Yes."}
+
+
+@pytest.mark.parametrize("signature", ["", SIGNATURE, "EqQBCgIYAh", "thoughts-?", "thoughts-/w=="])
+def test_signature_of_another_server_holds_no_thoughts(signature: str) -> None:
+    assert thoughts_in(signature) == ""

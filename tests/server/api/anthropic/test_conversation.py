@@ -117,6 +117,15 @@ def test_thinking_becomes_reasoning_content() -> None:
     }
 
 
+def test_omitted_thoughts_come_back_by_their_signature() -> None:
+    omitted = {"type": "thinking", "thinking": "", "signature": "thoughts-SG0u"}
+    foreign = {"type": "thinking", "thinking": "", "signature": "EqQBCgIYAh"}
+    chat = chat_of(user(text("a")), assistant(omitted, text("b")), user(text("c")))
+    assert chat.messages[1]["reasoning_content"] == "Hm."
+    chat = chat_of(user(text("a")), assistant(foreign, text("b")), user(text("c")))
+    assert chat.messages[1]["reasoning_content"] == ""
+
+
 def test_consecutive_messages_of_a_role_are_one_turn() -> None:
     chat = chat_of(
         {"role": "user", "content": "a"},

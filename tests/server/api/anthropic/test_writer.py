@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -123,6 +124,14 @@ def test_finish_becomes_stop_reason(finish: Finish, reason: str, sequence: str |
     events: list[Event] = [TextDelta("Hi", (), ()), finish]
     message = client_message(streamed(MessagesWriter(prepared_request([1])), events))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
+
+
+def test_answer_that_fills_the_context_says_so() -> None:
+    events: list[Event] = [TextDelta("Hi", (), ()), Finish("length")]
+    prepared = dataclasses.replace(prepared_request([1]), adjusted={"max_tokens": 7})
+    message = client_message(streamed(MessagesWriter(prepared), events))
+    assert message["stop_reason"] == "model_context_window_exceeded"
+    assert message["stop_details"] is None
 
 
 def test_failure_is_an_error_event() -> None:
