@@ -65,7 +65,7 @@ class FollowedAnswer:
 
     def sync(self) -> None:
         """Have the mask behind the last token computed."""
-        if self._num_right == self._num_sent == len(self._tokens):
+        if self._num_right == self._num_sent and self._is_steady(self._tokens[self._num_sent :]):
             return
         rollback, new = self._num_sent - self._num_right, self._tokens[self._num_right :]
         self._num_sent = self._num_right = len(self._tokens)
@@ -76,11 +76,33 @@ class FollowedAnswer:
         self._awaited, self._tried, self.allowed = self._serial, -1, None
         self.process.send(Advance(self.request.id, self._serial, rollback, tokens, each))
 
+    def _is_steady(self, tokens: list[int]) -> bool:
+        """Return whether the last mask also holds behind tokens that the process does not have."""
+        if not tokens:
+            return True
+        allowed = self.allowed
+        if allowed is None or len(tokens) > allowed.steady:
+            return False
+        return not any(token in allowed.changing for token in tokens)
+
     def try_draft(self, tokens: list[int]) -> None:
         """Have the masks behind the tokens of a draft computed."""
+        if self.allowed is not None and self.allowed.steady:
+            self._try_steady(tokens)
+            return
         self._serial += 1
         self._tried, self.draft_masks = self._serial, []
         self.process.send(Try(self.request.id, self._serial, tokens))
+
+    def _try_steady(self, draft: list[int]) -> None:
+        """Take the masks behind the tokens of a draft where the last mask holds."""
+        self._tried, self.draft_masks = -1, []
+        new = self._tokens[self._num_sent :]
+        for token in draft:
+            new.append(token)
+            if not self._is_steady(new) or not self.mask[token // 8] >> token % 8 & 1:
+                return
+            self.draft_masks.append(self.mask)
 
     def give_up_draft(self) -> None:
         self._tried = -1

@@ -110,6 +110,12 @@ class Answer:
             return False
         return self.matcher is None or self.matcher.validate_tokens([token]) == 1
 
+    def steady(self) -> int:
+        """Return behind how many tokens the mask still holds, unless one is a mark."""
+        if self.matcher is not None or self.thoughts is None:
+            return 0
+        return self.thoughts.steady
+
     def forced(self) -> list[int]:
         """Return the next tokens if there is no choice."""
         forced = self.thoughts.forced if self.thoughts is not None else []
@@ -130,6 +136,7 @@ class GrammarHost:
         self._first: LLMatcher | None = None  # None: no grammar holds the answers
         self._limit: ThoughtLimit | None = None
         self._texts: TokenTexts | None = None
+        self._marks: tuple[int, ...] = ()
         self._answers: dict[int, Answer] = {}
         self._finds_forced = True
 
@@ -166,9 +173,13 @@ class GrammarHost:
                 masks = self._try(answer, message.tokens)
         forced = [] if isinstance(message, Try) else self._forced(answer)
         seconds = time.process_time() - begin
-        return Allowed(
+        allowed = Allowed(
             message.answer, message.serial, masks, forced, answer.problem, self._held(), seconds
         )
+        steady = 0 if isinstance(message, Try) else answer.steady()
+        if not steady:
+            return allowed
+        return msgspec.structs.replace(allowed, steady=steady, changing=self._marks)
 
     def _compile(self, source: str) -> str:
         """Compile the grammar, and compute the first mask, which finds what is too large."""
@@ -178,6 +189,7 @@ class GrammarHost:
         if limited.thoughts is not None:
             self._limit = limited.thoughts
             self._texts = TokenTexts(self._tokenizer, self._limit)
+            self._marks = tuple(self._limit.marks.values())
         if limited.grammars or self._limit is None:
             matcher = LLMatcher(self._tokenizer, source, log_level=0)
             if not matcher.is_error():

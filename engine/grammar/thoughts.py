@@ -20,6 +20,7 @@ WORD_BITS = 32
 MOST_TEXT = 1024  # characters that an expression may match
 LONGEST_CHARACTER = 4  # bytes of UTF-8
 CONTINUATION = range(0x80, 0xC0)
+MOST_STEADY = 1024  # tokens that a process learns at once: reading them takes 4 ms
 CHUNK = 4096  # tokens whose bytes are in memory at once
 SPACING = 32  # tokens between the places of an answer that are kept, for a way back
 Words = npt.NDArray[np.uint32]
@@ -206,6 +207,18 @@ class Thoughts:
         if left <= 0 and is_place and place.has_thought:
             return self._texts.unopened
         return self._texts.every
+
+    @property
+    def steady(self) -> int:
+        """Behind how many further tokens the mask still holds, unless one is a mark."""
+        place, limit = self._place, self._limit
+        near = place.text[len(place.text) - min(limit.reach, len(place.text)) :]
+        if limit.reach < 0 or any(mark in near for mark in limit.marks) or self._forced(place):
+            return 0
+        left = limit.budget - place.num_used - place.num_closing
+        if place.is_open:
+            return max(0, min(left - len(self._texts.endable) - 1, MOST_STEADY))
+        return 0 if place.last == limit.reopens_after else MOST_STEADY
 
     def narrowed(self, allowed: bytes) -> bytes:
         """Return a grammar's mask without the tokens that the limit bans.

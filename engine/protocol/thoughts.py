@@ -22,6 +22,8 @@ class ThoughtLimit(msgspec.Struct, frozen=True, kw_only=True):
     opens_first: bool = False  # thoughts begin only where the content does
     closing: str  # expression of the text that ends thoughts
     marks: dict[str, int]  # tokens by character
+    # Characters behind a mark in which other text can complete an expression. -1: anywhere.
+    reach: int = -1
     closing_tokens: tuple[int, ...]  # written when the budget is spent
     # Tokens that would begin more thoughts then. They are banned behind `reopens_after`; -1:
     # everywhere.

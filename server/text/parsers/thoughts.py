@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,6 +17,7 @@ from server.text.tokenizer import Tokenizer
 
 MAX_HEADER = 512  # characters of a message's header
 THOUGHTS = "analysis"  # the channel of thoughts
+NUM_MARKS = 5  # of channels
 
 # Takes the budget in tokens and the text of the prompt. Returns a ThoughtLimit as JSON.
 LimitThoughts = Callable[[int, str], str]
@@ -30,6 +31,7 @@ class Expressions:
     closing: str
     opens_first: bool
     before: str  # the mark of a header that the prompt may end with
+    reach: int
 
 
 def thought_limiter(found: AnswerFormat, tokenizer: Tokenizer) -> LimitThoughts | None:
@@ -61,6 +63,7 @@ def thought_limiter(found: AnswerFormat, tokenizer: Tokenizer) -> LimitThoughts 
             opens_first=expressions.opens_first,
             closing=expressions.closing,
             marks=found.plain_syntax.marks.ids,
+            reach=expressions.reach,
             closing_tokens=tuple(ids),
             reopening_tokens=reopening_tokens,
             reopens_after=reopens_after,
@@ -82,7 +85,15 @@ def _of_marks(found: AnswerFormat) -> Expressions:
         closing=_any_of(closings, syntax.marks),
         opens_first=not any(char in syntax.marks.ids for text in openings for char in text),
         before="",
+        reach=_reach([*openings, *closings], syntax.marks),
     )
+
+
+def _reach(texts: Sequence[str], marks: Marks) -> int:
+    """Return how many characters of a text stand behind its last mark, at most; -1 without one."""
+    if not all(text[0] in marks.ids for text in texts):
+        return -1
+    return max((len(text.encode()) for text in texts if text[-1] not in marks.ids), default=0)
 
 
 def _of_channels(found: AnswerFormat, format: ChannelFormat) -> Expressions:
@@ -102,6 +113,8 @@ def _of_channels(found: AnswerFormat, format: ChannelFormat) -> Expressions:
         closing=f"{'|'.join(ends)}|(?={start}|{channel})",  # also without an end, by a new header
         opens_first=False,
         before=_bytes(marks.encode(format.start), marks),
+        # Headers begin with marks and end with one.
+        reach=0 if len({start, channel, message, *ends} & marks.ids.keys()) == NUM_MARKS else -1,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.grammar.compiler import GrammarProcess
 from engine.protocol.generate import Grammar
 from engine.protocol.thoughts import ThoughtLimit, limited_source
 from tests.server.conftest import EOS, byte_tokenizer
@@ -67,7 +68,7 @@ def assert_closed(tokens: list[int], budget: int) -> None:
     assert EOS not in tokens[:budget]
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("lark", ["", JSON_ANSWER], ids=["free", "grammar"])
 def test_thoughts_end_at_their_budget_and_free_answers_stay_the_same(
     folder: Path, mode: dict[str, Any], lark: str
@@ -98,13 +99,13 @@ def test_budget_does_not_depend_on_preemptions(folder: Path, mode: dict[str, Any
         size = blocks * 16 * 2 * 2 * 2 * 8 * 4  # tokens, layers, K and V, heads, channels, bytes
         driver = Driver(folder, **mode, **config, kv_cache_memory_bytes=size)
         # They have one grammar, so that all begin when it is compiled.
-        ids = [driver.submit([n + 1], 120, **limited(60, n)) for n in range(8)]
+        ids = [driver.submit([n + 1], 80, **limited(40, n)) for n in range(8)]
         driver.run()
         answers[blocks] = [driver.tokens(request_id) for request_id in ids]
         assert (driver.stats.preemptions > 0) == (blocks == 22)
     assert answers[22] == answers[400]
     for tokens in answers[22]:
-        assert_closed(tokens, 60)
+        assert_closed(tokens, 40)
 
 
 @pytest.mark.variants(1)
@@ -134,6 +135,7 @@ def test_answer_that_is_cut_within_its_thoughts_ends_by_its_length(folder: Path)
     assert len(driver.tokens(request_id)) == 10
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("lark", ["", JSON_ANSWER], ids=["free", "grammar"])
 def test_explanation_tells_the_forced_tokens(folder: Path, lark: str) -> None:
     driver = Driver(folder)
@@ -150,3 +152,71 @@ def test_explanation_tells_the_forced_tokens(folder: Path, lark: str) -> None:
     if lark:
         forced = [index for index in forced if index in closing]  # the grammar has an end, too
     assert forced == list(closing)
+
+
+OPENING, CLOSING = 1, 2  # tokens that are marks
+
+
+def marked(seed: int, reach: int) -> dict[str, Any]:
+    """Return the parameters of an answer that often opens and closes thoughts."""
+    limit = ThoughtLimit(
+        budget=25,
+        is_open=bool(seed % 2),
+        opening="\ufdd0",
+        closing="\ufdd1",
+        marks={"\ufdd0": OPENING, "\ufdd1": CLOSING},
+        reach=reach,
+        closing_tokens=(CLOSING,),
+        reopening_tokens=(OPENING,),
+        end_tokens=(EOS,),
+    )
+    source = limited_source(msgspec.json.encode(limit).decode(), "")
+    bias = ((OPENING, 3.0), (CLOSING, 2.0))
+    grammar = Grammar(source, (EOS,), "thinking_token_budget")
+    return {"temperature": 1.0, "seed": seed, "grammar": grammar, "logit_bias": bias}
+
+
+def num_thoughts(tokens: list[int], *, is_open: bool) -> int:
+    count = 0
+    for token in tokens:
+        if token in (OPENING, CLOSING):
+            is_open = token == OPENING if token == OPENING or is_open else is_open
+        else:
+            count += is_open
+    return count
+
+
+@pytest.mark.variants(1)
+@pytest.mark.parametrize("drafts", [False, True])
+def test_masks_that_hold_need_no_messages_and_change_no_token(
+    folder: Path, mode: dict[str, Any], drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    send = GrammarProcess.send
+    monkeypatch.setattr(
+        GrammarProcess,
+        "send",
+        lambda process, message: (sent.append(message), send(process, message)),
+    )
+    answers, messages = {}, {}
+    for reach in (-1, 0):
+        driver = Driver(folder, **mode, **({} if drafts else {"speculation": "off"}))
+        if drafts:
+            known = dict(enumerate(answers[-1])) if reach == 0 else {}
+            ids: dict[int, int] = {}
+            draft_from(driver, lambda i, ids=ids, known=known: known.get(ids.get(i, -1), []), 0.3)
+        sent.clear()
+        submitted_ids = []
+        for number in range(4):
+            request_id = driver.submit([number + 1], 80, **marked(number, reach))
+            if drafts:
+                ids[request_id] = number
+            submitted_ids.append(request_id)
+        driver.run()
+        found = [driver.tokens(request_id) for request_id in submitted_ids]
+        answers[reach], messages[reach] = found, len(sent)
+    assert answers[0] == answers[-1]
+    assert messages[0] < messages[-1] / 2
+    counts = [num_thoughts(t, is_open=bool(n % 2)) for n, t in enumerate(answers[0])]
+    assert max(counts) == 25
+    assert min(counts) < 25
