@@ -48,13 +48,17 @@ def _written(
         allowed = host._handle(Open(1, 0))
         tokens: list[int] = []
         wanted, is_closed = list(thoughts), False
-        while len(tokens) < most and wanted:
+        closing: list[int] = []
+        while len(tokens) < most and (wanted or closing):
             assert isinstance(allowed, Allowed)
             assert not allowed.problem, allowed.problem
             is_held = bool(allowed.forced) and allowed.forced[0] != wanted[0]
             if is_held and not is_closed:
-                wanted, is_closed = list(answer), True
-            token = allowed.forced[0] if is_held else wanted.pop(0)
+                closing, wanted, is_closed = allowed.forced, list(answer), True
+            if closing:
+                token, *closing = closing
+            else:
+                token = allowed.forced[0] if is_held else wanted.pop(0)
             assert is_allowed(allowed, token), (token, tokens)
             if not wanted and not is_closed:
                 wanted, is_closed = list(answer), True
