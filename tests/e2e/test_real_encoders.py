@@ -128,7 +128,7 @@ def turns(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 def test_vectors_in_bfloat16_keep_their_direction(real: Real) -> None:
     """Rounded weights turn vectors by 3e-5. A few texts turn by more than 1e-4 in the library, too.
 
-    Ours may then turn as far as the library's furthest.
+    Ours may then turn no further than the furthest of the library.
     """
     with serving(real.folder, "--dtype", "bfloat16") as server:
         ours = turns(vectors(server, texts()), real.expected)
