@@ -81,6 +81,7 @@ def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     dtype = select_dtype(options.dtype, torch.device("cpu"))
     peer = Transformers(options.model, dtype)
     flags = ["--dtype", str(dtype).removeprefix("torch."), "--threads", str(options.threads)]
+    flags += ["--max-queue-wait", "60"]  # on a slow machine, all clients may wait for longer
 
     def ours(number: int, *, at_once: bool) -> float:
         with Penstock(options.model, flags) as server:  # stopped before another uses its cores
