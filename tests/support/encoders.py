@@ -122,7 +122,8 @@ def hidden_states(runner: ModelRunner, texts: Sequence[list[int]]) -> list[torch
 def in_float64(reference: Any) -> Any:
     """Return a copy of a transformers model that computes in float64.
 
-    The kernels of its experts have no float64, so they are computed one by one.
+    The kernels of its experts have no float64, so they are computed one by one
+    (findings/experts_in_float64.sh).
     """
     exact = copy.deepcopy(reference).double()
     exact.set_experts_implementation("eager")
