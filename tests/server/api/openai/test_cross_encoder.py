@@ -287,3 +287,59 @@ async def test_task_decides_which_routes_answer(
         body = {"query": "ab", "documents": ["a" * 90, "b"], "max_tokens_per_doc": 3}
         await post(encoder, "/v2/rerank", **body)
         assert sorted(map(len, sent(encoder))) == [2, 3, 4]
+
+
+SCORES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/rerank", {"query": "xy", "documents": ["ab", "abde"], "top_n": 1}),
+    ("/rerank", {"query": "xy", "texts": ["ab", "abde"], "raw_scores": True}),
+    ("/v1/score", {"text_1": "x", "text_2": ["ab", "d"], "use_activation": False}),
+    ("/v1/score", {"queries": ["x", "y"], "items": ["ab", "d"]}),
+    ("/v1/score", {"data_1": "x", "data_2": "ab"}),
+]
+LABELS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/classify", {"input": ["ab", "d"]}),
+    ("/v1/classify", {"input": [[3, 4, 5]], "use_activation": False}),
+]
+PAIRS_OF_LABELS = ("/v1/classify", {"text_1": "x", "text_2": ["ab", "d"]})
+
+
+async def check_invocations(served: Served, bodies: list[tuple[str, dict[str, Any]]]) -> None:
+    for path, body in bodies:
+        direct = await post(served, path, **body)
+        texts = sent(served)
+        found = await post(served, "/invocations", **body)
+        assert sent(served) == texts
+        for answer in (direct, found):
+            if isinstance(answer, dict):
+                assert answer.pop("id")
+                answer.pop("created", None)
+        assert found == direct
+
+
+async def test_invocations_of_a_reranker_are_its_scores_and_labels(served: Served) -> None:
+    await check_invocations(served, [*SCORES, *LABELS])
+
+
+async def test_invocations_of_a_classifier_are_labels_of_texts_and_pairs(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with labelled(folder, tmp_path / "many", 3) as served:
+        await check_invocations(served, [*LABELS, PAIRS_OF_LABELS])
+
+
+async def test_invocations_that_the_model_cannot_answer_are_refused_by_name(
+    served: Served, folder: Path, tmp_path: Path
+) -> None:
+    for body in ({"prompt": "a"}, {"messages": []}, {"input": "a", "task": "embed"}):
+        param, message = await refusal(served, "/invocations", **body)
+        assert (param, "scores pairs" in message) == ("model", True)
+    for fields in ({}, {"text_2": "a"}, {"documents": ["a"]}, {"query": "a"}):
+        param, message = await refusal(served, "/invocations", **fields)
+        assert param is None
+        assert "query with documents or texts; text_1" in message
+    assert (await refusal(served, "/invocations", input="a", text_1="b"))[0] == "input"
+    assert (await refusal(served, "/invocations", text_1="b"))[0] == "text_2"
+    async with labelled(folder, tmp_path / "many", 3) as many:
+        for _, body in SCORES[:2]:
+            param, message = await refusal(many, "/invocations", **body)
+            assert (param, "3 labels" in message) == ("model", True)
