@@ -158,6 +158,35 @@ async def test_pair_that_is_too_long_is_refused_or_cut_on_request(served: Served
         assert refused[0] == "truncate_prompt_tokens"
 
 
+async def test_pair_of_a_chat_template_takes_limits_that_cut_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Some clients always send a limit, such as Haystack's 4,096 tokens for each document."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    template = "{{ messages[0].content }}|{{ messages[1].content }}"
+    edit(other / "tokenizer_config.json", chat_template=template)
+    body = {"query": "xy", "documents": ["ab", "abde"]}
+    whole = [ids("xy|ab"), ids("xy|abde")]
+    async with serving(FakeEncoder(lambda request: [], labels=1), other) as served:
+        for path, limit in (
+            ("/v2/rerank", {"max_tokens_per_doc": 4096}),
+            ("/v2/rerank", {"max_tokens_per_doc": 4}),
+            (RERANK, {"truncate_prompt_tokens": -1}),
+            (RERANK, {"truncate_prompt_tokens": 7}),
+            (RERANK, {"truncate": True}),
+        ):
+            await post(served, path, **body, **limit)
+            assert sent(served) == whole
+        for path, name, most in (
+            ("/v2/rerank", "max_tokens_per_doc", 3),
+            (RERANK, "truncate_prompt_tokens", 6),
+        ):
+            param, message = await refusal(served, path, **body, **{name: most})
+            assert param == name
+            assert f"are not cut: {most + 1} tokens to {most}" in message
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
