@@ -33,7 +33,9 @@ async def rerank(request: Request) -> Response:
         body,
         Side("query", [body.query], "query"),
         Side(name, body.candidates, "document"),
-        PairLimits(tokens_kept(body, body.truncate), keep_end=body.keeps_end),
+        PairLimits(
+            tokens_kept(body, body.truncate), body.max_tokens_per_doc, keep_end=body.keeps_end
+        ),
         body.raw_field,
     )
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()

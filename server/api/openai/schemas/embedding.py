@@ -189,6 +189,10 @@ class RerankBody(PairsBody):
         }
     )
 
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = EncoderBody.UNSUPPORTED | {
+        "rank_fields": (),  # of Cohere's first API: the fields that are scored
+    }
+
     query: Text
     """The text that documents are compared with."""
     documents: Documents | None = None
@@ -197,6 +201,8 @@ class RerankBody(PairsBody):
     """The same in text-embeddings-inference, whose answer is a list."""
     truncate: bool | None = None
     """Cut texts that are too long, as `truncate_prompt_tokens` = −1 does."""
+    max_tokens_per_doc: Count | None = None
+    """Keep only this many first tokens of a document, as in Cohere's API; default: all."""
     top_n: Count | None = None
     """Return only this many documents; default: all."""
     return_documents: bool | None = Field(

@@ -117,8 +117,10 @@ async def test_rerank_of_cohere_answers_in_its_form(served: Served) -> None:
         {"index": 2, "relevance_score": 9.0},
     ]
     assert answer["meta"]["api_version"] == {"version": "2"}
-    await post(served, "/v2/rerank", query="xy", documents=["a" * 90, "b"], max_tokens_per_doc=3)
-    assert sent(served) == [pair("xy", "aaa"), pair("xy", "b")]
+    long = {"query": "xy", "documents": ["a" * 90, "b"]}
+    for path in ("/v2/rerank", RERANK):
+        await post(served, path, **long, max_tokens_per_doc=3)
+        assert sent(served) == [pair("xy", "aaa"), pair("xy", "b")]
     assert (await refusal(served, "/v2/rerank", **body, rank_fields=["text"]))[0] == "rank_fields"
     assert (await refusal(served, "/v2/rerank", **body | {"top_n": 0}))[0] == "top_n"
 
