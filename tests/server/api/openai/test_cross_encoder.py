@@ -117,8 +117,10 @@ async def test_rerank_of_cohere_answers_in_its_form(served: Served) -> None:
         {"index": 2, "relevance_score": 9.0},
     ]
     assert answer["meta"]["api_version"] == {"version": "2"}
-    await post(served, "/v2/rerank", query="xy", documents=["a" * 90, "b"], max_tokens_per_doc=3)
-    assert sent(served) == [pair("xy", "aaa"), pair("xy", "b")]
+    long = {"query": "xy", "documents": ["a" * 90, "b"]}
+    for path in ("/v2/rerank", RERANK):
+        await post(served, path, **long, max_tokens_per_doc=3)
+        assert sent(served) == [pair("xy", "aaa"), pair("xy", "b")]
     assert (await refusal(served, "/v2/rerank", **body, rank_fields=["text"]))[0] == "rank_fields"
     assert (await refusal(served, "/v2/rerank", **body | {"top_n": 0}))[0] == "top_n"
 
@@ -156,6 +158,35 @@ async def test_pair_that_is_too_long_is_refused_or_cut_on_request(served: Served
     for most in (3, LONGEST + 1):
         refused = await refusal(served, RERANK, **body, truncate_prompt_tokens=most)
         assert refused[0] == "truncate_prompt_tokens"
+
+
+async def test_pair_of_a_chat_template_takes_limits_that_cut_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Some clients always send a limit, such as Haystack's 4,096 tokens for each document."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    template = "{{ messages[0].content }}|{{ messages[1].content }}"
+    edit(other / "tokenizer_config.json", chat_template=template)
+    body = {"query": "xy", "documents": ["ab", "abde"]}
+    whole = [ids("xy|ab"), ids("xy|abde")]
+    async with serving(FakeEncoder(lambda request: [], labels=1), other) as served:
+        for path, limit in (
+            ("/v2/rerank", {"max_tokens_per_doc": 4096}),
+            ("/v2/rerank", {"max_tokens_per_doc": 4}),
+            (RERANK, {"truncate_prompt_tokens": -1}),
+            (RERANK, {"truncate_prompt_tokens": 7}),
+            (RERANK, {"truncate": True}),
+        ):
+            await post(served, path, **body, **limit)
+            assert sent(served) == whole
+        for path, name, most in (
+            ("/v2/rerank", "max_tokens_per_doc", 3),
+            (RERANK, "truncate_prompt_tokens", 6),
+        ):
+            param, message = await refusal(served, path, **body, **{name: most})
+            assert param == name
+            assert f"are not cut: {most + 1} tokens to {most}" in message
 
 
 @pytest.mark.parametrize(
