@@ -77,7 +77,7 @@ test-slow: setup ## run the tests that take minutes
 test-ui: setup ## drive the built-in pages with Debian's chromium (apt install chromium)
 	$(BIN)/pytest -m ui tests/ui
 
-test-clients: setup ## install other people's clients (4 GB) and run them: a table of what each can do
+test-clients: setup ## install other people's clients (6 GB) and run them: a table of what each can do
 	$(BIN)/pytest -m clients -s tests/clients
 
 fuzz: setup ## try mutated inputs on everything that reads them: MINUTES (60)

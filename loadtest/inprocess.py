@@ -11,6 +11,7 @@ import torch
 
 from engine.assembly import make_core
 from engine.config import EngineConfig
+from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
 from engine.protocol.message import Message
 from engine.protocol.outputs import Rejected, StepOutputs
@@ -78,6 +79,16 @@ class Engine:
             self.core.turn()
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize()
+        return time.monotonic() - began
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> float:
+        """Embed texts of token ids, submitted at once, and return the wall seconds."""
+        began = time.monotonic()
+        for tokens in texts:
+            self._ids += 1
+            self._inbox.append(EmbedRequest(self._ids, list(tokens), began))
+        while self.busy:
+            self.core.turn()
         return time.monotonic() - began
 
     def decode_seconds(self, works: Sequence[Work], steps: int) -> list[float]:

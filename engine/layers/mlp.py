@@ -10,10 +10,10 @@ from torch import nn
 
 from engine.layers.linear import Linear
 from engine.ops.gated import (
-    gelu,
     gelu_mul,
-    gelu_tanh,
     gelu_tanh_mul,
+    plain_gelu,
+    plain_gelu_tanh,
     relu_squared,
     silu,
     silu_mul,
@@ -31,17 +31,17 @@ def in_torch(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation:
 
 # Keys are the names in config.json.
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": in_torch(gelu),
-    "gelu_fast": in_torch(gelu_tanh),
-    "gelu_new": in_torch(gelu_tanh),
-    "gelu_pytorch_tanh": in_torch(gelu_tanh),
+    "gelu": plain_gelu,
+    "gelu_fast": plain_gelu_tanh,
+    "gelu_new": plain_gelu_tanh,
+    "gelu_pytorch_tanh": plain_gelu_tanh,
     "relu": in_torch(F.relu),
     "relu2": relu_squared,
     "silu": in_torch(silu),
     "swish": in_torch(silu),
 }
 GATED: dict[str, Activation] = {"silu": silu_mul, "gelu_pytorch_tanh": gelu_tanh_mul}
-GATED_OF_ENCODERS: dict[str, Activation] = GATED | {"gelu": in_torch(gelu_mul)}
+GATED_OF_ENCODERS: dict[str, Activation] = GATED | {"gelu": gelu_mul}
 
 
 class MLP(nn.Module):

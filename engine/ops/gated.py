@@ -17,15 +17,37 @@ def silu_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return _gated(gate_up, "silu", silu, kernels)
 
 
-def gelu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return gelu(gate) * up, with the layout of silu_mul; there is no kernel."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return gelu(gate.contiguous()) * up  # oneDNN's GELU takes no rows with gaps
+def gelu_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """Return gelu(gate) * up, with the layout of silu_mul. Triton has no kernel for it."""
+    return _gated(gate_up, "gelu", gelu, "torch" if kernels == "triton" else kernels)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return gelu_tanh(gate) * up, with the layout of silu_mul (GeGLU, arXiv 2002.05202)."""
     return _gated(gate_up, "gelu_tanh", gelu_tanh, kernels)
+
+
+def plain_gelu(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """Return gelu(x) [..., N]; only Numba has a kernel."""
+    return _plain(x, "gelu", gelu, kernels)
+
+
+def plain_gelu_tanh(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    """Return gelu_tanh(x) [..., N]; only Numba has a kernel."""
+    return _plain(x, "gelu_tanh", gelu_tanh, kernels)
+
+
+def _plain(
+    x: torch.Tensor,
+    kind: str,
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    kernels: Kernels,
+) -> torch.Tensor:
+    if kernels == "numba":
+        from engine.kernels.numba.rowwise import activate
+
+        return activate(x, kind, gated=False)
+    return activation(x)
 
 
 def _gated(
@@ -41,7 +63,7 @@ def _gated(
     if kernels == "numba":
         from engine.kernels.numba.rowwise import activate as activate_rows
 
-        return activate_rows(gate_up, kind)
+        return activate_rows(gate_up, kind, gated=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate) * up
 
@@ -88,7 +110,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     # place in the tensor.
     if emulates_bf16(x.device, x.dtype):
         return F.gelu(x.float()).to(x.dtype)
-    return F.gelu(x)
+    return F.gelu(x.contiguous())  # oneDNN's takes no rows with gaps
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:

@@ -103,6 +103,10 @@ def layer_norm(
         from engine.kernels.triton.norm import norm
 
         return norm(x, None, weight, bias, eps, mean=True)[1]
+    if kernels == "numba":
+        from engine.kernels.numba.rowwise import layer_norm as norm_rows
+
+        return norm_rows(x, None, weight, bias, eps)[1]
     return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
 
@@ -145,5 +149,9 @@ def add_layer_norm(
         from engine.kernels.triton.norm import norm
 
         return norm(x, delta, weight, bias, eps, mean=True)
+    if kernels == "numba":
+        from engine.kernels.numba.rowwise import layer_norm as norm_rows
+
+        return norm_rows(x, delta, weight, bias, eps)
     total = x + delta
     return total, layer_norm(total, weight, bias, eps, kernels=kernels)

@@ -13,13 +13,17 @@ import torch
 from engine.attention.numba import FORMS
 from engine.kernels.numba.call import (
     GATE_THEN_NORM,
+    GATED_GELU,
+    GATED_GELU_TANH,
+    GATED_SILU,
+    GELU,
     GELU_TANH,
+    LAYER_NORM,
     NORM,
     NORM_THEN_GATE,
     PAIR_ROTATION,
     ROTATION,
     SIGMOID_MUL,
-    SILU,
 )
 from engine.kernels.numba.linear import (
     HEAD_PANEL,
@@ -35,8 +39,8 @@ from engine.layers.experts import Experts
 from engine.layers.gated_delta_net import GatedDeltaNet
 from engine.layers.linear import Linear
 from engine.layers.mamba2 import Mamba2
-from engine.layers.mlp import GATED, MLP
-from engine.layers.norm import GatedRMSNorm, GroupedRMSNorm, PlainRMSNorm, RMSNorm
+from engine.layers.mlp import ACTIVATIONS, GATED_OF_ENCODERS, MLP
+from engine.layers.norm import GatedRMSNorm, GroupedRMSNorm, LayerNorm, PlainRMSNorm, RMSNorm
 from engine.layers.recurrent import CausalConv
 from engine.layers.rotary import PairRotaryEmbedding, RotaryEmbedding
 from engine.layers.weights.pack import has_kernel as has_codes_kernel
@@ -45,7 +49,13 @@ from engine.memory.model_plan import ModelPlan
 from engine.ops.quantize import BITS
 
 USUAL_WIDTH = HEAD_PANEL  # outputs per panel of most weights that oneDNN packs
-ACTIVATIONS = {GATED["silu"]: SILU, GATED["gelu_pytorch_tanh"]: GELU_TANH}
+OPERATIONS = {
+    GATED_OF_ENCODERS["silu"]: GATED_SILU,
+    GATED_OF_ENCODERS["gelu"]: GATED_GELU,
+    GATED_OF_ENCODERS["gelu_pytorch_tanh"]: GATED_GELU_TANH,
+    ACTIVATIONS["gelu"]: GELU,
+    ACTIVATIONS["gelu_new"]: GELU_TANH,
+}
 
 
 def needed_kernels(plan: ModelPlan) -> set[Kernel]:
@@ -71,13 +81,15 @@ def _row_operations(layer: torch.nn.Module) -> Iterator[int]:
     match layer:
         case RMSNorm() | PlainRMSNorm():
             yield NORM
+        case LayerNorm():
+            yield LAYER_NORM
         case RotaryEmbedding():
             yield PAIR_ROTATION if layer.pairs else ROTATION
         case PairRotaryEmbedding():
             yield PAIR_ROTATION
         case MLP() | Experts():
-            if layer.activation in ACTIVATIONS:
-                yield ACTIVATIONS[layer.activation]
+            if layer.activation in OPERATIONS:
+                yield OPERATIONS[layer.activation]
 
 
 def _of_recurrent(layer: torch.nn.Module, is_half: int) -> Iterator[Kernel]:

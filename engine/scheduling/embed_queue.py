@@ -15,7 +15,8 @@ from engine.scheduling.tenant_turns import TenantTurns
 # A text of 200 tokens lets shorter ones pass that arrive up to 0.8 s later: about as long as eight
 # such texts wait for each other on a busy CPU.
 PATIENCE_S = 4e-3  # for each token
-GROWTH = 4  # a text has at most so many times the tokens that the step already has
+GROWTH = 4  # a text has at most this many times the tokens that the step already has,
+FREE = 64  # or this many: a step takes hardly longer with them
 
 
 class EmbedQueue:
@@ -59,7 +60,7 @@ class EmbedQueue:
         taken: list[EmbedRequest] = []
         size = 0
         for request in self._in_turn():
-            if taken and request.size > min(budget - size, GROWTH * size):
+            if taken and request.size > min(budget - size, max(GROWTH * size, FREE)):
                 break
             taken.append(request)
             size += request.size

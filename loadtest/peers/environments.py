@@ -23,10 +23,12 @@ VERSIONS = {
     "mistral.rs": "mistralrs==0.9.5",
     "openvino": "openvino-genai==2026.4.1.0",
     "transformers": "transformers==5.23.0",
+    "sentence-transformers": "sentence-transformers==6.2.0",
 }
 TORCH = "torch==2.13.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch brings gigabytes of CUDA
 FOR_GGUF = ["gguf==0.19.0", "accelerate==1.15.0"]  # with them, transformers reads GGUF files
+FOR_ONNX = ["onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2"]  # export and quantise
 VLLM_DOES_WITHOUT = {"torch", "torchaudio", "torchvision", "torchcodec"}
 LLAMA_OPTIONS = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
 
@@ -72,6 +74,9 @@ def _install(name: str, folder: Path) -> None:
     elif name == "transformers":
         _install_torch(folder)
         run([*pip, VERSIONS[name], *FOR_GGUF])
+    elif name == "sentence-transformers":
+        _install_torch(folder)
+        run([*pip, VERSIONS[name], *FOR_ONNX])
     else:
         run([*pip, VERSIONS[name]])
 

@@ -46,13 +46,13 @@ def check_priority(request: Request, priority: int) -> None:
         raise ApiError(403, "permission_denied", message, param="priority")
 
 
-def check_token_ids(state: AppState, ids: Sequence[int], param: str) -> None:
-    """Raise a 400 ApiError if a token id is not in the vocabulary."""
+def check_token_ids(state: AppState, ids: Sequence[int], param: str, *, advice: str = "") -> None:
+    """Raise a 400 ApiError if a token id is not in the vocabulary. `advice` ends its message."""
     vocab_size = state.loaded().vocab_size
     largest = max(ids, default=0)
     if largest >= vocab_size:
         message = f"Token id {largest} is out of vocabulary: it has {vocab_size} tokens."
-        raise invalid(param, message)
+        raise invalid(param, f"{message} {advice}".rstrip())
 
 
 def token_limit(

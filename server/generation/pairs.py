@@ -73,19 +73,33 @@ async def _encode_chats(
     second: Side,
     limits: PairLimits,
 ) -> list[EncodedText]:
-    """Return the token ids of pairs by a chat template, which has the prompt."""
-    for name, given in (
-        ("truncate_prompt_tokens", limits.pair),
-        ("max_tokens_per_doc", limits.second),
-    ):
-        if given is not None:
-            message = "Pairs that a chat template writes are not cut."
-            raise unsupported(name, message)
+    """Return the token ids of pairs by a chat template, which has the prompt.
+
+    Raises a 400 ApiError if the limits would cut one: the template's own text must stay whole.
+    """
     queries = list(first.texts) * (len(second.texts) if len(first.texts) == 1 else 1)
     texts = [chat.text(*pair) for pair in zip(queries, second.texts, strict=True)]
-    return await encode_texts(
+    pairs = await encode_texts(
         state, own.sentence, texts, None, second.field, add_special_tokens=False
     )
+    longest = truncation(state, limits.pair, 0)
+    if longest is not None:
+        lengths = [len(pair.ids) for pair in pairs]
+        _check_whole("truncate_prompt_tokens", lengths, longest)
+    if limits.second is not None:
+        lengths = await off_loop(
+            sum(map(len, second.texts)),
+            lambda: [len(_ids(state, text, second.field, is_cut=True)) for text in second.texts],
+        )
+        _check_whole("max_tokens_per_doc", lengths, limits.second)
+    return pairs
+
+
+def _check_whole(param: str, lengths: Sequence[int], most: int) -> None:
+    """Raise a 400 ApiError if one of these texts of a chat template would be cut to `most`."""
+    if max(lengths) > most:
+        message = f"Pairs that a chat template writes are not cut: {max(lengths)} tokens to {most}."
+        raise unsupported(param, message)
 
 
 async def _encode_joined(

@@ -13,6 +13,11 @@ from server.state import AppState
 
 Texts = Sequence[str | list[int] | list[int | str]]  # texts, their token ids, or both
 WHOLE_CONTEXT = -1  # value of truncate_prompt_tokens
+# LangChain sends token ids of OpenAI's models by default: docs/embedding-clients.md.
+OF_ANOTHER_MODEL = (
+    "Send texts, or ids of this model's tokenizer. LangChain's OpenAIEmbeddings sends texts with "
+    "check_embedding_ctx_length=False."
+)
 
 
 class EncodedText(NamedTuple):
@@ -55,7 +60,7 @@ async def encode_texts(
         ],
     )
     for ids, name in zip(token_lists, names, strict=True):
-        check_token_ids(state, ids, name)
+        check_token_ids(state, ids, name, advice=OF_ANOTHER_MODEL)
         if len(ids) > state.max_length():
             raise too_long(state, str(len(ids)), name)
     if not prompt or sentence.pooler.includes_prompt:

@@ -26,6 +26,31 @@ PYTHON: dict[str, tuple[str, ...]] = {
     "agents": ("openai-agents==0.24.0",),
     "open_webui": ("torch==2.13.0", "open-webui==0.12.4", "playwright==1.60.0"),
 }
+# The packages of each runner of encoders.
+VECTORS: dict[str, tuple[str, ...]] = {
+    "openai": ("openai==3.57.0",),
+    "cohere": ("cohere==7.3.1",),
+    "langchain": ("langchain-openai==1.7.4",),
+    "langchain_cohere": ("langchain-cohere==0.6.0",),
+    "llama_index": (
+        "llama-index-embeddings-openai-like==0.4.0",
+        "llama-index-embeddings-text-embeddings-inference==0.6.0",
+        "llama-index-postprocessor-tei-rerank==0.6.0",
+    ),
+    # These need another version of llama-index-embeddings-openai.
+    "llama_index_cohere": (
+        "llama-index-embeddings-openai==0.7.0",
+        "llama-index-embeddings-cohere==0.9.0",
+        "llama-index-postprocessor-cohere-rerank==0.10.0",
+    ),
+    "litellm": ("litellm==1.110.2",),
+    "haystack": (
+        "haystack-ai==3.4.1",
+        "cohere-haystack==11.0.0",
+        "huggingface-api-haystack==3.1.0",
+    ),
+    "huggingface_hub": ("huggingface_hub==2.4.0", "numpy==2.4.6"),
+}
 # PyPI's torch brings 3 GB of CUDA libraries. The CPU build has an index of its own.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 NODE: dict[str, tuple[str, ...]] = {
@@ -40,6 +65,11 @@ NODE: dict[str, tuple[str, ...]] = {
 def python_of(name: str) -> Path:
     """Return the interpreter of a Python client."""
     return installed(name, PYTHON[name])
+
+
+def vectors_python_of(name: str) -> Path:
+    """Return the interpreter of a client of encoders."""
+    return installed(f"vectors_{name}", VECTORS[name])
 
 
 def installed(name: str, packages: tuple[str, ...]) -> Path:

@@ -103,7 +103,10 @@ def _lengths_fit_the_encoder(body: dict[str, Any]) -> None:
     if body.get("padding") == "max_length":  # the tokenizer has no padding token
         del body["padding"]
     for name in ("prompt_name", "instruction"):  # those of a checkpoint, and this one has none
-        if "input" in body:
+        if {"input", "inputs"} & set(body):
+            body.pop(name, None)
+    if {"query", "text_1"} & set(body):  # scores of this encoder have no activation
+        for name in ("raw_scores", "use_activation"):
             body.pop(name, None)
     given = body.get("input")
     if not isinstance(given, str) and "input" in body:

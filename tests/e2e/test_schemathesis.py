@@ -27,6 +27,7 @@ CASES = 1000
 POSITIONS = 16384  # schemathesis writes texts of some thousand characters
 ENCODER_PATHS = (
     *("/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/embed", "/pooling", "/embedding"),
+    *("/v1/embed", "/embed", "/info"),
 )
 # The first takes the bodies of other routes, the second needs tokens that the demo lacks.
 LEFT_OUT = ("/invocations", "/infill")

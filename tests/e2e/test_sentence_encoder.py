@@ -20,7 +20,7 @@ from server.text.load_tokenizer import load_tokenizer
 from tests.support import web
 from tests.support.process import eventually
 from tests.support.serve import Server, serving, starting
-from tests.support.snapshots import POOLED, QUESTION, SOURCES, TOLERANCE, expected
+from tests.support.snapshots import POOLED, QUESTION, SOURCES, TOLERANCES, expected
 
 SENTENCE = "the rate of change over time is what a derivative of some function tells us about it"
 WORDS = SENTENCE.split()
@@ -88,7 +88,7 @@ def test_embeddings_equal_the_vectors_of_the_source(
     if mode == "mean":
         due = due / np.linalg.norm(due, axis=1, keepdims=True)
         assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
-    assert np.abs(found - due).max() < TOLERANCE
+    assert np.abs(found - due).max() < TOLERANCES[source]
 
 
 def test_openai_client_gets_equal_vectors_in_every_format(

@@ -212,10 +212,10 @@ def of_transformers(
 
 
 @torch.no_grad()
-def randomise(model: torch.nn.Module, hidden: int) -> None:
+def randomise(model: torch.nn.Module, hidden: int, gain: float = 2) -> None:
     """Set random weights, so large that attention is sharp and all norms, biases and gates matter.
 
-    The seed is fixed.
+    A matrix of hidden columns makes its input about `gain` times as large. The seed is fixed.
     """
     generator = torch.Generator().manual_seed(0)
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -225,7 +225,7 @@ def randomise(model: torch.nn.Module, hidden: int) -> None:
         if name.endswith("A_log"):  # decays start at large random numbers
             parameter.zero_()
         if parameter.dim() > 1:
-            parameter.copy_(noise * 2 * hidden**-0.5)
+            parameter.copy_(noise * gain * hidden**-0.5)
         else:
             # Norms start at one, Gemma's at zero, and some parameters at small random numbers.
             parameter.round_().add_(noise * 0.5)

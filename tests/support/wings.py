@@ -42,6 +42,7 @@ PARTS = {
     ),
     "cohere": Parts(("server/api/cohere",), "/v2/embed"),
     "vllm": Parts(("server/api/vllm",), "/pooling"),
+    "tei": Parts(("server/api/tei",), "/embed"),
     "llamacpp": Parts(("server/api/llamacpp",), "/completion"),
     "glassbox": Parts(
         ("server/glassbox", "server/ui"),

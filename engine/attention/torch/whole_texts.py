@@ -31,20 +31,23 @@ def text_groups(layout: StepLayout) -> list[QueryGroup]:
     assert layout.seq_lens is not None
     assert list(layout.query_lens) == list(layout.seq_lens), "an encoder step must hold whole texts"
     size = layout.block_size
-    ends = (-(-layout.lengths // size)).cumsum(0)  # [sequences] blocks up to each end
-    blocks = _block_layout(layout, ends)
+    blocks = text_blocks(layout, size)
     # Entries are tokens, counted from 1; entry 0 stands for no token.
-    tokens = ends.new_zeros(int(ends[-1]) + 1, size)
-    numbers = torch.arange(1, len(layout.positions) + 1, device=ends.device)
+    count = 1 + sum(-(-length // size) for length in layout.seq_lens)
+    tokens = blocks.token_blocks.new_zeros(count, size)
+    numbers = torch.arange(1, len(layout.positions) + 1, device=tokens.device)
     tokens[blocks.token_blocks, layout.token_offsets] = numbers
     groups = query_groups(layout, blocks)
     return [replace(group, tables=tokens[group.tables].flatten(1)) for group in groups]
 
 
-def _block_layout(layout: StepLayout, ends: torch.Tensor) -> GroupLayout:
-    """Return block tables as if each text had consecutive blocks, numbered from 1 in the step."""
+def text_blocks(layout: StepLayout, size: int) -> GroupLayout:
+    """Return block tables as if each text had consecutive blocks of `size` tokens.
+
+    They are numbered from 1 in the step.
+    """
     assert layout.seq_lens is not None
-    size = layout.block_size
+    ends = (-(-layout.lengths // size)).cumsum(0)  # [sequences] blocks up to each end
     firsts = 1 + torch.cat([ends.new_zeros(1), ends[:-1]])
     most_blocks = -(-max(layout.seq_lens) // size)
     tables = firsts[:, None] + torch.arange(most_blocks, device=ends.device)

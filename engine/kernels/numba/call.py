@@ -22,7 +22,9 @@ OUTLIER_FROM = 3.25
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
 ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
-NORM, SILU, GELU_TANH, ROTATION, PAIR_ROTATION = range(5)  # the operations on a row
+# The operations on a row. Activations multiply the other half of the row if they are gated.
+NORM, LAYER_NORM, ROTATION, PAIR_ROTATION = range(4)
+GATED_SILU, GATED_GELU, GATED_GELU_TANH, GELU, GELU_TANH = range(4, 9)
 # The operations on a row and its gate, which is a separate tensor.
 SIGMOID_MUL, NORM_THEN_GATE, GATE_THEN_NORM = range(3)
 TASK = np.dtype(
@@ -31,6 +33,7 @@ TASK = np.dtype(
         ("first_token", np.int64),
         ("num_tokens", np.int64),
         ("position", np.int64),  # of the first token
+        ("num_keys", np.int64),  # of the sequence, with those of later tokens
         ("is_stored_ahead", np.int64),  # keys and values are stored before any task attends
     ],
     align=True,
@@ -99,7 +102,8 @@ class AttentionCall(ctypes.Structure):
         ("value_scales", INT),  # likewise; those of the keys if values are parts of them
         ("sinks", INT),  # address of [H], or 0
         ("out", INT),  # address of [T, H, value_dim]
-        ("window", INT),  # number of visible keys
+        ("window", INT),  # number of visible keys up to the query's own
+        ("later", INT),  # number of visible keys behind it
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e
         ("softcap", FLOAT),  # times log2(e) likewise; 0: no softcap
     ]
@@ -205,6 +209,7 @@ class RowsCall(ctypes.Structure):
         ("heads", INT),  # rows of a token that lie one behind the other, for a norm of heads
         ("key_head", INT),  # the first head with the other weight
         ("key_weight", INT),  # address of [size], or 0
+        ("bias", INT),  # address of [size], or 0
         ("out", INT),  # address of [rows, size]
         ("eps", FLOAT),
         ("offset", FLOAT),  # added to each weight

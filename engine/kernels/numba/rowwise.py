@@ -10,17 +10,22 @@ import torch
 
 from engine.device.openmp import in_threads
 from engine.kernels.numba.call import (
+    GATED_GELU,
+    GATED_GELU_TANH,
+    GATED_SILU,
+    GELU,
     GELU_TANH,
+    LAYER_NORM,
     NORM,
     PAIR_ROTATION,
     ROTATION,
-    SILU,
     RowsCall,
 )
 from engine.kernels.numba.machine_code import kernel_store
 
 PART = 2**14  # elements that are worth a thread
-ACTIVATIONS = {"silu": SILU, "gelu_tanh": GELU_TANH}
+GATED = {"silu": GATED_SILU, "gelu": GATED_GELU, "gelu_tanh": GATED_GELU_TANH}
+PLAIN = {"gelu": GELU, "gelu_tanh": GELU_TANH}
 
 
 def norm(
@@ -37,34 +42,46 @@ def norm(
     between rows.
     """
     assert weight is None or weight.dtype == x.dtype
+    call = RowsCall(heads=1, key_head=1, eps=eps, offset=float(offset))
+    call.weight = 0 if weight is None else weight.data_ptr()
+    return _norm_rows(NORM, x, delta, call)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (x + delta, its layer norm), [..., N] each, as `norm` does."""
+    assert weight.dtype == x.dtype
+    call = RowsCall(weight=weight.data_ptr(), eps=eps)
+    if bias is not None:
+        assert bias.dtype == x.dtype
+        call.bias = bias.data_ptr()
+    return _norm_rows(LAYER_NORM, x, delta, call)
+
+
+def _norm_rows(
+    operation: int, x: torch.Tensor, delta: torch.Tensor | None, call: RowsCall
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Fill in the rows of `call`, and norm them."""
     rows = _flat(x)
     out = torch.empty(x.shape, dtype=x.dtype)
-    if delta is None:
-        total = x
-        other_address = 0
-        other_stride = 0
-    else:
+    total = x
+    if delta is not None:
         total = torch.empty(x.shape, dtype=x.dtype)
         other = _flat(delta)
-        other_address = other.data_ptr()
-        other_stride = other.stride(0)
-    weight_address = 0 if weight is None else weight.data_ptr()
-    call = RowsCall(
-        rows=len(rows),
-        size=x.shape[-1],
-        x=rows.data_ptr(),
-        x_stride=rows.stride(0),
-        other=other_address,
-        other_stride=other_stride,
-        sum=total.data_ptr(),
-        weight=weight_address,
-        heads=1,
-        key_head=1,
-        out=out.data_ptr(),
-        eps=eps,
-        offset=float(offset),
-    )
-    _run(NORM, x.dtype, call)
+        call.other = other.data_ptr()
+        call.other_stride = other.stride(0)
+    call.rows = len(rows)
+    call.size = x.shape[-1]
+    call.x = rows.data_ptr()
+    call.x_stride = rows.stride(0)
+    call.sum = total.data_ptr()
+    call.out = out.data_ptr()
+    _run(operation, x.dtype, call)
     return total, out
 
 
@@ -104,14 +121,14 @@ def norm_heads(
     return out
 
 
-def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return `kind`(gate) * up, [..., N], where each row [..., 2 * N] is gate and then up.
+def activate(x: torch.Tensor, kind: str, *, gated: bool) -> torch.Tensor:
+    """Return `kind`(x) [..., N], or `kind`(gate) * up if each row [..., 2 * N] is gate and then up.
 
-    `kind` is silu or gelu_tanh.
+    `kind` is gelu or gelu_tanh, or with a gate silu.
     """
-    size = gate_up.shape[-1] // 2
-    rows = _flat(gate_up)
-    out = torch.empty(*gate_up.shape[:-1], size, dtype=gate_up.dtype)
+    size = x.shape[-1] // 2 if gated else x.shape[-1]
+    rows = _flat(x)
+    out = torch.empty(*x.shape[:-1], size, dtype=x.dtype)
     call = RowsCall(
         rows=len(rows),
         size=size,
@@ -119,7 +136,7 @@ def activate(gate_up: torch.Tensor, kind: str) -> torch.Tensor:
         x_stride=rows.stride(0),
         out=out.data_ptr(),
     )
-    _run(ACTIVATIONS[kind], gate_up.dtype, call)
+    _run((GATED if gated else PLAIN)[kind], x.dtype, call)
     return out
 
 

@@ -1,4 +1,4 @@
-"""POST /v2/embed."""
+"""POST /v2/embed and /v1/embed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ LARGEST_CODE = 127  # of int8: the largest number of each vector has it
 @router.post("/v2/embed", openapi_extra=body_schema(EmbedBody, task="embed"))
 async def embed(request: Request) -> Response:
     """Compute a vector for each text, in one or more forms, as in Cohere's API."""
+    return await _answer(request, "2")
+
+
+@router.post("/v1/embed", openapi_extra=body_schema(EmbedBody, task="embed"))
+async def embed_v1(request: Request) -> Response:
+    """Compute a vector for each text. Without `embedding_types`, `embeddings` is a list of them.
+
+    Clients of Cohere's first API call this route, such as that of LangChain.
+    """
+    return await _answer(request, "1")
+
+
+async def _answer(request: Request, version: str) -> Response:
     state, sentence = state_of(request), embedding_state_of(request).sentence
     body = await admit_and_read(request, EmbedBody, "embed")
     check_dimensions(state, sentence, body.output_dimension, "output_dimension")
@@ -52,16 +65,17 @@ async def embed(request: Request) -> Response:
     if body.input_type is not None and not any(sentence.prompts.values()):
         ignored.append("input_type")
     billed = {"input_tokens": usage["prompt_tokens"], "image_tokens": 0}
+    is_list = version == "1" and not body.embedding_types
     answer: dict[str, Any] = {
         "id": secrets.token_hex(16),
         "texts": body.all_texts,
-        "meta": {"api_version": {"version": "2"}, "billed_units": billed},
-        "response_type": "embeddings_by_type",
+        "meta": {"api_version": {"version": version}, "billed_units": billed},
+        "response_type": "embeddings_floats" if is_list else "embeddings_by_type",
     }
 
     def write() -> bytes:
-        embeddings = {form: [_shown(vector, form) for vector in vectors] for form in forms}
-        return orjson.dumps(answer | {"embeddings": embeddings})
+        shown = {form: [_shown(vector, form) for vector in vectors] for form in forms}
+        return orjson.dumps(answer | {"embeddings": shown["float"] if is_list else shown})
 
     return json_response(await off_loop(vectors.size * len(forms), write), ignored)
 

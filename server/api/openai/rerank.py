@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.api.openai.pair_scores import pair_scores
-from server.api.openai.schemas.embedding import RerankBody
+from server.api.openai.schemas.embedding import RerankBody, tokens_kept
 from server.api.openai.vectors import json_response
 from server.api.receive import admit_and_read
 from server.generation.pairs import PairLimits, Side
@@ -33,7 +33,9 @@ async def rerank(request: Request) -> Response:
         body,
         Side("query", [body.query], "query"),
         Side(name, body.candidates, "document"),
-        PairLimits(body.truncate_prompt_tokens, keep_end=body.keeps_end),
+        PairLimits(
+            tokens_kept(body, body.truncate), body.max_tokens_per_doc, keep_end=body.keeps_end
+        ),
         body.raw_field,
     )
     order = (-scores).argsort(kind="stable")[: body.top_n].tolist()

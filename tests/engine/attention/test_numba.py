@@ -297,9 +297,8 @@ def test_numba_nan_key_reaches_only_queries_that_see_it(dtype: torch.dtype) -> N
 
 def test_select_numba_unsupported_layer_raises_config_error() -> None:
     specs = {
-        replace(PLAIN, kind="full"): "causal layers",
-        replace(PLAIN, kind="cross"): "causal layers",
-        replace(PLAIN, relative=RelativeBias(8, 20, False)): "without a bias",
+        replace(PLAIN, kind="cross"): "no cross layers",
+        replace(PLAIN, relative=RelativeBias(8, 20, False)): "no bias",
         replace(PLAIN, head_dim=20): "head_dim 20 is not a multiple of 8",
     }
     for spec, why in specs.items():

@@ -526,5 +526,5 @@ def test_select_backend_on_cpu_supports_every_feature() -> None:
     cpu = torch.device("cpu")
     backend, told = select_backend(list(FEATURES.values()), torch.float32, cpu)
     assert backend.name == "torch"
-    assert told == "torch (not numba: supports only causal layers without a bias)"
+    assert told == "torch (not numba: supports no cross layers, and no bias)"
     assert all(backend.refuses(spec, torch.bfloat16) is None for spec in FEATURES.values())

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import ConfigError
 from tests.support.cross_encoder_cases import HEADS, OF_DECODER, CrossEncoderCase
 from tests.support.driver import Driver
+from tests.support.encoders import check_exact
 from tests.support.golden import load
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +43,7 @@ def test_logits_equal_those_of_transformers_alone_and_in_a_batch(
 
     folder = case.write(tmp_path / "folder")
     model = getattr(transformers, f"{case.family}ForSequenceClassification")
-    reference = model.from_pretrained(folder).eval()
+    reference = model.from_pretrained(folder).double().eval()
     for budget in (1, 1000):
         driver = Driver(folder, max_num_encoder_tokens=budget)
         facts = driver.core.facts
@@ -53,7 +54,7 @@ def test_logits_equal_those_of_transformers_alone_and_in_a_batch(
             with torch.inference_mode():
                 mask = torch.ones(1, len(text), dtype=torch.int64)
                 due = reference(torch.tensor([text]), attention_mask=mask).logits[0]
-            torch.testing.assert_close(driver.vector(number), due, rtol=1e-5, atol=2e-5)
+            check_exact(driver.vector(number), due)
 
 
 def edited(case: CrossEncoderCase, folder: Path, damage: str) -> str:

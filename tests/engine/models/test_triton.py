@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.engine.models import (
     test_cohere2,
@@ -27,7 +26,7 @@ from tests.engine.models import (
     test_t5,
 )
 from tests.support.driver import Driver
-from tests.support.encoders import TOLERANCE, Encoder, hidden_states
+from tests.support.encoders import Encoder, check_exact, hidden_states
 from tests.support.golden import Case, Golden, load
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
@@ -106,4 +105,4 @@ ENCODERS = [
 def test_triton_backend_encoders_match_the_reference(encoder: Encoder) -> None:
     runner = load(encoder.folder, attention_backend="triton")
     for found, due in zip(hidden_states(runner, encoder.texts), encoder.expected, strict=True):
-        torch.testing.assert_close(found, due, **TOLERANCE)
+        check_exact(found, due)

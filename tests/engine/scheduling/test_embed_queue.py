@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol.embed import EmbedRequest
-from engine.scheduling.embed_queue import GROWTH, PATIENCE_S, EmbedQueue
+from engine.scheduling.embed_queue import FREE, GROWTH, PATIENCE_S, EmbedQueue
 
 LONG, SHORT, BUDGET = 250, 10, 512
 
@@ -59,14 +59,16 @@ def test_texts_of_one_request_fill_steps_from_the_shortest_on() -> None:
     while step := queue.take(BUDGET):
         assert sum(len(text.tokens) for text in step) <= BUDGET
         taken.append([len(text.tokens) for text in step])
-    assert sum(taken, []) == sorted(size for size, _ in sizes)
+    assert [size for step in taken for size in step] == sorted(size for size, _ in sizes)
     # Growing lengths cost no additional step.
     assert len(taken) <= sum(size for size, _ in sizes) // (BUDGET - 125) + 1
 
 
 def test_step_grows_by_a_bounded_factor() -> None:
-    queue = queue_of((SHORT, 0.0), (GROWTH * SHORT, 0.0), (GROWTH * 5 * SHORT + 1, 0.0))
+    queue = queue_of((SHORT, 0.0), (FREE, 0.0), (GROWTH * (FREE + SHORT) + 1, 0.0))
     assert steps(queue) == [{1, 2}, {3}]
+    assert steps(queue_of((FREE, 0.0), (GROWTH * FREE, 0.0))) == [{1, 2}]
+    assert steps(queue_of((FREE, 0.0), (GROWTH * FREE + 1, 0.0))) == [{1}, {2}]
 
 
 def test_text_above_the_budget_is_computed_alone() -> None:

@@ -28,7 +28,7 @@ OTHERS |= {"/v1/messages/count_tokens", "/v1/chat/completions/render", "/v1/resp
 OTHERS |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 # Other servers' APIs, whose answers have no place in OpenAI's format of batches.
 OTHERS |= {"/completion", "/infill", "/embedding", "/apply-template", "/pooling", "/v2/embed"}
-OTHERS |= {"/v2/rerank"}
+OTHERS |= {"/v2/rerank", "/v1/embed", "/embed"}
 OTHERS |= {"/invocations", "/predict", "/ping", "/v1/chat/completions/input_tokens"}
 # Other names of routes.
 OTHERS |= {"/chat/completions", "/completions", "/embeddings", "/responses"}

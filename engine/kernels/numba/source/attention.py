@@ -114,11 +114,12 @@ def with_values(block, softmax, call, count, form):
 
 
 @njit(inline="always")
-def visible_keys(task, t, index, window, block_size):
+def visible_keys(task, t, index, call):
     """Return the range of keys in the sequence's block `index` that the task's token `t` sees."""
-    end = task.position + t + 1 - index * block_size
-    begin = max(0, end - window)
-    return begin, min(end, block_size)
+    before = index * call.block_size
+    own_end = task.position + t + 1 - before
+    end = min(own_end + call.later, task.num_keys - before)
+    return max(0, own_end - call.window), min(end, call.block_size)
 
 
 @njit(inline="always")
@@ -129,8 +130,8 @@ def all_see(task, t, tokens, index, call):
     the fewest at its beginning.
     """
     last = t + tokens - 1
-    _, end = visible_keys(task, t, index, call.window, call.block_size)
-    begin, _ = visible_keys(task, last, index, call.window, call.block_size)
+    _, end = visible_keys(task, t, index, call)
+    begin, _ = visible_keys(task, last, index, call)
     return last < task.num_tokens and begin < call.block_size and end > 0
 
 
@@ -144,19 +145,18 @@ def see_block(softmax, task, t, tokens, index, block, call, height, form):
     has_scales = ITEM_BYTES[form] == 1
     shared = call.shared
     size = call.block_size
-    window = call.window
     softcap = np.float32(call.softcap)
     row = t * shared
     rows = tokens * shared
-    first, _ = visible_keys(task, t, index, window, size)
-    _, last = visible_keys(task, t + tokens - 1, index, window, size)
+    first, _ = visible_keys(task, t, index, call)
+    _, last = visible_keys(task, t + tokens - 1, index, call)
     # Compute the vectors of scores from `left` on that have a key which one of the tokens sees.
     left = first - first % LANES
     seen = last - left + -last % LANES
     sum_scores(softmax, row, rows, left, seen, block, call, height, form)
     scores = softmax.scores + 4 * left
     for i in range(tokens):
-        begin, end = visible_keys(task, t + i, index, window, size)
+        begin, end = visible_keys(task, t + i, index, call)
         begin -= left
         end -= left
         hides = begin > 0 or end < seen
@@ -337,7 +337,7 @@ def attention_kernel(half: bool, form: int):
             begin_softmax(call, task, part, softmax, kind)
             table = array_at(call.tables + 8 * call.table_stride * task.sequence, (1,), np.int64)
             first = max(0, task.position - call.window + 1) // call.block_size
-            length = task.position + task.num_tokens
+            length = min(task.position + task.num_tokens + call.later, task.num_keys)
             last = (length - 1) // call.block_size
             for index in range(first, last + 1):
                 block = block_at(call, table, head, index, last, kv_item)

@@ -7,7 +7,18 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import LOG2_E, NORM, PAIR_ROTATION, ROTATION, SILU, RowsCall
+from engine.kernels.numba.call import (
+    GATED_GELU,
+    GATED_SILU,
+    GELU,
+    GELU_TANH,
+    LAYER_NORM,
+    LOG2_E,
+    NORM,
+    PAIR_ROTATION,
+    ROTATION,
+    RowsCall,
+)
 from engine.kernels.numba.compile import EXACT
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import array_at, take, to_element, to_fp32
@@ -15,6 +26,7 @@ from engine.kernels.numba.source.intrinsics import array_at, take, to_element, t
 # Allows vectorized sums over a row. Their order is not sequential, but it is the same in every row.
 SUMMING = EXACT | {"reassoc"}
 GELU_FACTOR = math.sqrt(2 / math.pi)
+ROOT_HALF = math.sqrt(0.5)
 
 
 # ---- the operations on a row -----------------------------------------------------------------
@@ -28,6 +40,35 @@ def row_of(address, row, stride, size, kind, item):
 
 
 @njit(inline="always")
+def with_other(call, row, x, kind, item):
+    """Return the row x, plus the other row if there is one."""
+    size = call.size
+    if not call.other:
+        return x
+    other = row_of(call.other, row, call.other_stride, size, kind, item)
+    total = row_of(call.sum, row, size, size, kind, item)
+    add(x, other, total)
+    return total
+
+
+@njit(inline="always")
+def layer_norm_row(call, row, kind, item):
+    """Norm a row around its mean, and first add another to it."""
+    size = call.size
+    x = row_of(call.x, row, call.x_stride, size, kind, item)
+    out = row_of(call.out, row, size, size, kind, item)
+    total = with_other(call, row, x, kind, item)
+    mean = sum_of(total) / np.float32(size)
+    variance = square_from(total, mean) / np.float32(size)
+    factor = np.float32(1) / np.sqrt(variance + np.float32(call.eps))
+    weight = row_of(call.weight, 0, 0, size, kind, item)
+    if call.bias:
+        scale_from(total, mean, factor, weight, row_of(call.bias, 0, 0, size, kind, item), out)
+    else:
+        scale_from_alone(total, mean, factor, weight, out)
+
+
+@njit(inline="always")
 def norm_row(call, row, kind, item):
     """Norm a row, and first add another to it; or norm a head of a token."""
     size = call.size
@@ -35,12 +76,7 @@ def norm_row(call, row, kind, item):
     head = row % call.heads
     x = row_of(call.x + item * size * head, token, call.x_stride, size, kind, item)
     out = row_of(call.out, row, size, size, kind, item)
-    if call.other:
-        other = row_of(call.other, row, call.other_stride, size, kind, item)
-        total = row_of(call.sum, row, size, size, kind, item)
-        add(x, other, total)
-    else:
-        total = x
+    total = with_other(call, row, x, kind, item)
     # A sum of its own: in a loop that also writes, its order would depend on where the arrays lie.
     # The compiler's vectorized loop is taken only if they are far enough from each other.
     squares = square(total)
@@ -58,12 +94,21 @@ def norm_row(call, row, kind, item):
 @njit(inline="always")
 def activate_row(call, row, operation, kind, item):
     size = call.size
+    out = row_of(call.out, row, size, size, kind, item)
+    if operation in (GELU, GELU_TANH):
+        x = row_of(call.x, row, call.x_stride, size, kind, item)
+        if operation == GELU:
+            gelu(x, out)
+        else:
+            gelu_tanh(x, out)
+        return
     gate_up = row_of(call.x, row, call.x_stride, 2 * size, kind, item)
     gate = gate_up[:size]
     up = gate_up[size:]
-    out = row_of(call.out, row, size, size, kind, item)
-    if operation == SILU:
+    if operation == GATED_SILU:
         silu_mul(gate, up, out)
+    elif operation == GATED_GELU:
+        gelu_mul(gate, up, out)
     else:
         gelu_tanh_mul(gate, up, out)
 
@@ -108,6 +153,40 @@ def square(x):
     return squares
 
 
+@njit(fastmath=SUMMING, error_model="numpy")
+def sum_of(x):
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += to_fp32(x[i])
+    return total
+
+
+@njit(fastmath=SUMMING, error_model="numpy")
+def square_from(x, mean):
+    """Return the sum of the squares of x - mean."""
+    squares = np.float32(0)
+    for i in range(len(x)):
+        number = to_fp32(x[i]) - mean
+        squares += number * number
+    return squares
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def scale_from(x, mean, factor, weight, bias, out):
+    """Store (x - mean) * factor * weight + bias in `out`."""
+    for i in range(len(out)):
+        scaled = (to_fp32(x[i]) - mean) * factor
+        out[i] = to_element(scaled * to_fp32(weight[i]) + to_fp32(bias[i]), out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def scale_from_alone(x, mean, factor, weight, out):
+    """Store (x - mean) * factor * weight in `out`."""
+    for i in range(len(out)):
+        scaled = (to_fp32(x[i]) - mean) * factor
+        out[i] = to_element(scaled * to_fp32(weight[i]), out)
+
+
 @njit(fastmath=EXACT, error_model="numpy")
 def scale(x, factor, weight, offset, out):
     """Store x * factor * (weight + offset) in `out`."""
@@ -137,19 +216,57 @@ def silu_mul(gate, up, out):
         out[i] = to_element(activated * to_fp32(up[i]), out)
 
 
+@njit(inline="always")
+def gelu_of(x):
+    """Return x times the standard normal CDF of x, within 2e-7 * |x|.
+
+    The polynomial is that of Abramowitz and Stegun, 7.1.26.
+    """
+    e = exp2(np.float32(-0.5 * LOG2_E) * x * x)
+    t = np.float32(1) / (np.float32(1) + np.float32(0.3275911 * ROOT_HALF) * abs(x))
+    y = np.float32(0.5 * 1.061405429)
+    y = y * t + np.float32(0.5 * -1.453152027)
+    y = y * t + np.float32(0.5 * 1.421413741)
+    y = y * t + np.float32(0.5 * -0.284496736)
+    y = y * t + np.float32(0.5 * 0.254829592)
+    tail = y * t * e  # of the CDF, beyond |x|
+    return x * (np.float32(1) - tail if x > 0 else tail)
+
+
+@njit(inline="always")
+def gelu_tanh_of(x):
+    """Return gelu by a sigmoid: (1 + tanh(y)) / 2 = sigmoid(2 * y)."""
+    cube = np.float32(0.044715) * x * x * x
+    y = np.float32(GELU_FACTOR) * (x + cube)
+    exponent = np.float32(-2 * LOG2_E) * abs(y)
+    e = exp2(exponent)
+    numerator = np.float32(1) if y > 0 else e
+    sigmoid = numerator / (np.float32(1) + e)
+    return x * sigmoid
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def gelu(x, out):
+    for i in range(len(out)):
+        out[i] = to_element(gelu_of(to_fp32(x[i])), out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def gelu_tanh(x, out):
+    for i in range(len(out)):
+        out[i] = to_element(gelu_tanh_of(to_fp32(x[i])), out)
+
+
+@njit(fastmath=EXACT, error_model="numpy")
+def gelu_mul(gate, up, out):
+    for i in range(len(out)):
+        out[i] = to_element(gelu_of(to_fp32(gate[i])) * to_fp32(up[i]), out)
+
+
 @njit(fastmath=EXACT, error_model="numpy")
 def gelu_tanh_mul(gate, up, out):
-    """Compute gelu by a sigmoid: (1 + tanh(y)) / 2 = sigmoid(2 * y)."""
     for i in range(len(out)):
-        x = to_fp32(gate[i])
-        cube = np.float32(0.044715) * x * x * x
-        y = np.float32(GELU_FACTOR) * (x + cube)
-        exponent = np.float32(-2 * LOG2_E) * abs(y)
-        e = exp2(exponent)
-        numerator = np.float32(1) if y > 0 else e
-        sigmoid = numerator / (np.float32(1) + e)
-        activated = x * sigmoid
-        out[i] = to_element(activated * to_fp32(up[i]), out)
+        out[i] = to_element(gelu_tanh_of(to_fp32(gate[i])) * to_fp32(up[i]), out)
 
 
 @njit(fastmath=EXACT, error_model="numpy")
@@ -195,6 +312,8 @@ def rows_kernel(operation: int, half: bool):
             for row in range(first, end):
                 if operation == NORM:
                     norm_row(call, row, kind, item)
+                elif operation == LAYER_NORM:
+                    layer_norm_row(call, row, kind, item)
                 elif operation in (ROTATION, PAIR_ROTATION):
                     rotate_row(call, row, operation, kind, item)
                 else:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AliasChoices,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -27,6 +28,7 @@ from server.api.openai.schemas.fields import (
     never,
 )
 from server.api.openai.schemas.prompts import MAX_PROMPTS, Inputs, Plain, plain_list
+from server.generation.texts import WHOLE_CONTEXT
 from server.http.body import MAX_TEXT, Body, Part, failure
 
 MAX_TEXTS = MAX_PROMPTS
@@ -35,6 +37,14 @@ TEXT: dict[str, Any] = {"type": "string"}
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]
 Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
 Side = Annotated[Annotated[Text, Tag("<one>")] | Annotated[Texts, Tag("<list>")], OneOrMore]
+
+
+def _lower_case(value: Any) -> Any:
+    """Return `left` for the `Left` of text-embeddings-inference."""
+    return value.lower() if isinstance(value, str) else value
+
+
+CutSide = Annotated[TruncationSide, BeforeValidator(_lower_case)]
 
 
 class EncoderBody(Body):
@@ -54,13 +64,22 @@ class TextsBody(EncoderBody):
 
     truncate_prompt_tokens: Count | Literal[-1] | None = None
     """Keep only this many first tokens of a text; −1: as many as the model accepts."""
-    truncation_side: TruncationSide | None = None
+    truncation_side: CutSide | None = Field(
+        None, validation_alias=AliasChoices("truncation_side", "truncation_direction")
+    )
     """The side that `truncate_prompt_tokens` cuts off; `left` keeps the last tokens."""
 
     @property
     def keeps_end(self) -> bool:
         """Whether a text that is too long loses its beginning."""
         return self.truncation_side == "left"
+
+
+def tokens_kept(body: TextsBody, truncate: bool | None) -> int | None:
+    """Return `truncate_prompt_tokens`; `truncate` is its −1 in text-embeddings-inference."""
+    if truncate and body.truncate_prompt_tokens is None:
+        return WHOLE_CONTEXT
+    return body.truncate_prompt_tokens
 
 
 class PairsBody(TextsBody):
@@ -171,7 +190,7 @@ class RerankBody(PairsBody):
     )
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = EncoderBody.UNSUPPORTED | {
-        "truncate": (False,),
+        "rank_fields": (),  # of Cohere's first API: the fields that are scored
     }
 
     query: Text
@@ -180,6 +199,10 @@ class RerankBody(PairsBody):
     """The texts to order."""
     texts: Texts | None = None
     """The same in text-embeddings-inference, whose answer is a list."""
+    truncate: bool | None = None
+    """Cut texts that are too long, as `truncate_prompt_tokens` = −1 does."""
+    max_tokens_per_doc: Count | None = None
+    """Keep only this many first tokens of a document, as in Cohere's API; default: all."""
     top_n: Count | None = None
     """Return only this many documents; default: all."""
     return_documents: bool | None = Field(

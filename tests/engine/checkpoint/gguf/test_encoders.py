@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.checkpoint.folder import model_folder
 from engine.checkpoint.gguf.tokenizer import build_tokenizer
@@ -20,7 +19,7 @@ from tests.engine.models import (
     test_nomic_bert,
     test_roberta,
 )
-from tests.support.encoders import TOLERANCE, Encoder, EncoderCase, hidden_states
+from tests.support.encoders import Encoder, EncoderCase, check_exact, hidden_states
 from tests.support.gguf_encoders import write_encoder
 from tests.support.golden import load
 
@@ -53,7 +52,7 @@ def test_hidden_states_equal_those_of_the_checkpoint(case: str, tmp_path: Path) 
     (hidden,) = hidden_states(runner, encoder.texts[-1:])
     if case == "xlm-roberta":  # llama.cpp counts padding tokens inside a text, too
         assert 1 not in encoder.texts[-1]
-    torch.testing.assert_close(hidden, encoder.expected[-1], **TOLERANCE)
+    check_exact(hidden, encoder.expected[-1])
 
 
 WORDS = [

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.kernels.numba import rowwise as rows
-from engine.ops.gated import gelu_tanh_mul, silu_mul
+from engine.ops.gated import gelu_mul, gelu_tanh_mul, plain_gelu, plain_gelu_tanh, silu_mul
 from engine.ops.kernels import Kernels
-from engine.ops.norm import add_rms_norm, rms_norm
+from engine.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from engine.ops.rotary import HeadNorm, apply_rotary, apply_rotary_pairs, norm_and_rotate
 from tests.support.driver import tiny_llama
 from tests.support.golden import load
@@ -46,6 +46,14 @@ def pair_rotary_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     return apply_rotary_pairs(x.view(-1, 4, 64), ANGLES[0], ANGLES[1], kernels=kernels)
 
 
+def layer_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return layer_norm(x, WEIGHT, WEIGHT.flip(0), 1e-5, kernels=kernels)
+
+
+def add_layer_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    return torch.stack(add_layer_norm(x, x.flip(1), WEIGHT, None, 1e-5, kernels=kernels))
+
+
 def head_norm_op(x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     norm = HeadNorm(WEIGHT[:64], WEIGHT[64:128], 1e-5, offset=True)
     return norm_and_rotate(x.view(-1, 4, 64), 3, None, norm, kernels=kernels)
@@ -57,7 +65,12 @@ OPERATIONS: dict[str, Operation] = {
     "add_rms_norm": add_rms_norm_op,
     "post_norm": post_norm_op,
     "silu_mul": silu_mul,
+    "gelu_mul": gelu_mul,
     "gelu_tanh_mul": gelu_tanh_mul,
+    "gelu": plain_gelu,
+    "gelu_tanh": plain_gelu_tanh,
+    "layer_norm": layer_norm_op,
+    "add_layer_norm": add_layer_norm_op,
     "head_norm": head_norm_op,
     "rotary": rotary_op,
     "rotary_pairs": pair_rotary_op,
@@ -149,6 +162,22 @@ def test_row_kernels_strided_input_equals_contiguous() -> None:
         apply_rotary(heads, angles[0], angles[1], kernels="numba"),
         apply_rotary(heads.contiguous(), angles[0], angles[1], kernels="numba"),
     )
+
+
+@pytest.mark.parametrize(("operation", "exact"), [(plain_gelu, "none"), (plain_gelu_tanh, "tanh")])
+def test_gelu_in_fp32_is_within_a_millionth_of_float64(operation: Operation, exact: str) -> None:
+    x = torch.linspace(-12, 12, 100_001)
+    due = torch.nn.functional.gelu(x.double(), approximate=exact)
+    error = (operation(x[None], kernels="numba")[0] - due).abs()
+    assert (error <= 1e-6 * (1 + x.abs())).all()
+
+
+def test_layer_norm_in_fp32_keeps_a_small_variance_around_a_large_mean() -> None:
+    x = 1000 + torch.randn(4, 384, generator=torch.Generator().manual_seed(3))
+    weight, bias = torch.rand(384), torch.rand(384)
+    due = torch.nn.functional.layer_norm(x.double(), (384,), weight.double(), bias.double(), 1e-12)
+    found = layer_norm(x, weight, bias, 1e-12, kernels="numba")
+    torch.testing.assert_close(found.double(), due, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])

@@ -1,4 +1,4 @@
-"""/v2/embed of Cohere's API: forms of vectors, truncation, refusals."""
+"""/v2/embed and /v1/embed of Cohere's API: forms of vectors, truncation, refusals."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ async def test_embed_returns_floats_texts_and_billed_tokens(encoder: Served) -> 
         "api_version": {"version": "2"},
         "billed_units": {"input_tokens": 5, "image_tokens": 0},
     }
+
+
+async def test_embed_of_the_first_api_has_a_list_without_embedding_types(
+    encoder: Served,
+) -> None:
+    vectors = [vector([BOS, 64]).tolist(), vector([BOS, 64, 65]).tolist()]
+    typed = {"float": vectors}
+    for types, shape, kind in (
+        (None, vectors, "embeddings_floats"),
+        (["float"], typed, "embeddings_by_type"),
+    ):
+        body = {"model": "tiny", "texts": ["a", "ab"], "embedding_types": types}
+        found = (await encoder.http.post("/v1/embed", json=body)).json()
+        assert found["embeddings"] == shape
+        assert found["response_type"] == kind
+        assert found["texts"] == ["a", "ab"]
+        assert found["meta"]["api_version"] == {"version": "1"}
+        assert found["meta"]["billed_units"]["input_tokens"] == 5
+        second = (await embed(encoder, **body)).json()
+        assert (second["embeddings"], second["response_type"]) == (typed, "embeddings_by_type")
 
 
 async def test_embed_inputs_are_texts_in_parts(encoder: Served) -> None:

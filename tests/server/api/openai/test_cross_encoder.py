@@ -117,8 +117,10 @@ async def test_rerank_of_cohere_answers_in_its_form(served: Served) -> None:
         {"index": 2, "relevance_score": 9.0},
     ]
     assert answer["meta"]["api_version"] == {"version": "2"}
-    await post(served, "/v2/rerank", query="xy", documents=["a" * 90, "b"], max_tokens_per_doc=3)
-    assert sent(served) == [pair("xy", "aaa"), pair("xy", "b")]
+    long = {"query": "xy", "documents": ["a" * 90, "b"]}
+    for path in ("/v2/rerank", RERANK):
+        await post(served, path, **long, max_tokens_per_doc=3)
+        assert sent(served) == [pair("xy", "aaa"), pair("xy", "b")]
     assert (await refusal(served, "/v2/rerank", **body, rank_fields=["text"]))[0] == "rank_fields"
     assert (await refusal(served, "/v2/rerank", **body | {"top_n": 0}))[0] == "top_n"
 
@@ -156,6 +158,35 @@ async def test_pair_that_is_too_long_is_refused_or_cut_on_request(served: Served
     for most in (3, LONGEST + 1):
         refused = await refusal(served, RERANK, **body, truncate_prompt_tokens=most)
         assert refused[0] == "truncate_prompt_tokens"
+
+
+async def test_pair_of_a_chat_template_takes_limits_that_cut_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Some clients always send a limit, such as Haystack's 4,096 tokens for each document."""
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    template = "{{ messages[0].content }}|{{ messages[1].content }}"
+    edit(other / "tokenizer_config.json", chat_template=template)
+    body = {"query": "xy", "documents": ["ab", "abde"]}
+    whole = [ids("xy|ab"), ids("xy|abde")]
+    async with serving(FakeEncoder(lambda request: [], labels=1), other) as served:
+        for path, limit in (
+            ("/v2/rerank", {"max_tokens_per_doc": 4096}),
+            ("/v2/rerank", {"max_tokens_per_doc": 4}),
+            (RERANK, {"truncate_prompt_tokens": -1}),
+            (RERANK, {"truncate_prompt_tokens": 7}),
+            (RERANK, {"truncate": True}),
+        ):
+            await post(served, path, **body, **limit)
+            assert sent(served) == whole
+        for path, name, most in (
+            ("/v2/rerank", "max_tokens_per_doc", 3),
+            (RERANK, "truncate_prompt_tokens", 6),
+        ):
+            param, message = await refusal(served, path, **body, **{name: most})
+            assert param == name
+            assert f"are not cut: {most + 1} tokens to {most}" in message
 
 
 @pytest.mark.parametrize(
@@ -287,3 +318,59 @@ async def test_task_decides_which_routes_answer(
         body = {"query": "ab", "documents": ["a" * 90, "b"], "max_tokens_per_doc": 3}
         await post(encoder, "/v2/rerank", **body)
         assert sorted(map(len, sent(encoder))) == [2, 3, 4]
+
+
+SCORES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/rerank", {"query": "xy", "documents": ["ab", "abde"], "top_n": 1}),
+    ("/rerank", {"query": "xy", "texts": ["ab", "abde"], "raw_scores": True}),
+    ("/v1/score", {"text_1": "x", "text_2": ["ab", "d"], "use_activation": False}),
+    ("/v1/score", {"queries": ["x", "y"], "items": ["ab", "d"]}),
+    ("/v1/score", {"data_1": "x", "data_2": "ab"}),
+]
+LABELS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/classify", {"input": ["ab", "d"]}),
+    ("/v1/classify", {"input": [[3, 4, 5]], "use_activation": False}),
+]
+PAIRS_OF_LABELS = ("/v1/classify", {"text_1": "x", "text_2": ["ab", "d"]})
+
+
+async def check_invocations(served: Served, bodies: list[tuple[str, dict[str, Any]]]) -> None:
+    for path, body in bodies:
+        direct = await post(served, path, **body)
+        texts = sent(served)
+        found = await post(served, "/invocations", **body)
+        assert sent(served) == texts
+        for answer in (direct, found):
+            if isinstance(answer, dict):
+                assert answer.pop("id")
+                answer.pop("created", None)
+        assert found == direct
+
+
+async def test_invocations_of_a_reranker_are_its_scores_and_labels(served: Served) -> None:
+    await check_invocations(served, [*SCORES, *LABELS])
+
+
+async def test_invocations_of_a_classifier_are_labels_of_texts_and_pairs(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with labelled(folder, tmp_path / "many", 3) as served:
+        await check_invocations(served, [*LABELS, PAIRS_OF_LABELS])
+
+
+async def test_invocations_that_the_model_cannot_answer_are_refused_by_name(
+    served: Served, folder: Path, tmp_path: Path
+) -> None:
+    for body in ({"prompt": "a"}, {"messages": []}, {"input": "a", "task": "embed"}):
+        param, message = await refusal(served, "/invocations", **body)
+        assert (param, "scores pairs" in message) == ("model", True)
+    for fields in ({}, {"text_2": "a"}, {"documents": ["a"]}, {"query": "a"}):
+        param, message = await refusal(served, "/invocations", **fields)
+        assert param is None
+        assert "query with documents or texts; text_1" in message
+    assert (await refusal(served, "/invocations", input="a", text_1="b"))[0] == "input"
+    assert (await refusal(served, "/invocations", text_1="b"))[0] == "text_2"
+    async with labelled(folder, tmp_path / "many", 3) as many:
+        for _, body in SCORES[:2]:
+            param, message = await refusal(many, "/invocations", **body)
+            assert (param, "3 labels" in message) == ("model", True)

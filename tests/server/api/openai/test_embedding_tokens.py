@@ -100,3 +100,13 @@ async def test_special_tokens_are_added_unless_the_request_refuses_them(
     encoder: Served, path: str, fields: dict[str, Any], expected: list[int]
 ) -> None:
     assert await tokens_read(encoder, path, input="abd", **fields) == [expected]
+
+
+async def test_token_ids_of_another_model_are_refused_with_the_remedy(encoder: Served) -> None:
+    """LangChain sends ids of cl100k unless it is set otherwise."""
+    body = {"input": [[1, 2], [4438, 656]]}
+    response = await encoder.http.post("/v1/embeddings", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "input.1")
+    assert "Token id 4438 is out of vocabulary" in error["message"]
+    assert "check_embedding_ctx_length=False" in error["message"]

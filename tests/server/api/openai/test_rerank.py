@@ -46,7 +46,10 @@ async def test_rerank_with_texts_returns_a_list(encoder: Served) -> None:
         ({"query": "a", "documents": ["a"], "texts": ["a"]}, "documents"),
         ({"query": "a", "texts": []}, "texts"),
         ({"query": "a", "texts": ["a"], "raw_scores": True}, "raw_scores"),
-        ({"query": "a", "texts": ["a"], "truncate": True}, "truncate"),
+        ({"query": "a", "texts": ["a"], "truncate": "END"}, "truncate"),
+        ({"query": "a", "documents": [{"text": "a"}], "rank_fields": ["text"]}, "rank_fields"),
+        ({"query": "a", "texts": ["a"], "truncation_direction": "up"}, "truncation_direction"),
+        ({"query": "a", "texts": ["a" * 600], "truncate": False}, "texts"),
         ({"query": "a" * 600, "texts": ["a"]}, "query"),
         ({"query": "a", "texts": ["a" * 600]}, "texts"),
     ],
@@ -56,6 +59,42 @@ async def test_rerank_refuses_what_it_cannot_do(
 ) -> None:
     response = await encoder.http.post("/rerank", json=fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({"truncate": True}, "a"),
+        ({"truncate": True, "truncation_direction": "Right"}, "a"),
+        ({"truncate": True, "truncation_direction": "Left"}, "b"),
+        ({"truncate": True, "truncation_direction": "left"}, "b"),
+        ({"truncate_prompt_tokens": -1, "truncation_side": "left"}, "b"),
+    ],
+)
+@pytest.mark.parametrize("name", ["texts", "documents"])
+async def test_rerank_with_truncate_cuts_a_text_on_the_side(
+    encoder: Served, name: str, fields: dict[str, Any], end: str
+) -> None:
+    body = {"query": "x", name: ["a" * 600 + "b", "y"], **fields}
+    response = await encoder.http.post("/rerank", json=body)
+    assert response.status_code == 200, response.text
+    assert "x-ignored-params" not in response.headers
+    longest = max((text.tokens for text in encoder.engine.texts), key=len)
+    assert (len(longest), longest[-1]) == (512, ord(end) - 33)
+
+
+async def test_rerank_max_tokens_per_doc_cuts_documents_alone(encoder: Served) -> None:
+    body = {"query": "abde", "documents": ["abde", "ab"], "max_tokens_per_doc": 3}
+    response = await encoder.http.post("/rerank", json=body)
+    assert response.status_code == 200, response.text
+    lengths = [len(text.tokens) for text in encoder.engine.texts]
+    assert lengths == [5, 4, 3], "with the start token"
+
+
+async def test_rerank_truncate_leaves_a_smaller_limit_as_it_is(encoder: Served) -> None:
+    body = {"query": "x", "texts": ["a" * 600], "truncate": True, "truncate_prompt_tokens": 5}
+    assert (await encoder.http.post("/rerank", json=body)).status_code == 200
+    assert max(len(text.tokens) for text in encoder.engine.texts) == 5
 
 
 @pytest.mark.parametrize(
