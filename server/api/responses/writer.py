@@ -26,7 +26,8 @@ class ResponsesWriter:
     """Writes one response. The interface is `server.generation.writer.Writer`.
 
     `keep` is called with the JSON of the finished response, before the client gets it. It is None
-    if the response is not to be stored.
+    if the response is not to be stored. `diagnostics` say how the prompt differs from that of an
+    earlier response; None if the request does not compare them.
     """
 
     def __init__(
@@ -36,10 +37,14 @@ class ResponsesWriter:
         body: ResponsesBody,
         response_id: str,
         keep: Callable[[bytes], None] | None,
+        diagnostics: Json | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._prepared = prepared
         self._echo = body.echo()
+        self._is_prewarming = body.prewarms
+        if diagnostics is not None:
+            self._echo["prompt_cache_diagnostics"] = diagnostics
         self._sampling = _sampling(prepared, body)
         self._id = response_id
         self._keep = keep
@@ -90,7 +95,8 @@ class ResponsesWriter:
             self._keep(exact_json.dumps(response))
 
     def _finished(self, usage: Usage) -> Json:
-        status = "incomplete" if self._output.finish == "length" else "completed"
+        is_cut = self._output.finish == "length" and not self._is_prewarming
+        status = "incomplete" if is_cut else "completed"
         return self._response(status, usage)
 
     def _response(self, status: str, usage: Usage) -> Json:

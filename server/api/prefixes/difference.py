@@ -1,0 +1,187 @@
+"""Difference: the first block of a prompt that an earlier prompt does not have, and what it holds.
+
+The parts of both prompts are compared by their hashes. A changed part is the cause if it begins in
+the prompt before the end of that block: templates order the parts in many ways, and some write a
+date. Where a part begins is found by rendering the prompt again with a mark in that part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.api.prefixes.record import SYSTEM_ROLES, PromptRecord, num_shared_blocks
+from server.generation.chat_prompt import Chat, chat_text
+from server.generation.off_loop import off_loop
+from server.http.errors import ApiError
+from server.state import AppState
+from server.text.chat_template import TemplateError
+from server.text.content_parts import text_parts, texts_of
+from server.text.tools import Tool
+
+MARK = "¤"
+MODEL, SALT, TEXT, TOOLS, SYSTEM = "model", "cache_salt", "text", "tools", "system"
+TEMPLATE = "template"  # a date, an option, or other text that no message and no tool has
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt as a request has it."""
+
+    chat: Chat
+    text: str
+    adds_special_tokens: bool
+    record: PromptRecord
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first block that differs, and what that costs. Tokens are counted in whole blocks."""
+
+    block: int  # its index
+    held: str  # MODEL, SALT, TEXT, TOOLS, SYSTEM, TEMPLATE, or messages.N behind the system message
+    changed_thinking: bool  # between both prompts
+    reusable_tokens: int  # of the earlier prompt, before the block
+    lost_tokens: int  # that the cache could give if the prompts did not differ
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Where the difference is, as the answers of all routes have it."""
+        return {"first_different_block": self.block, "held": self.held}
+
+
+async def first_difference(
+    state: AppState, prompt: RenderedPrompt, earlier: PromptRecord
+) -> Difference | None:
+    """Return where `prompt` leaves the blocks of `earlier`, or None if it loses none of them."""
+    record = prompt.record
+    shared = num_shared_blocks(record, earlier)
+    whole = min(len(earlier.blocks), record.num_skippable_blocks)
+    if shared >= whole:
+        return None
+    return Difference(
+        block=shared,
+        held=await _held(state, prompt, earlier, shared),
+        changed_thinking=record.thinking != earlier.thinking,
+        reusable_tokens=shared * record.block_size,
+        lost_tokens=(whole - shared) * record.block_size,
+    )
+
+
+async def _held(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, block: int) -> str:
+    """Return what the first different block holds."""
+    record = prompt.record
+    if record.adapter != earlier.adapter:
+        return MODEL
+    if record.salt != earlier.salt:
+        return SALT
+    if not prompt.chat.messages:
+        return TEXT
+    changed = [*_changed(record, earlier)]
+    if not changed:
+        return TEMPLATE
+    begin, end = await _range(state, prompt, block)
+    starts = {part: await _start(state, prompt, part) for part in changed}
+    before = {part: start for part, start in starts.items() if start <= begin}
+    inside = {part: start for part, start in starts.items() if begin < start < end}
+    # A part that begins in an earlier block ends before those that begin in this one.
+    if before:
+        return max(before, key=before.__getitem__)
+    return min(inside, key=inside.__getitem__, default=TEMPLATE)
+
+
+def _changed(new: PromptRecord, old: PromptRecord) -> Iterator[str]:
+    """Yield the parts that differ. Messages behind those of the earlier prompt do not."""
+    if new.tools != old.tools:
+        yield TOOLS
+    if new.system != old.system:
+        yield SYSTEM
+    for index, digest in enumerate(old.messages):
+        if index >= len(new.messages) or new.messages[index] != digest:
+            yield f"messages.{index}"
+            return
+
+
+async def _range(state: AppState, prompt: RenderedPrompt, block: int) -> tuple[int, int]:
+    """Return the characters of the prompt that a block holds, as begin and end."""
+    text, size = prompt.text, prompt.record.block_size
+    add = prompt.adds_special_tokens
+    offsets = await off_loop(
+        len(text), lambda: state.tokenizer.offsets(text, add_special_tokens=add)
+    )
+    offsets.append(len(text))
+    return offsets[block * size], offsets[min((block + 1) * size, len(offsets) - 1)]
+
+
+async def _start(state: AppState, prompt: RenderedPrompt, part: str) -> int:
+    """Return the character of the prompt at which a part begins; 0 if that is not known."""
+    try:
+        marked = await chat_text(state, _marked(prompt.chat, part))
+    except (TemplateError, ApiError):  # the template accepts no mark there
+        return 0
+    return _common_length(prompt.text, marked)
+
+
+def _marked(chat: Chat, part: str) -> Chat:
+    """Return a chat with a mark at the beginning of a part. One that was removed has none."""
+    messages = list(chat.messages)
+    has_system = bool(messages) and messages[0]["role"] in SYSTEM_ROLES
+    if part == TOOLS:
+        tools = [_marked_tool(tool) for tool in chat.tool_use.tools]
+        return dataclasses.replace(chat, tool_use=dataclasses.replace(chat.tool_use, tools=tools))
+    if part == SYSTEM:
+        if has_system:
+            messages[0] = _marked_message(messages[0])
+        else:
+            messages.insert(0, {"role": "system", "content": MARK})
+    else:
+        # In place of one that was removed behind the last one, that.
+        index = min(int(part.removeprefix("messages.")) + has_system, len(messages) - 1)
+        messages[index] = _marked_message(messages[index])
+    return dataclasses.replace(chat, messages=messages)
+
+
+def _marked_tool(tool: Tool) -> Tool:
+    function = tool.for_template["function"]
+    texts = {name: function[name] for name in ("description", "name") if function.get(name)}
+    marked = {**function, **{name: MARK + text for name, text in texts.items()}}
+    return dataclasses.replace(tool, for_template={**tool.for_template, "function": marked})
+
+
+def _marked_message(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with a mark before each of its texts and in the names of its calls."""
+    marked = dict(message)
+    if message.get("reasoning_content"):
+        marked["reasoning_content"] = MARK + message["reasoning_content"]
+    calls = message.get("tool_calls") or []
+    content = message.get("content")
+    if content or not calls:
+        marked["content"] = _marked_content(content)
+    if calls:
+        marked["tool_calls"] = [_marked_call(call) for call in calls]
+    return marked
+
+
+def _marked_content(content: Any) -> Any:
+    first, *others = texts_of(content) or [""]
+    texts: Sequence[str] = [MARK + first, *others]
+    return text_parts(texts) if isinstance(content, list) else texts[0]
+
+
+def _marked_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "name": MARK + function["name"]}}
+
+
+def _common_length(one: str, other: str) -> int:
+    """Return how many characters both texts begin with."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
