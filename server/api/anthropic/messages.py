@@ -35,7 +35,7 @@ async def messages(request: Request) -> Response:
         inspection.keep(message_id)
         if body.diagnostics is None:
             return MessagesWriter(prepared, message_id)
-        return MessagesWriter(prepared, message_id, message_diagnostics(inspection.finding))
+        return MessagesWriter(prepared, message_id, message_diagnostics(inspection.finding, body))
 
     return await answer_chat(
         state,

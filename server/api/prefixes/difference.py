@@ -8,7 +8,7 @@ date. Where a part begins is found by rendering the prompt again with a mark in 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from server.text.tools import Tool
 MARK = "¤"
 MODEL, SALT, TEXT, TOOLS, SYSTEM = "model", "cache_salt", "text", "tools", "system"
 TEMPLATE = "template"  # a date, an option, or other text that no message and no tool has
+Held = str | int  # one of these, or the index of a message as the template reads them
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ class Difference:
     """The first block that differs, and what that costs. Tokens are counted in whole blocks."""
 
     block: int  # its index
-    held: str  # MODEL, SALT, TEXT, TOOLS, SYSTEM, TEMPLATE, or messages.N behind the system message
+    held: Held
     changed_thinking: bool  # between both prompts
     reusable_tokens: int  # of the earlier prompt, before the block
     lost_tokens: int  # that the cache could give if the prompts did not differ
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Where the difference is, as the answers of all routes have it."""
-        return {"first_different_block": self.block, "held": self.held}
+    def where(self, message: Callable[[int], str]) -> dict[str, Any]:
+        """Return where the difference is, as the answers of all routes have it.
+
+        `message` returns the name of a message in the request, by its index.
+        """
+        held = message(self.held) if isinstance(self.held, int) else self.held
+        return {"first_different_block": self.block, "held": held}
 
 
 async def first_difference(
@@ -70,7 +74,7 @@ async def first_difference(
     )
 
 
-async def _held(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, block: int) -> str:
+async def _held(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, block: int) -> Held:
     """Return what the first different block holds."""
     record = prompt.record
     if record.adapter != earlier.adapter:
@@ -79,7 +83,7 @@ async def _held(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, 
         return SALT
     if not prompt.chat.messages:
         return TEXT
-    changed = [*_changed(record, earlier)]
+    changed = [*_changed(prompt, earlier)]
     if not changed:
         return TEMPLATE
     begin, end = await _range(state, prompt, block)
@@ -92,15 +96,16 @@ async def _held(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, 
     return min(inside, key=inside.__getitem__, default=TEMPLATE)
 
 
-def _changed(new: PromptRecord, old: PromptRecord) -> Iterator[str]:
+def _changed(prompt: RenderedPrompt, old: PromptRecord) -> Iterator[Held]:
     """Yield the parts that differ. Messages behind those of the earlier prompt do not."""
+    new = prompt.record
     if new.tools != old.tools:
         yield TOOLS
     if new.system != old.system:
         yield SYSTEM
     for index, digest in enumerate(old.messages):
         if index >= len(new.messages) or new.messages[index] != digest:
-            yield f"messages.{index}"
+            yield index + len(prompt.chat.messages) - len(new.messages)
             return
 
 
@@ -115,7 +120,7 @@ async def _range(state: AppState, prompt: RenderedPrompt, block: int) -> tuple[i
     return offsets[block * size], offsets[min((block + 1) * size, len(offsets) - 1)]
 
 
-async def _start(state: AppState, prompt: RenderedPrompt, part: str) -> int:
+async def _start(state: AppState, prompt: RenderedPrompt, part: Held) -> int:
     """Return the character of the prompt at which a part begins; 0 if that is not known."""
     try:
         marked = await chat_text(state, _marked(prompt.chat, part))
@@ -124,21 +129,17 @@ async def _start(state: AppState, prompt: RenderedPrompt, part: str) -> int:
     return _common_length(prompt.text, marked)
 
 
-def _marked(chat: Chat, part: str) -> Chat:
-    """Return a chat with a mark at the beginning of a part. One that was removed has none."""
+def _marked(chat: Chat, part: Held) -> Chat:
+    """Return a chat with a mark at the beginning of a part. Tools that were removed have none."""
     messages = list(chat.messages)
-    has_system = bool(messages) and messages[0]["role"] in SYSTEM_ROLES
     if part == TOOLS:
         tools = [_marked_tool(tool) for tool in chat.tool_use.tools]
         return dataclasses.replace(chat, tool_use=dataclasses.replace(chat.tool_use, tools=tools))
-    if part == SYSTEM:
-        if has_system:
-            messages[0] = _marked_message(messages[0])
-        else:
-            messages.insert(0, {"role": "system", "content": MARK})
+    if part == SYSTEM and messages[0]["role"] not in SYSTEM_ROLES:
+        messages.insert(0, {"role": "system", "content": MARK})
     else:
-        # In place of one that was removed behind the last one, that.
-        index = min(int(part.removeprefix("messages.")) + has_system, len(messages) - 1)
+        index = part if isinstance(part, int) else 0
+        index = min(index, len(messages) - 1)  # messages were removed at the end
         messages[index] = _marked_message(messages[index])
     return dataclasses.replace(chat, messages=messages)
 

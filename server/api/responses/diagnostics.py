@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 from server.api.prefixes.difference import MODEL, SALT, TEMPLATE, TOOLS, Difference
 from server.api.prefixes.inspection import Finding
+from server.api.responses.conversation import messages_of
+from server.api.responses.schemas import ResponsesBody
+from server.api.responses.turn import Turn
 
 Json = dict[str, Any]
 REASONS = {
@@ -15,7 +19,7 @@ REASONS = {
 }
 
 
-def cache_diagnostics(finding: Finding | None) -> Json | None:
+def cache_diagnostics(finding: Finding | None, turn: Turn, body: ResponsesBody) -> Json | None:
     """Return the object as in OpenAI's API; None if nothing was compared."""
     match finding:
         case None:
@@ -26,7 +30,7 @@ def cache_diagnostics(finding: Finding | None) -> Json | None:
                 "reason": _reason(finding),
                 "cache_missed_tokens": finding.lost_tokens,
                 "comparison_reusable_tokens": finding.reusable_tokens,
-                **finding.fields,
+                **finding.where(lambda index: _place(turn, body, index)),
             }
         case "hit":
             return {"type": "cache_hit"}
@@ -41,4 +45,19 @@ def _reason(found: Difference) -> str:
     """Return OpenAI's word. Messages and dates of the template are parts of the input there."""
     if found.held == TEMPLATE and found.changed_thinking:
         return "reasoning_effort_changed"
+    if isinstance(found.held, int):
+        return "input_changed"
     return REASONS.get(found.held, "input_changed")
+
+
+def _place(turn: Turn, body: ResponsesBody, index: int) -> str:
+    """Return the item of the request that begins the message `index` of the template.
+
+    A message before it belongs to the responses that the request continues.
+    """
+
+    def num_before(place: int) -> int:
+        return len(messages_of(turn.earlier + turn.items[:place], body.instructions))
+
+    place = bisect_right(range(len(turn.items)), index, key=num_before) - 1
+    return f"messages.{index}" if place < 0 else f"input.{place}"

@@ -59,7 +59,7 @@ async def respond_to(
 
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
         inspection.keep(response_id)
-        diagnostics = cache_diagnostics(inspection.finding)
+        diagnostics = cache_diagnostics(inspection.finding, turn, body)
         return kind(state.tokenizer, prepared, body, response_id, keep, diagnostics)
 
     with _errors_name_input():
@@ -171,8 +171,10 @@ def _keeper(
     if body.store is False or not store.is_enabled:
         return None
 
+    own = turn.items
+
     def keep(response: bytes) -> None:
-        items = exact_json.dumps(turn.items)
+        items = exact_json.dumps(own)
         previous = body.previous_response_id
         store.add(tenant, StoredResponse(response_id, previous, response, items))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -58,7 +58,7 @@ class ResponsesWriter:
         return created + self._event({"type": "response.in_progress", "response": begun})
 
     def chunks(self, update: ChoiceEvents) -> bytes:
-        return b"".join([self._event(event) for event in self._output.add(update)])
+        return b"".join([self._event(event) for event in self._added(update)])
 
     def closing(self, usage: Usage) -> bytes:
         response = self._finished(usage)
@@ -79,11 +79,15 @@ class ResponsesWriter:
 
     def whole(self, answers: Sequence[ChoiceEvents], usage: Usage) -> bytes:
         for answer in answers:
-            for _ in self._output.add(answer):
+            for _ in self._added(answer):
                 pass  # the events that a stream would have
         response = self._finished(usage)
         self._store(response)
         return exact_json.dumps(response)
+
+    def _added(self, update: ChoiceEvents) -> Iterator[Json]:
+        """Add to the output, and yield its events. Prewarming is complete without an output."""
+        return iter(()) if self._is_prewarming else self._output.add(update)
 
     def _event(self, event: Json) -> bytes:
         number = self._num_events
@@ -95,8 +99,7 @@ class ResponsesWriter:
             self._keep(exact_json.dumps(response))
 
     def _finished(self, usage: Usage) -> Json:
-        is_cut = self._output.finish == "length" and not self._is_prewarming
-        status = "incomplete" if is_cut else "completed"
+        status = "incomplete" if self._output.finish == "length" else "completed"
         return self._response(status, usage)
 
     def _response(self, status: str, usage: Usage) -> Json:

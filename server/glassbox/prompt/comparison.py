@@ -50,7 +50,7 @@ async def comparison(
         return {"type": found}
     return {
         "type": "miss",
-        **found.fields,
+        **found.where(lambda index: f"messages.{index}"),
         "reusable_tokens": found.reusable_tokens,
         "lost_tokens": found.lost_tokens,
     }

@@ -77,7 +77,7 @@ export function causeOf(comparison) {
   if (comparison.type !== "miss") return SAME[comparison.type];
   const { first_different_block: block, held, lost_tokens: lost } = comparison;
   const [, index] = held.split(".");
-  const name = index === undefined ? HELD[held] : `message ${Number(index) + 1} behind the system message`;
+  const name = index === undefined ? HELD[held] : `message ${Number(index) + 1}`;
   const tokens = `${lost.toLocaleString("en")} token${lost === 1 ? "" : "s"} in whole blocks`;
   return `Block ${block} is the first that differs: it holds ${name}. Lost: ${tokens}.`;
 }
