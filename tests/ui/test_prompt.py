@@ -99,9 +99,9 @@ def test_prompt_page_edit_tells_what_it_loses(page: Any, demo: Server) -> None:
     page.wait_for_selector(".pr-loss")
     after = number_of(page, ".pr-cached-count")
     assert number_of(page, ".pr-loss b") == before - after
-    playwright.expect(page.locator(".pr-loss")).to_contain_text(
-        f"Block 0 is the first that differs: it holds the system message. Lost: {before // 64 * 64} "
-    )
+    said = "Block 0 is the first that differs: it holds the system message. Lost: "
+    whole = before // 64 * 64
+    playwright.expect(page.locator(".pr-loss")).to_contain_text(f"{said}{whole} tokens")
     page.get_by_role("button", name="Compare with this version").click()
     playwright.expect(page.locator(".pr-loss")).to_have_count(0)
     system.fill(LONG)

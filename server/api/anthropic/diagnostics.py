@@ -43,5 +43,6 @@ def _place(body: MessagesBody, index: int) -> int:
     def num_before(place: int) -> int:
         return len(template_messages(body.system, body.messages[:place]))
 
-    # The first message begins what is behind the system message.
-    return bisect_right(range(len(body.messages)), index, lo=1, key=num_before) - 1
+    # The first message begins what is behind the system message. One that is missing is the last.
+    places = range(len(body.messages) + 1)
+    return bisect_right(places, index, lo=1, key=num_before) - 1

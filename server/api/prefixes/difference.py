@@ -12,18 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from server.api.prefixes.record import SYSTEM_ROLES, PromptRecord, num_shared_blocks
+from server.api.prefixes.marks import MARK, mark_begin, mark_end, mark_tool
+from server.api.prefixes.record import (
+    SYSTEM_ROLES,
+    PromptRecord,
+    num_shared_blocks,
+    shown_tools,
+)
 from server.generation.chat_prompt import Chat, chat_text
 from server.generation.off_loop import off_loop
 from server.http.errors import ApiError
 from server.state import AppState
 from server.text.chat_template import TemplateError
-from server.text.content_parts import text_parts, texts_of
-from server.text.tools import Tool
+from server.text.tools import Tool, ToolUse, function_tool
 
-MARK = "¤"
+OTHER_TOOL = function_tool(MARK, MARK, None, strict=None)
 MODEL, SALT, TEXT, TOOLS, SYSTEM = "model", "cache_salt", "text", "tools", "system"
 TEMPLATE = "template"  # a date, an option, or other text that no message and no tool has
+Json = dict[str, Any]
 Held = str | int  # one of these, or the index of a message as the template reads them
 
 
@@ -87,13 +93,22 @@ async def _held(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, 
     if not changed:
         return TEMPLATE
     begin, end = await _range(state, prompt, block)
-    starts = {part: await _start(state, prompt, part) for part in changed}
+    starts = {part: await _start(state, prompt, earlier, part) for part in changed}
     before = {part: start for part, start in starts.items() if start <= begin}
     inside = {part: start for part, start in starts.items() if begin < start < end}
     # A part that begins in an earlier block ends before those that begin in this one.
     if before:
         return max(before, key=before.__getitem__)
-    return min(inside, key=inside.__getitem__, default=TEMPLATE)
+    if inside:
+        return min(inside, key=inside.__getitem__)
+    if _template_changed(record, earlier):
+        return TEMPLATE
+    return min(starts, key=starts.__getitem__)  # it has moved what the template writes before it
+
+
+def _template_changed(new: PromptRecord, old: PromptRecord) -> bool:
+    """Return whether the template may write other text by itself."""
+    return (new.options, new.thinking, new.day) != (old.options, old.thinking, old.day)
 
 
 def _changed(prompt: RenderedPrompt, old: PromptRecord) -> Iterator[Held]:
@@ -120,60 +135,49 @@ async def _range(state: AppState, prompt: RenderedPrompt, block: int) -> tuple[i
     return offsets[block * size], offsets[min((block + 1) * size, len(offsets) - 1)]
 
 
-async def _start(state: AppState, prompt: RenderedPrompt, part: Held) -> int:
+async def _start(state: AppState, prompt: RenderedPrompt, earlier: PromptRecord, part: Held) -> int:
     """Return the character of the prompt at which a part begins; 0 if that is not known."""
     try:
-        marked = await chat_text(state, _marked(prompt.chat, part))
-    except (TemplateError, ApiError):  # the template accepts no mark there
+        changed = await chat_text(state, _with_other(prompt.chat, earlier, part))
+    except (TemplateError, ApiError):  # the template refuses such a chat
         return 0
-    return _common_length(prompt.text, marked)
+    return _common_length(prompt.text, changed)
 
 
-def _marked(chat: Chat, part: Held) -> Chat:
-    """Return a chat with a mark at the beginning of a part. Tools that were removed have none."""
-    messages = list(chat.messages)
+def _with_other(chat: Chat, earlier: PromptRecord, part: Held) -> Chat:
+    """Return a chat whose text differs from where `part` begins."""
     if part == TOOLS:
-        tools = [_marked_tool(tool) for tool in chat.tool_use.tools]
-        return dataclasses.replace(chat, tool_use=dataclasses.replace(chat.tool_use, tools=tools))
-    if part == SYSTEM and messages[0]["role"] not in SYSTEM_ROLES:
-        messages.insert(0, {"role": "system", "content": MARK})
+        return dataclasses.replace(chat, tool_use=ToolUse(_other_tools(chat, earlier)))
+    messages = list(chat.messages)
+    if part == SYSTEM:
+        messages = _with_other_system(messages, earlier)
     else:
-        index = part if isinstance(part, int) else 0
-        index = min(index, len(messages) - 1)  # messages were removed at the end
-        messages[index] = _marked_message(messages[index])
+        assert isinstance(part, int)
+        # What the template writes between two messages belongs to the second one, which may be
+        # missing. The tools may be between the system message and the first one.
+        follows = part > 0 and messages[part - 1]["role"] not in SYSTEM_ROLES
+        if follows or part == len(messages):
+            messages[part - 1] = mark_end(messages[part - 1])
+        else:
+            messages[part] = mark_begin(messages[part])
     return dataclasses.replace(chat, messages=messages)
 
 
-def _marked_tool(tool: Tool) -> Tool:
-    function = tool.for_template["function"]
-    texts = {name: function[name] for name in ("description", "name") if function.get(name)}
-    marked = {**function, **{name: MARK + text for name, text in texts.items()}}
-    return dataclasses.replace(tool, for_template={**tool.for_template, "function": marked})
+def _other_tools(chat: Chat, earlier: PromptRecord) -> Sequence[Tool]:
+    """Return tools with marks: none if all of them are new, and one if none is left."""
+    shown = shown_tools(chat)
+    if not shown:
+        return [OTHER_TOOL]
+    return [] if earlier.has_no_tools else [mark_tool(tool) for tool in shown]
 
 
-def _marked_message(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with a mark before each of its texts and in the names of its calls."""
-    marked = dict(message)
-    if message.get("reasoning_content"):
-        marked["reasoning_content"] = MARK + message["reasoning_content"]
-    calls = message.get("tool_calls") or []
-    content = message.get("content")
-    if content or not calls:
-        marked["content"] = _marked_content(content)
-    if calls:
-        marked["tool_calls"] = [_marked_call(call) for call in calls]
-    return marked
-
-
-def _marked_content(content: Any) -> Any:
-    first, *others = texts_of(content) or [""]
-    texts: Sequence[str] = [MARK + first, *others]
-    return text_parts(texts) if isinstance(content, list) else texts[0]
-
-
-def _marked_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "name": MARK + function["name"]}}
+def _with_other_system(messages: list[Json], earlier: PromptRecord) -> list[Json]:
+    """Return messages with a mark in the system message: without it if it is new."""
+    if messages[0]["role"] not in SYSTEM_ROLES:
+        return [{"role": "system", "content": MARK}, *messages]
+    if earlier.has_no_system and len(messages) > 1:
+        return messages[1:]
+    return [mark_begin(messages[0]), *messages[1:]]
 
 
 def _common_length(one: str, other: str) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from server.generation.chat_prompt import Chat
 from server.text import exact_json
+from server.text.tools import Tool
 
 RECORD_BYTES = 512  # of Python's objects for one record, besides its arrays
 SYSTEM_ROLES = ("system", "developer")
@@ -25,18 +27,27 @@ class PromptRecord:
     adapter: int  # its number; 0: the base model alone
     salt: int
     thinking: int  # effort, switch and budget of the thoughts
-    options: int  # other options of the chat template
+    options: int  # arguments of the chat template
     tools: int
     system: int
     messages: array[int]  # behind the system message
     blocks: array[int]
     block_size: int
     num_tokens: int
+    day: int  # when it was rendered: some templates write the date
 
     @property
     def size(self) -> int:
         """The bytes of memory that it takes, rounded up."""
         return RECORD_BYTES + 8 * (len(self.messages) + len(self.blocks))
+
+    @property
+    def has_no_tools(self) -> bool:
+        return self.tools == _hash([])
+
+    @property
+    def has_no_system(self) -> bool:
+        return self.system == _hash(None)
 
     @property
     def num_skippable_blocks(self) -> int:
@@ -49,21 +60,25 @@ def prompt_record(
 ) -> PromptRecord:
     """Return the record of a prompt; `ids` are its tokens. Takes as long as tokenising a tenth."""
     system, messages = split_system(chat.messages)
-    tools = () if chat.tool_use.mode == "none" else chat.tool_use.tools
     thinking = chat.thinking
-    options = [chat.arguments, chat.add_generation_prompt, chat.continue_final_message]
     return PromptRecord(
         adapter=adapter,
         salt=hash(salt),
         thinking=hash((thinking.effort, thinking.is_on, thinking.budget)),
-        options=_hash(options),
-        tools=_hash([tool.for_template for tool in tools]),
+        options=_hash(chat.arguments),
+        tools=_hash([tool.for_template for tool in shown_tools(chat)]),
         system=_hash(system),
         messages=array("q", map(_hash, messages)),
         blocks=array("q", _block_hashes(ids, block_size)),
         block_size=block_size,
         num_tokens=len(ids),
+        day=datetime.now().toordinal(),
     )
+
+
+def shown_tools(chat: Chat) -> Sequence[Tool]:
+    """Return the tools that the model sees."""
+    return () if chat.tool_use.mode == "none" else chat.tool_use.tools
 
 
 def split_system(messages: Sequence[dict[str, Any]]) -> tuple[Any, Sequence[dict[str, Any]]]:

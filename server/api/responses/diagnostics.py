@@ -59,5 +59,6 @@ def _place(turn: Turn, body: ResponsesBody, index: int) -> str:
     def num_before(place: int) -> int:
         return len(messages_of(turn.earlier + turn.items[:place], body.instructions))
 
-    place = bisect_right(range(len(turn.items)), index, key=num_before) - 1
+    places = range(len(turn.items) + 1)  # one that is missing is the last
+    place = bisect_right(places, index, key=num_before) - 1
     return f"messages.{index}" if place < 0 else f"input.{place}"
