@@ -95,6 +95,13 @@ async def input_tokens(request: Request) -> Response:
     return Response(orjson.dumps(count), media_type=JSON, headers=headers)
 
 
+@router.get("/v1/responses", include_in_schema=False)
+async def connect() -> Response:
+    """Refuse a WebSocket with a 405, which clients answer by sending the request over HTTP."""
+    message = "Responses are made by POST. This server opens no WebSocket and lists no responses."
+    raise ApiError(405, "method_not_allowed", message, headers={"allow": "POST"})
+
+
 @router.get("/v1/responses/{response_id}")
 async def response(request: Request, response_id: str) -> Response:
     """Return a stored response."""
