@@ -1,4 +1,4 @@
-"""What the answers say about lost prefixes is what the engine's cache then finds."""
+"""The lost tokens in an answer are those that the engine's cache then does not find."""
 
 from __future__ import annotations
 

@@ -153,8 +153,8 @@ def _with_other(chat: Chat, earlier: PromptRecord, part: Held) -> Chat:
         messages = _with_other_system(messages, earlier)
     else:
         assert isinstance(part, int)
-        # What the template writes between two messages belongs to the second one, which may be
-        # missing. The tools may be between the system message and the first one.
+        # Text of the template between two messages belongs to the second one, which may be missing.
+        # The tools may be between the system message and the first one.
         follows = part > 0 and messages[part - 1]["role"] not in SYSTEM_ROLES
         if follows or part == len(messages):
             messages[part - 1] = mark_end(messages[part - 1])
