@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.anthropic.diagnostics import message_diagnostics
+from server.api.anthropic.diagnostics import message_diagnostics, name_of_message
 from server.api.anthropic.schemas import CountTokensBody, MessagesBody
 from server.api.anthropic.writer import MessagesWriter, new_message_id
 from server.api.prefixes.inspection import Inspection
@@ -28,14 +30,15 @@ async def messages(request: Request) -> Response:
     """The next message of a chat, as in Anthropic's API."""
     state = state_of(request)
     body = await admit_and_read(request, MessagesBody, "generate")
-    inspection = Inspection(request, body.options(), body.compared_id)
+    name = partial(name_of_message, body)
+    inspection = Inspection(request, body.options(), body.compared_id, name)
 
     def writer(prepared: PreparedRequest) -> MessagesWriter:
         message_id = new_message_id()
         inspection.keep(message_id)
         if body.diagnostics is None:
             return MessagesWriter(prepared, message_id)
-        return MessagesWriter(prepared, message_id, message_diagnostics(inspection.finding, body))
+        return MessagesWriter(prepared, message_id, message_diagnostics(inspection))
 
     return await answer_chat(
         state,

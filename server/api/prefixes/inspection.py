@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from starlette.requests import Request
 
@@ -38,14 +39,22 @@ def prompt_log_of(request: Request) -> PromptLog:
 class Inspection:
     """The prompt of one request. It is the `inspect` of `answer_chat`.
 
-    `finding` is None until then, and if there is no answer to compare with.
+    `finding` is None until then, and if there is no answer to compare with. `where` has the members
+    of the answer that say where a Difference is.
     """
 
     def __init__(
-        self, request: Request, options: GenerationOptions, compared: str | None = None
+        self,
+        request: Request,
+        options: GenerationOptions,
+        compared: str | None,
+        message: Callable[[int], str],
     ) -> None:
-        """`compared` is the id of an earlier answer of the same tenant."""
+        """`compared` is the id of an earlier answer of the same tenant. `message` is that of
+        `Difference.where`; it takes long for a long conversation."""
         self.finding: Finding | None = None
+        self.where: dict[str, Any] = {}
+        self._message = message
         self._state = state_of(request)
         self._log = prompt_log_of(request)
         self._tenant: str = request.state.tenant
@@ -68,7 +77,10 @@ class Inspection:
             earlier = find_prompt(self._log, self._tenant, self._compared)
             add = adds_special_tokens(state, chat)
             rendered = RenderedPrompt(chat, prompt.text, add, record)
-            self.finding = await compare(state, rendered, prompt.ids, self._salt, earlier)
+            found = await compare(state, rendered, prompt.ids, self._salt, earlier)
+            if isinstance(found, Difference):
+                self.where = await off_loop(len(prompt.text), lambda: found.where(self._message))
+            self.finding = found
 
     def keep(self, answer_id: str) -> None:
         """Remember the prompt as that of an answer."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 from server.api.prefixes.difference import MODEL, SALT, TEMPLATE, TOOLS, Difference
-from server.api.prefixes.inspection import Finding
+from server.api.prefixes.inspection import Inspection
 from server.api.responses.conversation import messages_of
 from server.api.responses.schemas import ResponsesBody
 from server.api.responses.turn import Turn
@@ -19,18 +19,18 @@ REASONS = {
 }
 
 
-def cache_diagnostics(finding: Finding | None, turn: Turn, body: ResponsesBody) -> Json | None:
+def cache_diagnostics(inspection: Inspection) -> Json | None:
     """Return the object as in OpenAI's API; None if nothing was compared."""
-    match finding:
+    match inspection.finding:
         case None:
             return None
-        case Difference():
+        case Difference() as found:
             return {
                 "type": "cache_miss",
-                "reason": _reason(finding),
-                "cache_missed_tokens": finding.lost_tokens,
-                "comparison_reusable_tokens": finding.reusable_tokens,
-                **finding.where(lambda index: _place(turn, body, index)),
+                "reason": _reason(found),
+                "cache_missed_tokens": found.lost_tokens,
+                "comparison_reusable_tokens": found.reusable_tokens,
+                **inspection.where,
             }
         case "hit":
             return {"type": "cache_hit"}
@@ -50,7 +50,7 @@ def _reason(found: Difference) -> str:
     return REASONS.get(found.held, "input_changed")
 
 
-def _place(turn: Turn, body: ResponsesBody, index: int) -> str:
+def name_of_item(turn: Turn, body: ResponsesBody, index: int) -> str:
     """Return the item of the request that begins the message `index` of the template.
 
     A message before it belongs to the responses that the request continues.

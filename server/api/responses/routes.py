@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import orjson
 from fastapi import APIRouter
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from server.api.prefixes.inspection import Inspection
 from server.api.receive import admit_and_read, encode, read_unqueued, thread_turn
-from server.api.responses.diagnostics import cache_diagnostics
+from server.api.responses.diagnostics import cache_diagnostics, name_of_item
 from server.api.responses.ids import new_response_id
 from server.api.responses.page import PAGE, read_page
 from server.api.responses.schemas import ResponsesBody
@@ -55,11 +56,12 @@ async def respond_to(
     response_id = new_response_id()
     turn = await _read_turn(state, request, body, response_id)
     keep = _keeper(request, body, response_id, turn)
-    inspection = Inspection(request, body.options(), body.compared_id)
+    name = partial(name_of_item, turn, body)
+    inspection = Inspection(request, body.options(), body.compared_id, name)
 
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
         inspection.keep(response_id)
-        diagnostics = cache_diagnostics(inspection.finding, turn, body)
+        diagnostics = cache_diagnostics(inspection)
         return kind(state.tokenizer, prepared, body, response_id, keep, diagnostics)
 
     with _errors_name_input():

@@ -184,7 +184,7 @@ class ResponsesBody(SamplingBody):
     prompt_cache_key: str | None = None
     """Repeated in the response."""
     prompt_cache_options: ResponseCacheOptions | None = None
-    """What to do with the prefix cache besides using it."""
+    """More uses of the prefix cache, which every request reads and fills."""
     chat_template_kwargs: TemplateArguments | None = None
     """Variables of the chat template; 16 KiB of JSON at most."""
 
