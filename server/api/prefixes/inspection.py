@@ -21,7 +21,7 @@ from server.state import AppState, state_of
 MAX_BYTES = 8 << 20
 MAX_PROMPTS = 4096
 PromptLog = TenantStore[PromptRecord]
-# The prompt loses no block of the compared one; so it does, but the cache has dropped them all; the
+# The prompt loses no block of the compared one; so it does, but the cache holds none of them; the
 # compared one is not known; the model is an encoder, or its encoder's whole source is cached.
 Finding = Difference | Literal["hit", "evicted", "not_found", "unavailable"]
 

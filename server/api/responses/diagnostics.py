@@ -37,7 +37,7 @@ def cache_diagnostics(inspection: Inspection) -> Json | None:
         case "not_found":
             return {"type": "comparison_response_not_found"}
         case "evicted":
-            return {"type": "unavailable", "detail": "The cache has dropped the equal blocks."}
+            return {"type": "unavailable", "detail": "The cache does not hold the equal blocks."}
     return {"type": "unavailable"}
 
 

@@ -66,7 +66,7 @@ const HELD = {
   tools: "the tools",
 };
 const SAME = {
-  evicted: "It begins in the same way, but the cache has dropped the blocks.",
+  evicted: "It begins in the same way, but the cache does not hold its blocks.",
   hit: "It can use every whole block of that prompt.",
   not_found: "The server does not remember this answer.",
   unavailable: "This model's cache has no prefixes to compare.",
