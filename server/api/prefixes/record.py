@@ -12,7 +12,7 @@ from server.generation.chat_prompt import Chat
 from server.text import exact_json
 from server.text.tools import Tool
 
-RECORD_BYTES = 512  # of Python's objects for one record, besides its arrays
+RECORD_BYTES = 1024  # of Python's objects for one record, besides its arrays
 SYSTEM_ROLES = ("system", "developer")
 
 
