@@ -24,12 +24,25 @@ STOP_REASONS: dict[FinishReason, str] = {
 Json = dict[str, Any]
 
 
-class MessagesWriter:
-    """Writes the one message that answers a request. The interface is `Writer`."""
+def new_message_id() -> str:
+    return f"msg_{secrets.token_hex(16)}"
 
-    def __init__(self, prepared: PreparedRequest) -> None:
+
+class MessagesWriter:
+    """Writes the one message that answers a request. The interface is `Writer`.
+
+    `fields` are members of the message besides those that every message has.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        message_id: str | None = None,
+        fields: Json | None = None,
+    ) -> None:
         self._prepared = prepared
-        self._id = f"msg_{secrets.token_hex(16)}"
+        self._id = message_id or new_message_id()
+        self._fields = fields or {}
         self._content = ContentStream()
         self._finish: Finish | None = None
 
@@ -70,6 +83,7 @@ class MessagesWriter:
             "content": blocks,
             **self._ending(),
             "usage": usage_fields(usage),
+            **self._fields,
         }
 
     def _ending(self) -> Json:

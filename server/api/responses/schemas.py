@@ -26,6 +26,7 @@ from server.api.openai.schemas.fields import (
 )
 from server.api.openai.schemas.sampling_fields import (
     SAMPLING_DEFAULTS,
+    CacheOptions,
     SamplingBody,
     given_parameters,
 )
@@ -120,12 +121,17 @@ class ResponseStreamOptions(Part):
     """No effect."""
 
 
+class ResponseCacheOptions(CacheOptions):
+    comparison_response_id: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """The new response says which cached tokens of this one it could not use, and why."""
+    prewarm: bool | None = None
+    """Read the prompt into the prefix cache, and generate nothing."""
+
+
 class ResponsesBody(SamplingBody):
     """A null field has the same meaning as an absent one."""
 
-    ACCEPTED: ClassVar[frozenset[str]] = frozenset(
-        ("service_tier", "prompt_cache_retention", "prompt_cache_options")
-    )
+    ACCEPTED: ClassVar[frozenset[str]] = frozenset(("service_tier", "prompt_cache_retention"))
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         "background": (False,),
         "truncation": ("disabled",),
@@ -177,6 +183,8 @@ class ResponsesBody(SamplingBody):
     """Repeated in the response."""
     prompt_cache_key: str | None = None
     """Repeated in the response."""
+    prompt_cache_options: ResponseCacheOptions | None = None
+    """More uses of the prefix cache, which every request reads and fills."""
     chat_template_kwargs: TemplateArguments | None = None
     """Variables of the chat template; 16 KiB of JSON at most."""
 
@@ -201,6 +209,17 @@ class ResponsesBody(SamplingBody):
         return names
 
     @property
+    def prewarms(self) -> bool:
+        """Whether the prompt is only read into the prefix cache."""
+        return self.prompt_cache_options is not None and bool(self.prompt_cache_options.prewarm)
+
+    @property
+    def compared_id(self) -> str | None:
+        """The id of the response whose prompt is compared with that of this request."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
+
+    @property
     def num_logprobs(self) -> int:
         """The number of alternatives per token; -1: no logprobs. As in SamplingParams."""
         if self.top_logprobs or LOGPROBS in (self.include or ()):
@@ -222,7 +241,7 @@ class ResponsesBody(SamplingBody):
             operation="chat",
             **self.sampling_options(),
             model=self.model,
-            max_tokens=self.max_output_tokens,
+            max_tokens=0 if self.prewarms else self.max_output_tokens,
             grammar=self._grammar(),
             num_logprobs=self.num_logprobs,
         )

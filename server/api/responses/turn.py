@@ -18,6 +18,7 @@ from server.text import exact_json
 class Turn:
     """The input of a response."""
 
+    earlier: list[Json]  # items of the responses that the request continues
     items: list[Json]  # of the request itself, in their stored form
     messages: list[Json]  # of the whole conversation, as chat templates read them
 
@@ -69,10 +70,11 @@ def read_turn(
     Raises a 404 ApiError if a referenced item is not stored, and a 400 if there is no message.
     """
     items = _own_items(body.input, response_id, stored)
-    messages = messages_of(all_items(conversation) + items, body.instructions)
+    earlier = all_items(conversation)
+    messages = messages_of(earlier + items, body.instructions)
     if not messages:
         raise invalid("input", "The input has no message.")
-    return Turn(items, messages)
+    return Turn(earlier, items, messages)
 
 
 def _own_items(given: Input, response_id: str, stored: StoredItems) -> list[Json]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -26,7 +26,8 @@ class ResponsesWriter:
     """Writes one response. The interface is `server.generation.writer.Writer`.
 
     `keep` is called with the JSON of the finished response, before the client gets it. It is None
-    if the response is not to be stored.
+    if the response is not to be stored. `diagnostics` say how the prompt differs from that of an
+    earlier response; None if the request does not compare them.
     """
 
     def __init__(
@@ -36,10 +37,14 @@ class ResponsesWriter:
         body: ResponsesBody,
         response_id: str,
         keep: Callable[[bytes], None] | None,
+        diagnostics: Json | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._prepared = prepared
         self._echo = body.echo()
+        self._is_prewarming = body.prewarms
+        if diagnostics is not None:
+            self._echo["prompt_cache_diagnostics"] = diagnostics
         self._sampling = _sampling(prepared, body)
         self._id = response_id
         self._keep = keep
@@ -53,7 +58,7 @@ class ResponsesWriter:
         return created + self._event({"type": "response.in_progress", "response": begun})
 
     def chunks(self, update: ChoiceEvents) -> bytes:
-        return b"".join([self._event(event) for event in self._output.add(update)])
+        return b"".join([self._event(event) for event in self._added(update)])
 
     def closing(self, usage: Usage) -> bytes:
         response = self._finished(usage)
@@ -74,11 +79,15 @@ class ResponsesWriter:
 
     def whole(self, answers: Sequence[ChoiceEvents], usage: Usage) -> bytes:
         for answer in answers:
-            for _ in self._output.add(answer):
+            for _ in self._added(answer):
                 pass  # the events that a stream would have
         response = self._finished(usage)
         self._store(response)
         return exact_json.dumps(response)
+
+    def _added(self, update: ChoiceEvents) -> Iterator[Json]:
+        """Add to the output, and yield its events. Prewarming is complete without an output."""
+        return iter(()) if self._is_prewarming else self._output.add(update)
 
     def _event(self, event: Json) -> bytes:
         number = self._num_events
