@@ -42,6 +42,7 @@ def check(server: Server, seed: int) -> bool:
     return bool(whole["status"] == "completed")
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize("seed", range(1, 13, 2))  # regular expressions, which `re` checks
 def test_input_matches_its_expression(demo: Server, seed: int) -> None:
     assert check(demo, seed)
@@ -60,6 +61,7 @@ def test_cut_input_is_incomplete(demo: Server) -> None:
         assert [item["status"] for item in response["output"]] == ["incomplete"]
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("syntax", "definition", "construct"),
     [

@@ -50,6 +50,18 @@ class Called:
     namespace: str | None = None
 
 
+def called_as(name: str, called: Mapping[str, Called]) -> Called:
+    """Return what a name means. Models also write the inner name of a function in a namespace."""
+    if name in called:
+        return called[name]
+    found = []
+    for each in called.values():
+        inner = (each.name, f"{each.namespace}.{each.name}")
+        if each.kind == "function" and name in inner:
+            found.append(each)
+    return found[0] if len(found) == 1 else Called("function", name)
+
+
 @dataclass(frozen=True)
 class ToolsInItems:
     """The tools of items: of `additional_tools`, and those that searches have found."""

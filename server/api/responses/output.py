@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from server.api.responses.ids import output_item_id
-from server.api.responses.offered import Called
+from server.api.responses.offered import Called, called_as
 from server.api.responses.open_call import ITEM_TYPES, Json, OpenCall, item_done
 from server.generation.events import (
     ChoiceEvents,
@@ -169,8 +169,7 @@ class Output:
     def _add_call(self, event: ToolCallDelta) -> Iterator[Json]:
         if event.id is not None:
             yield from self._close("completed")
-            name = event.name or ""
-            called = self._called.get(name, Called("function", name))
+            called = called_as(event.name or "", self._called)
             item_id = self._next_id(ITEM_TYPES[called.kind])
             yield from self._begin(OpenCall(item_id, len(self._done), event.id, called))
         assert isinstance(self._open, OpenCall)

@@ -73,6 +73,7 @@ def shown(item: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in ("id", "call_id")}
 
 
+@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     ("tool", "says_text", "written"),
     [
@@ -152,6 +153,7 @@ async def test_left_out_images_are_named_in_the_header(served: Served) -> None:
     assert page.json()["data"][0]["output"][0]["type"] == "input_text"
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [
@@ -172,6 +174,23 @@ async def test_call_in_a_namespace_names_it_in_its_own_field(
         spec.check_event(event)
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("close", ("agents", "close")),
+        ("agents.close", ("agents", "close")),
+        ("open", (None, "open")),
+    ],
+)
+async def test_inner_name_of_a_function_in_a_namespace_is_understood(
+    model: Path, says, written, expected
+) -> None:
+    body, _, _ = await answer(model, says(called(written)), tools=[AGENTS])
+    (item,) = body["output"]
+    assert (item.get("namespace"), item["name"]) == expected
+
+
+@pytest.mark.variants(1)
 async def test_search_of_a_client_hides_tools_and_is_called(
     model: Path, says, spec: OpenAISpec
 ) -> None:
@@ -253,6 +272,7 @@ async def test_allowed_tools_may_be_custom_or_a_namespace(model: Path, says) -> 
     assert '"name": "patch"' not in prompt
 
 
+@pytest.mark.variants(5)
 @pytest.mark.parametrize(
     ("fields", "param", "says_text"),
     [

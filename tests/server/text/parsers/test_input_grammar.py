@@ -186,7 +186,7 @@ def test_lark_of_regex_allows_what_matches_as_a_whole(pattern, matching, other) 
 
 @pytest.mark.variants(12)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
-def test_functions_that_are_not_strict_are_free_beside_a_held_input(format: AnyCallFormat) -> None:
+def test_functions_that_are_not_strict_are_free_next_to_a_held_input(format: AnyCallFormat) -> None:
     """An agent's other tools may have schemas that cannot be followed."""
     text = {"type": "string", "not": {"const": "y"}}
     schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
