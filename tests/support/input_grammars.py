@@ -43,8 +43,19 @@ def random_lark(rng: random.Random) -> str:
         lines.append(f"{rule}: {' | '.join(options)}")
     for terminal in terminals:
         lines.append(f"{terminal}: {_terminal(rng)}")
-    if rng.random() < 0.2:
-        lines.append("%import common.LF\nlast: LF")
+    if rng.random() < 0.3:
+        lines.append(f'nested: "(" nested ")" | {rng.choice(terminals)}')
+        lines[0] += " nested"
+    if rng.random() < 0.3:
+        lines.append(f"T9: {terminals[0]} | {terminals[-1]} /x/")
+        lines[0] += " T9"
+    if rng.random() < 0.3:
+        lines.append("%import common.INT\nlast: INT")
+        lines[0] += " last"
+    if rng.random() < 0.3:
+        lines.append(
+            rng.choice(('%ignore " "', "%ignore /[ \\t]/", "%import common.WS\n%ignore WS"))
+        )
     return "\n".join(lines) + rng.choice(("", "\n", "\n// end\n"))
 
 
@@ -73,7 +84,7 @@ def random_grammar(seed: int) -> InputGrammar:
 def matches(grammar: InputGrammar, text: str) -> bool | None:
     """Return whether a text matches, by `re` or by the `lark` package, which must be there.
 
-    None: `lark` does not read the grammar, because two of its expansions are the same.
+    None: `lark` does not read the grammar, because two of its expansions are the same, or fails.
     """
     if grammar.syntax == "regex":
         return re.fullmatch(grammar.definition, text) is not None
@@ -82,7 +93,7 @@ def matches(grammar: InputGrammar, text: str) -> bool | None:
     try:
         parser = lark.Lark(grammar.definition, parser="earley", lexer="dynamic_complete")
         parser.parse(text)
-    except lark.exceptions.GrammarError:
+    except (lark.exceptions.GrammarError, RuntimeError):
         return None
     except lark.exceptions.UnexpectedInput:
         return False
