@@ -62,13 +62,14 @@ async def respond_to(
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
         inspection.keep(response_id)
         diagnostics = cache_diagnostics(inspection)
-        return kind(state.tokenizer, prepared, body, response_id, keep, diagnostics)
+        called = turn.tools.called
+        return kind(state.tokenizer, prepared, body, response_id, keep, called, diagnostics)
 
     with _errors_name_input():
         return await answer_chat(
             state,
             request,
-            lambda: body.chat(turn.messages),
+            lambda: body.chat(turn.messages, turn.tools),
             body.options(),
             writer,
             param="input",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from server.api.openai.logprobs import chat_logprobs
 from server.api.openai.schemas.sampling_fields import given_parameters
-from server.api.responses.output import Json, Output
+from server.api.responses.offered import Called
+from server.api.responses.open_call import Json
+from server.api.responses.output import NO_NAMES, Output
 from server.api.responses.schemas import ResponsesBody
 from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text import exact_json
 from server.text.tokenizer import Tokenizer
@@ -26,8 +29,9 @@ class ResponsesWriter:
     """Writes one response. The interface is `server.generation.writer.Writer`.
 
     `keep` is called with the JSON of the finished response, before the client gets it. It is None
-    if the response is not to be stored. `diagnostics` say how the prompt differs from that of an
-    earlier response; None if the request does not compare them.
+    if the response is not to be stored. `called` says what the calls of tools are. `diagnostics`
+    say how the prompt differs from that of an earlier response; None if the request does not
+    compare them.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ResponsesWriter:
         body: ResponsesBody,
         response_id: str,
         keep: Callable[[bytes], None] | None,
+        called: Mapping[str, Called] = NO_NAMES,
         diagnostics: Json | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -49,16 +54,29 @@ class ResponsesWriter:
         self._id = response_id
         self._keep = keep
         self._created = int(time.time())
-        self._output = Output(response_id, self._logprobs)
+        self._output = Output(response_id, self._logprobs, called)
         self._num_events = 0
+        self._repeated = b""  # the event that a ping repeats
 
     def opening(self) -> bytes:
         begun = self._response("in_progress", self._usage_before())
         created = self._event({"type": "response.created", "response": begun})
-        return created + self._event({"type": "response.in_progress", "response": begun})
+        in_progress = self._event({"type": "response.in_progress", "response": begun})
+        self._repeated = in_progress
+        return created + in_progress
+
+    def ping(self) -> bytes:
+        """Return a comment, with the last event again while there is no answer yet.
+
+        Some clients, such as Codex, count only events as signs of life. A long prompt has none.
+        """
+        return PING[:-1] + self._repeated if self._repeated else PING
 
     def chunks(self, update: ChoiceEvents) -> bytes:
-        return b"".join([self._event(event) for event in self._added(update)])
+        chunks = b"".join([self._event(event) for event in self._added(update)])
+        if chunks:
+            self._repeated = b""
+        return chunks
 
     def closing(self, usage: Usage) -> bytes:
         response = self._finished(usage)
