@@ -38,6 +38,7 @@ from server.api.openai import (
     score,
     tokenize,
 )
+from server.api.prefixes.inspection import new_prompt_log
 from server.api.receive import spare_threads
 from server.api.responses import routes as responses
 from server.api.responses.store import ResponseStore
@@ -176,6 +177,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.response_store = ResponseStore(
         config.response_store_bytes, config.response_store_count
     )
+    app.state.prompt_log = new_prompt_log()
     app.state.spare_threads = spare_threads()
     for wing in WINGS:
         wing.install(app, state)

@@ -63,12 +63,26 @@ PACKET_BYTES = 1 << 16
 
 
 class Answer:
-    """One answer, as a matcher and a limit of its thoughts follow it. Each may be absent."""
+    """One answer, as a matcher and a limit of its thoughts follow it. Each may be absent.
 
-    def __init__(self, matcher: LLMatcher | None, thoughts: Thoughts | None = None) -> None:
-        self.matcher: Any = matcher
+    `first` is the matcher before the first token. llguidance has a rollback, but its masks behind
+    it allow tokens that the grammar does not (findings/llguidance_rollback.sh). So going back is to
+    begin again, at 1 µs for each token.
+    """
+
+    def __init__(self, first: LLMatcher | None, thoughts: Thoughts | None = None) -> None:
+        self._first = first
+        self._tokens: list[int] = []  # that the matcher has
+        self.matcher: Any = None if first is None else first.deep_copy()
         self.thoughts = thoughts
         self.problem = ""
+
+    def copy(self) -> Answer:
+        """Return an answer at this place, which goes on without changing this one."""
+        thoughts = None if self.thoughts is None else self.thoughts.copy()
+        copied = Answer(self.matcher, thoughts)
+        copied.problem = self.problem
+        return copied
 
     def check(self) -> None:
         if self.matcher is not None and not self.problem and self.matcher.is_error():
@@ -82,12 +96,16 @@ class Answer:
         if self.matcher is None:
             return
         if not self.problem and rollback:
-            self.matcher.rollback(rollback)
+            assert self._first is not None
+            tokens = [*self._tokens[:-rollback], *tokens]
+            self._tokens = []
+            self.matcher = self._first.deep_copy()
         for token in tokens:
             self.check()
             if self.problem:
                 return
             self.matcher.consume_token(token)
+            self._tokens.append(token)
         self.check()
 
     def mask(self) -> bytes:
@@ -201,10 +219,9 @@ class GrammarHost:
         return ""
 
     def _new_answer(self) -> Answer:
-        matcher = self._first.deep_copy() if self._first is not None else None
         if self._limit is None or self._texts is None:
-            return Answer(matcher)
-        return Answer(matcher, Thoughts(self._limit, self._texts))
+            return Answer(self._first)
+        return Answer(self._first, Thoughts(self._limit, self._texts))
 
     def _advance(self, answer: Answer, message: Advance) -> list[bytes]:
         if not message.each:
@@ -218,13 +235,13 @@ class GrammarHost:
         return [*masks, answer.mask()]
 
     def _try(self, answer: Answer, draft: list[int]) -> list[bytes]:
+        trial = answer.copy()
         masks: list[bytes] = []
         for token in draft:
-            if answer.problem or not answer.allows(token):
+            if trial.problem or not trial.allows(token):
                 break
-            answer.take([token])
-            masks.append(answer.mask())
-        answer.take([], len(masks))
+            trial.take([token])
+            masks.append(trial.mask())
         return masks if masks.count(b"") == 0 else masks[: masks.index(b"")]
 
     def _forced(self, answer: Answer) -> list[int]:

@@ -126,6 +126,13 @@ class Thoughts:
         self._tokens = array("I")
         self._saved = [self._place]  # before each token whose index is a multiple of SPACING
 
+    def copy(self) -> Thoughts:
+        """Return thoughts at this place, which go on without changing these."""
+        copied = Thoughts(self._limit, self._texts)
+        copied._place = self._place
+        copied._saved = [self._place]
+        return copied
+
     def take(self, token: int) -> None:
         self._place = self._next(self._place, token)
         self._tokens.append(token)

@@ -20,31 +20,67 @@ from engine.errors import ConfigError, listed
 SPECIAL_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
-LISTS = ("extra_special_tokens", "additional_special_tokens")  # the first that has tokens counts
+EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"  # the new name and the old
+OF_MODEL = "model_specific_special_tokens"  # by name
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an AddedToken
 
 
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, with the tokens of special_tokens_map.json."""
+    """Return tokenizer_config.json, with the tokens of special_tokens_map.json.
+
+    Tokens without a name are in the list EXTRA. A dict there has names, and moves to OF_MODEL.
+    """
     settings = read_optional(folder / "tokenizer_config.json")
+    if not settings.get(EXTRA):
+        _rename_additional(settings)
+    _name_extra_tokens(settings)
     if "added_tokens_decoder" not in settings:
         for name, value in read_optional(folder / "special_tokens_map.json").items():
-            if name in LISTS or name.endswith("_token"):
+            if name == EXTRA and isinstance(value, list):
+                settings[EXTRA] = _merged(settings.get(EXTRA), value)
+            elif name in (EXTRA, ADDITIONAL) or name.endswith("_token"):
                 settings[name] = value
+        _name_extra_tokens(settings)
+    if EXTRA not in settings:
+        _rename_additional(settings)
+        _name_extra_tokens(settings)
     return settings
+
+
+def _rename_additional(settings: dict[str, Any]) -> None:
+    if ADDITIONAL in settings:
+        settings[EXTRA] = settings.pop(ADDITIONAL)
+
+
+def _name_extra_tokens(settings: dict[str, Any]) -> None:
+    if isinstance(settings.get(EXTRA), dict):
+        earlier = settings.get(OF_MODEL)
+        named = earlier if isinstance(earlier, dict) else {}
+        settings[OF_MODEL] = {**named, **settings.pop(EXTRA)}
+
+
+def _merged(earlier: Any, more: list[Any]) -> list[Any]:
+    """Return a list of tokens with those of special_tokens_map.json, where objects are special."""
+    merged = list(earlier) if isinstance(earlier, list) else []
+    for token in more:
+        found = {**token, "special": True} if isinstance(token, dict) else token
+        if found not in merged:
+            merged.append(found)
+    return merged
 
 
 def named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens by name: bos_token, eos_token, …, and those of one model only.
 
-    The latter, such as image_token, are texts in `settings` or in a dict `extra_special_tokens`.
+    The latter, such as image_token, are in `settings` or in its OF_MODEL.
     """
     named = {name: _content(settings.get(name)) for name in SPECIAL_TOKENS}
-    extra = settings.get("extra_special_tokens")
-    for source in (settings, extra if isinstance(extra, dict) else {}):
-        for name, value in source.items():
-            if name.endswith("_token") and isinstance(value, str):
-                named[name] = value
+    of_model = settings.get(OF_MODEL)
+    for name, value in settings.items():
+        if name.endswith("_token") and isinstance(value, str):
+            named[name] = value
+    for name, value in of_model.items() if isinstance(of_model, dict) else ():
+        named[name] = _content(value)
     return {name: token for name, token in named.items() if token is not None}
 
 
@@ -93,7 +129,7 @@ def add_special_tokens(
     listed: dict[str, AddedToken] = {}
     for token in listed_tokens:
         if backend.token_to_id(token.content) is not None and token.content not in added:
-            listed.setdefault(token.content, token)
+            listed[token.content] = token  # a later one has its flags
     backend.add_tokens(list(listed.values()))
 
 
@@ -125,22 +161,22 @@ def _added_tokens(settings: Mapping[str, Any], folder: Path) -> list[tuple[int, 
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _token(entry: Mapping[str, Any], *, special: bool = False) -> AddedToken:
+def _token(entry: Mapping[str, Any]) -> AddedToken:
     flags = {name: bool(entry[name]) for name in FLAGS if name in entry}
     content = entry.get("content")
     if not isinstance(content, str):
         raise TypeError(f"content is {content!r:.40}")
-    return AddedToken(content, **{"special": special} | flags)
+    return AddedToken(content, **{"special": False} | flags)
 
 
 def _listed_tokens(settings: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """Yield the tokens of the lists. A text is a special token."""
-    given = [settings[name] for name in LISTS if isinstance(settings.get(name), list)]
-    for entry in next(filter(None, given), []):
+    """Yield the tokens of the list EXTRA. A text is a special token; an object says what it is."""
+    given = settings.get(EXTRA)
+    for entry in given if isinstance(given, list) else ():
         if isinstance(entry, str):
             yield AddedToken(entry, special=True)
         elif isinstance(entry, dict) and isinstance(entry.get("content"), str):
-            yield _token(entry, special=True)
+            yield _token(entry)
 
 
 def add_bos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> Iterator[str]:

@@ -99,6 +99,9 @@ def test_prompt_page_edit_tells_what_it_loses(page: Any, demo: Server) -> None:
     page.wait_for_selector(".pr-loss")
     after = number_of(page, ".pr-cached-count")
     assert number_of(page, ".pr-loss b") == before - after
+    said = "Block 0 is the first that differs: it holds the system message. Lost: "
+    whole = before // 64 * 64
+    playwright.expect(page.locator(".pr-loss")).to_contain_text(f"{said}{whole} tokens")
     page.get_by_role("button", name="Compare with this version").click()
     playwright.expect(page.locator(".pr-loss")).to_have_count(0)
     system.fill(LONG)
@@ -107,6 +110,19 @@ def test_prompt_page_edit_tells_what_it_loses(page: Any, demo: Server) -> None:
         "count => document.querySelector('.pr-cached-count').textContent === count",
         arg=str(before),
     )
+
+
+def test_prompt_page_compares_with_the_prompt_of_an_answer(page: Any, demo: Server) -> None:
+    body = {"input": CHAT, "max_output_tokens": 1}
+    answer = httpx2.post(f"{demo.base_url}/v1/responses", json=body, timeout=60).json()
+    show(page, demo, messages=json.dumps(CHAT))
+    page.get_by_label("Compare with the prompt of the answer").fill(answer["id"])
+    said = page.locator(".pr-compared [role=status]")
+    playwright.expect(said).to_have_text("It can use every whole block of that prompt.")
+    page.get_by_label("Content of message 1").fill(LONG.replace("three", "four"))
+    playwright.expect(said).to_contain_text("it holds the system message")
+    page.get_by_label("Compare with the prompt of the answer").fill("resp_none")
+    playwright.expect(said).to_have_text("The server does not remember this answer.")
 
 
 def test_prompt_page_messages_are_added_removed_and_kept_in_the_address(

@@ -10,7 +10,7 @@ from engine.protocol.sampling_parameters import PARAMETERS
 from server.api.anthropic.conversation import template_messages
 from server.api.anthropic.request_blocks import Messages, Texts
 from server.api.anthropic.tools import ToolChoice, Tools, check_choice, tool_use_of
-from server.api.openai.schemas.fields import INT32, Between, Count, Effort, having
+from server.api.openai.schemas.fields import INT32, Between, CountOrZero, Effort, having
 from server.api.openai.schemas.sampling_fields import (
     MAX_STOPS,
     SAMPLING_DEFAULTS,
@@ -35,6 +35,11 @@ class ThinkingConfig(Part):
     """Most tokens of the thoughts; then their closing mark is written."""
     display: Literal["summarized", "omitted"] | None = None
     """`omitted` leaves the text of the thoughts out; the signature holds it for the next turn."""
+
+
+class DiagnosticsRequest(Part):
+    previous_message_id: str | None = None
+    """The message to compare with. Without it, the answer has no comparison."""
 
 
 class OutputFormat(Part):
@@ -119,12 +124,19 @@ class CountTokensBody(Body):
 
 @with_parameters([name for name, parameter in PARAMETERS.items() if parameter.in_messages])
 class MessagesBody(CountTokensBody):
-    max_tokens: Count
-    """Most tokens of an answer. More than the context has room for is lowered to that."""
+    max_tokens: CountOrZero
+    """Most tokens of an answer, lowered to the room in the context; 0 only fills the cache."""
+    diagnostics: DiagnosticsRequest | None = None
+    """The answer says which cached tokens of an earlier message it could not use, and why."""
     stream: bool | None = None
     """Send the answer as server-sent events while it is made."""
     stop_sequences: Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
     """Texts before which the answer ends."""
+
+    @property
+    def compared_id(self) -> str | None:
+        """The id of the message whose prompt is compared with that of this request."""
+        return None if self.diagnostics is None else self.diagnostics.previous_message_id
 
     def options(self) -> GenerationOptions:
         """Return the parameters of the generation, independent of the API."""

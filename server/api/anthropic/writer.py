@@ -12,6 +12,7 @@ from server.api.anthropic.answer_blocks import ContentStream, joined_blocks
 from server.generation.events import ChoiceEvents, Finish, FinishReason, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text import exact_json
 
@@ -25,12 +26,25 @@ CONTEXT_FULL = "model_context_window_exceeded"  # there was no room for `max_tok
 Json = dict[str, Any]
 
 
-class MessagesWriter:
-    """Writes the one message that answers a request. The interface is `Writer`."""
+def new_message_id() -> str:
+    return f"msg_{secrets.token_hex(16)}"
 
-    def __init__(self, prepared: PreparedRequest) -> None:
+
+class MessagesWriter:
+    """Writes the one message that answers a request. The interface is `Writer`.
+
+    `fields` are members of the message besides those that every message has.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        message_id: str | None = None,
+        fields: Json | None = None,
+    ) -> None:
         self._prepared = prepared
-        self._id = f"msg_{secrets.token_hex(16)}"
+        self._id = message_id or new_message_id()
+        self._fields = fields or {}
         self._content = ContentStream(omits_thoughts=prepared.options.omits_thoughts)
         self._finish: Finish | None = None
 
@@ -43,6 +57,9 @@ class MessagesWriter:
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         return b"".join(map(_event, self._stream_events(update)))
+
+    def ping(self) -> bytes:
+        return PING
 
     def closing(self, usage: Usage) -> bytes:
         delta = {"type": "message_delta", "delta": self._ending(), "usage": usage_fields(usage)}
@@ -71,6 +88,7 @@ class MessagesWriter:
             "content": blocks,
             **self._ending(),
             "usage": usage_fields(usage),
+            **self._fields,
         }
 
     def _ending(self) -> Json:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.receive import admit_and_read
+from server.api.prefixes.inspection import Inspection
+from server.api.receive import admit_and_read, encode, read_unqueued, thread_turn
+from server.api.responses.diagnostics import cache_diagnostics, name_of_item
 from server.api.responses.ids import new_response_id
 from server.api.responses.page import PAGE, read_page
 from server.api.responses.schemas import ResponsesBody
@@ -19,9 +22,10 @@ from server.api.responses.store import ResponseStore, StoredResponse
 from server.api.responses.turn import StoredItems, Turn, input_items, read_turn
 from server.api.responses.writer import ResponsesWriter
 from server.generation.chat_answer import answer_chat
+from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.prepare import PreparedRequest
-from server.http.body import JSON
+from server.http.body import JSON, ignored_header
 from server.http.errors import ApiError, invalid, unsupported
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
@@ -52,20 +56,53 @@ async def respond_to(
     response_id = new_response_id()
     turn = await _read_turn(state, request, body, response_id)
     keep = _keeper(request, body, response_id, turn)
+    name = partial(name_of_item, turn, body)
+    inspection = Inspection(request, body.options(), body.compared_id, name)
 
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
-        return kind(state.tokenizer, prepared, body, response_id, keep)
+        inspection.keep(response_id)
+        diagnostics = cache_diagnostics(inspection)
+        called = turn.tools.called
+        return kind(state.tokenizer, prepared, body, response_id, keep, called, diagnostics)
 
     with _errors_name_input():
         return await answer_chat(
             state,
             request,
-            lambda: body.chat(turn.messages),
+            lambda: body.chat(turn.messages, turn.tools),
             body.options(),
             writer,
             param="input",
             ignored=body.ignored,
+            inspect=inspection,
         )
+
+
+@router.post(
+    "/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesBody, task="generate")
+)
+async def input_tokens(request: Request) -> Response:
+    """Return the number of tokens of the prompt that this request would have."""
+    state = state_of(request)
+    body = await read_unqueued(request, ResponsesBody)
+    state.check_task("generate")
+    turn = await _read_turn(state, request, body, new_response_id())
+    size = len(await request.body())
+    with _errors_name_input():
+        async with thread_turn(request, size):
+            chat = body.chat(turn.messages)
+            text = await chat_text(state, chat)
+            ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
+    headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
+    count = {"object": "response.input_tokens", "input_tokens": len(ids)}
+    return Response(orjson.dumps(count), media_type=JSON, headers=headers)
+
+
+@router.get("/v1/responses", include_in_schema=False)
+async def connect() -> Response:
+    """Refuse a WebSocket with a 405, which clients answer by sending the request over HTTP."""
+    message = "Responses are made by POST. This server opens no WebSocket and lists no responses."
+    raise ApiError(405, "method_not_allowed", message, headers={"allow": "POST"})
 
 
 @router.get("/v1/responses/{response_id}")
@@ -144,8 +181,10 @@ def _keeper(
     if body.store is False or not store.is_enabled:
         return None
 
+    own = turn.items
+
     def keep(response: bytes) -> None:
-        items = exact_json.dumps(turn.items)
+        items = exact_json.dumps(own)
         previous = body.previous_response_id
         store.add(tenant, StoredResponse(response_id, previous, response, items))
 

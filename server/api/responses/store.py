@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.client.shares import Shares
+from server.api.tenant_store import TenantStore
 
 ENTRY_BYTES = 1024  # of Python's objects for one response, besides its JSON
 
@@ -30,58 +29,49 @@ class StoredResponse:
 class ResponseStore:
     """The most recently used responses of each tenant.
 
-    The tenant that holds most makes room, so that no tenant removes what others have stored.
     Using a response also uses those that it continues, the first one last. So a response leaves the
     store before those it continues, and no conversation loses its beginning. A lock protects it,
     because answers may be formatted in a thread.
     """
 
     def __init__(self, max_bytes: int, max_responses: int) -> None:
-        self._responses: dict[str, OrderedDict[str, StoredResponse]] = {}  # by tenant; none empty
-        self._bytes = Shares(max_bytes)
-        self._number = Shares(max_responses)
+        self._responses: TenantStore[StoredResponse] = TenantStore(max_bytes, max_responses)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._number.total
+        return len(self._responses)
 
     @property
     def bytes(self) -> int:
         """The bytes that all stored responses take."""
-        return self._bytes.total
+        return self._responses.bytes
 
     @property
     def is_enabled(self) -> bool:
-        return self._bytes.capacity > 0 and self._number.capacity > 0
+        return self._responses.is_enabled
 
     def add(self, tenant: str, response: StoredResponse) -> None:
         """Store a response; the least recently used ones of the largest tenant make room.
 
         One that is larger than the whole store is not stored.
         """
-        if response.size > self._bytes.capacity:
+        if not self._responses.has_room_for(response):
             return
         with self._lock:
-            self._remove(tenant, response.id)
-            self._responses.setdefault(tenant, OrderedDict())[response.id] = response
-            self._bytes.take(tenant, response.size)
-            self._number.take(tenant)
+            self._responses.put(tenant, response.id, response)
             self._use(tenant, response.id)
-            for held in (self._bytes, self._number):
-                while not held.has_room(0):
-                    largest = held.largest
-                    self._remove(largest, next(iter(self._responses[largest])))
+            self._responses.make_room()
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """Return a response of the tenant, or None if there is none of this id."""
         with self._lock:
             self._use(tenant, response_id)
-            return self._find(tenant, response_id)
+            return self._responses.find(tenant, response_id)
 
     def remove(self, tenant: str, response_id: str) -> bool:
         """Delete a response, and return whether it was there."""
         with self._lock:
-            return self._remove(tenant, response_id)
+            return self._responses.drop(tenant, response_id)
 
     def conversation(self, tenant: str, response_id: str | None) -> list[StoredResponse]:
         """Return the responses up to `response_id`, each the continuation of the one before.
@@ -97,26 +87,10 @@ class ResponseStore:
             raise KeyError(missing)
         return found[::-1]
 
-    def _find(self, tenant: str, response_id: str) -> StoredResponse | None:
-        found = self._responses.get(tenant)
-        return None if found is None else found.get(response_id)
-
-    def _remove(self, tenant: str, response_id: str) -> bool:
-        removed = self._find(tenant, response_id)
-        if removed is None:
-            return False
-        mine = self._responses[tenant]
-        del mine[response_id]
-        if not mine:
-            del self._responses[tenant]
-        self._bytes.give_back(tenant, removed.size)
-        self._number.give_back(tenant)
-        return True
-
     def _chain(self, tenant: str, response_id: str | None) -> Iterator[StoredResponse]:
         """Yield a response and those it continues, the latest first, while they are stored."""
         while response_id is not None:
-            response = self._find(tenant, response_id)
+            response = self._responses.find(tenant, response_id)
             if response is None:
                 return
             yield response
@@ -124,4 +98,4 @@ class ResponseStore:
 
     def _use(self, tenant: str, response_id: str) -> None:
         for response in self._chain(tenant, response_id):
-            self._responses[tenant].move_to_end(response.id)
+            self._responses.use(tenant, response.id)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from server.api.openai.logprobs import chat_logprobs
 from server.api.openai.schemas.sampling_fields import given_parameters
-from server.api.responses.output import Json, Output
+from server.api.responses.offered import Called
+from server.api.responses.open_call import Json
+from server.api.responses.output import NO_NAMES, Output
 from server.api.responses.schemas import ResponsesBody
 from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text import exact_json
 from server.text.tokenizer import Tokenizer
@@ -26,7 +29,9 @@ class ResponsesWriter:
     """Writes one response. The interface is `server.generation.writer.Writer`.
 
     `keep` is called with the JSON of the finished response, before the client gets it. It is None
-    if the response is not to be stored.
+    if the response is not to be stored. `called` says what the calls of tools are. `diagnostics`
+    say how the prompt differs from that of an earlier response; None if the request does not
+    compare them.
     """
 
     def __init__(
@@ -36,24 +41,42 @@ class ResponsesWriter:
         body: ResponsesBody,
         response_id: str,
         keep: Callable[[bytes], None] | None,
+        called: Mapping[str, Called] = NO_NAMES,
+        diagnostics: Json | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._prepared = prepared
         self._echo = body.echo()
+        self._is_prewarming = body.prewarms
+        if diagnostics is not None:
+            self._echo["prompt_cache_diagnostics"] = diagnostics
         self._sampling = _sampling(prepared, body)
         self._id = response_id
         self._keep = keep
         self._created = int(time.time())
-        self._output = Output(response_id, self._logprobs)
+        self._output = Output(response_id, self._logprobs, called)
         self._num_events = 0
+        self._repeated = b""  # the event that a ping repeats
 
     def opening(self) -> bytes:
         begun = self._response("in_progress", self._usage_before())
         created = self._event({"type": "response.created", "response": begun})
-        return created + self._event({"type": "response.in_progress", "response": begun})
+        in_progress = self._event({"type": "response.in_progress", "response": begun})
+        self._repeated = in_progress
+        return created + in_progress
+
+    def ping(self) -> bytes:
+        """Return a comment, with the last event again while there is no answer yet.
+
+        Some clients, such as Codex, count only events as signs of life. A long prompt has none.
+        """
+        return PING[:-1] + self._repeated if self._repeated else PING
 
     def chunks(self, update: ChoiceEvents) -> bytes:
-        return b"".join([self._event(event) for event in self._output.add(update)])
+        chunks = b"".join([self._event(event) for event in self._added(update)])
+        if chunks:
+            self._repeated = b""
+        return chunks
 
     def closing(self, usage: Usage) -> bytes:
         response = self._finished(usage)
@@ -74,11 +97,15 @@ class ResponsesWriter:
 
     def whole(self, answers: Sequence[ChoiceEvents], usage: Usage) -> bytes:
         for answer in answers:
-            for _ in self._output.add(answer):
+            for _ in self._added(answer):
                 pass  # the events that a stream would have
         response = self._finished(usage)
         self._store(response)
         return exact_json.dumps(response)
+
+    def _added(self, update: ChoiceEvents) -> Iterator[Json]:
+        """Add to the output, and yield its events. Prewarming is complete without an output."""
+        return iter(()) if self._is_prewarming else self._output.add(update)
 
     def _event(self, event: Json) -> bytes:
         number = self._num_events

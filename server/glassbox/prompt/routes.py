@@ -11,8 +11,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.api.openai.schemas.tokenize import TokenizeBody
 from server.api.openai.tokenize import cached_tokens, prompt_text
+from server.api.prefixes.difference import RenderedPrompt
+from server.api.prefixes.record import prompt_record
 from server.api.receive import read_unqueued, thread_turn
 from server.generation.cache_salt import cache_salt_of
 from server.generation.chat_prompt import Chat, unread_arguments
@@ -20,6 +21,7 @@ from server.generation.off_loop import off_loop
 from server.generation.prompt_lint import RenderedChat, lint
 from server.generation.prompts import encode_prompt
 from server.glassbox.access import refuse_unknown, state_for_ui
+from server.glassbox.prompt.comparison import PromptBody, comparison
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.requests.step_model import fit
 from server.glassbox.state import glassbox_of
@@ -31,23 +33,28 @@ from server.state import AppState
 router = APIRouter()
 
 
-@router.post("/ui/api/prompt", openapi_extra=body_schema(TokenizeBody))
+@router.post("/ui/api/prompt", openapi_extra=body_schema(PromptBody))
 async def prompt(request: Request) -> Response:
     """Return the text and tokens of a prompt, and how many of them a request would find cached.
 
     `pieces` are slices of `text` that make it up, one for each token. A token that has only a part
     of a character has the piece "" and its `bytes`. `prefill` is what a prompt token costs by the
-    recorded steps, or null. Unknown fields inside a message are reported, as a chat does.
+    recorded steps, or null. `comparison` is that with another prompt, or null. Unknown fields
+    inside a message are reported, as a chat does.
     """
     state = state_for_ui(request)
-    body = await read_unqueued(request, TokenizeBody)
+    body = await read_unqueued(request, PromptBody)
     refuse_unknown([name for name in body.ignored if "." not in name])
     size = len(await request.body())
     async with thread_turn(request, size):
         chat, text, add = await prompt_text(state, body, size)
     async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _tokens(state, chat, text, add))
-    answer["cached_tokens"] = await cached_tokens(state, answer["ids"], cache_salt_of(request))
+    salt = cache_salt_of(request)
+    answer["cached_tokens"] = await cached_tokens(state, answer["ids"], salt)
+    record = prompt_record(chat, answer["ids"], answer["block_size"], salt, adapter=0)
+    rendered = RenderedPrompt(chat, text, add, record)
+    answer["comparison"] = await comparison(request, body, rendered, answer["ids"])
     answer["prefill"] = await asyncio.to_thread(_prefill_cost, glassbox_of(request).recorder)
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])
     return await asyncio.to_thread(json_response, request, answer, headers)

@@ -57,6 +57,31 @@ export function describe(answer, index) {
   return facts.join(" · ");
 }
 
+const HELD = {
+  cache_salt: "another cache salt",
+  model: "another adapter",
+  system: "the system message",
+  template: "text of the chat template, such as a date or an option",
+  text: "other text",
+  tools: "the tools",
+};
+const SAME = {
+  evicted: "It begins in the same way, but the cache does not hold its blocks.",
+  hit: "It can use every whole block of that prompt.",
+  not_found: "The server does not remember this answer.",
+  unavailable: "This model's cache has no prefixes to compare.",
+};
+
+/** One sentence about a comparison: the first block that differs, and what it holds. */
+export function causeOf(comparison) {
+  if (comparison.type !== "miss") return SAME[comparison.type];
+  const { first_different_block: block, held, lost_tokens: lost } = comparison;
+  const [, index] = held.split(".");
+  const name = index === undefined ? HELD[held] : `message ${Number(index) + 1}`;
+  const tokens = `${lost.toLocaleString("en")} token${lost === 1 ? "" : "s"} in whole blocks`;
+  return `Block ${block} is the first that differs: it holds ${name}. Lost: ${tokens}.`;
+}
+
 /**
  * What this version loses against the baseline: `{tokens, ms}`, or null. `ms` is null without a
  * fit. Tokens that were deleted at the end are no loss.

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState, useStyle } from "../html.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
 import { duration } from "../text.js";
-import { lintHelp, lossOf } from "./facts.js";
+import { causeOf, lintHelp, lossOf } from "./facts.js";
 import { Messages } from "./messages.js";
 import { Tokens } from "./tokens.js";
 
@@ -46,7 +46,8 @@ export default function PromptPage({ params }) {
 
 function Editor({ params }) {
   const [prompt, setPrompt] = useState(() => promptOf(params));
-  const { answer, problem, baseline, keepAsBaseline } = useTokens(prompt);
+  const [answerId, setAnswerId] = useState("");
+  const { answer, problem, baseline, keepAsBaseline } = useTokens(prompt, answerId.trim());
   useAddress(prompt);
   const change = (part) => setPrompt({ ...prompt, ...part });
   const canChat = hello.value.has_template || hello.value.ready.kind === "encoder-decoder";
@@ -72,6 +73,7 @@ function Editor({ params }) {
         ${answer && html`
           <${Counts} answer=${answer} />
           <${Loss} answer=${answer} baseline=${baseline} keep=${keepAsBaseline} />
+          <${Compared} comparison=${answer.comparison} id=${answerId} change=${setAnswerId} />
           <${Tokens} answer=${answer} />
           <${Lint} lint=${answer.lint} />`}
       </section>
@@ -83,18 +85,22 @@ function Editor({ params }) {
  * The tokens of a prompt, asked a moment after the last change. The baseline is the version with
  * the most cached tokens so far: the one that an edit is compared with.
  */
-function useTokens(prompt) {
+function useTokens(prompt, answerId) {
   const [answer, setAnswer] = useState(null);
   const [problem, setProblem] = useState("");
   const [baseline, setBaseline] = useState(null);
   const body = JSON.stringify(bodyOf(prompt));
   const last = useRef(null);
+  const compared = useRef(null);
+  compared.current = baseline;
   useEffect(() => {
     const stop = new AbortController();
     let timer;
     const ask = async () => {
       try {
-        const found = await post("/ui/api/prompt", JSON.parse(body), { signal: stop.signal });
+        const asked = { ...JSON.parse(body), ...comparedWith(compared.current, body, answerId) };
+        const found = await post("/ui/api/prompt", asked, { signal: stop.signal });
+        found.body = body;
         setAnswer(found);
         setProblem("");
         setBaseline((best) => (best && best.cached_tokens > found.cached_tokens ? best : found));
@@ -112,9 +118,15 @@ function useTokens(prompt) {
       clearTimeout(timer);
       stop.abort();
     };
-  }, [body]);
+  }, [body, answerId]);
   useEffect(() => setBaseline(null), [prompt.kind]);
   return { answer, problem, baseline, keepAsBaseline: () => setBaseline(answer) };
+}
+
+/** The prompt to compare with: that of an answer, or the baseline. */
+function comparedWith(baseline, body, answerId) {
+  if (answerId) return { comparison_id: answerId };
+  return baseline && baseline.body !== body ? { baseline: JSON.parse(baseline.body) } : {};
 }
 
 /** Keep a short prompt in the address, so that a link opens it. */
@@ -161,7 +173,18 @@ function Loss({ answer, baseline, keep }) {
   const about = loss.ms === null ? "" : `, about ${duration(loss.ms)}`;
   return html`<p class="pr-loss" role="status">
     This change loses <b>${loss.tokens.toLocaleString("en")}</b> cached tokens${about}.
+    ${answer.comparison?.type === "miss" && ` ${causeOf(answer.comparison)}`}
     <button class="quiet" onClick=${keep}>Compare with this version instead</button>
+  </p>`;
+}
+
+/** The comparison with the prompt of an answer that the API has given. */
+function Compared({ comparison, id, change }) {
+  return html`<p class="pr-compared">
+    <label>Compare with the prompt of the answer
+      <input value=${id} placeholder="resp_… or msg_…" spellcheck=${false}
+        onInput=${(event) => change(event.target.value)} /></label>
+    ${id.trim() && comparison && html` <span role="status">${causeOf(comparison)}</span>`}
   </p>`;
 }
 

@@ -32,7 +32,7 @@ OTHERS |= {"/v2/rerank", "/v1/embed", "/embed"}
 OTHERS |= {"/invocations", "/predict", "/ping", "/v1/chat/completions/input_tokens"}
 # Other names of routes.
 OTHERS |= {"/chat/completions", "/completions", "/embeddings", "/responses"}
-OTHERS |= {"/chat/completions/input_tokens", "/classify"}
+OTHERS |= {"/chat/completions/input_tokens", "/classify", "/v1/responses/input_tokens"}
 
 
 def raw(custom_id: str, body: Any = None) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from engine.checkpoint.gguf.tokenizer import tokenizer_settings
 from engine.errors import ConfigError
 from server.text.chat_template import TemplateError
 from server.text.load_template import MAX_BYTES, MAX_TEMPLATES, load_template, read_templates
@@ -115,6 +116,23 @@ def test_tool_use_file_with_a_default_in_tokenizer_config_has_both(tmp_path: Pat
         "default": DEFAULT,
         "tool_use": TOOLS,
     }
+
+
+@pytest.mark.parametrize(
+    "names", [("", ".tool_use"), (".tool_use", "", ".rag"), (".default", ".tool_use")]
+)
+def test_templates_of_a_gguf_file_are_chosen_by_their_names(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    texts = {"": DEFAULT, ".default": DEFAULT, ".tool_use": TOOLS, ".rag": OTHER}
+    tokens = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>"]}
+    named = {f"tokenizer.chat_template{name}": texts[name] for name in names}
+    settings = tokenizer_settings({**tokens, **named}, 9)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    template = load_template(tmp_path, None)
+    assert template is not None
+    assert template.render([USER]) == "D None"
+    assert template.render([USER], tools=[TOOL]).startswith("T [{")
 
 
 def test_broken_tool_use_template_raises_and_names_its_file(tmp_path: Path) -> None:

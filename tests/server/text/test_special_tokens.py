@@ -16,6 +16,7 @@ from server.text.load_tokenizer import load_tokenizer
 from tests.support.tiny_tokenizer import WORDS, write_tokenizer
 
 PLAIN, SPECIAL = (AddedToken("<tool>", special=s, normalized=False) for s in (False, True))
+OBJECT = {"__type": "AddedToken", "content": "<x>", "lstrip": False, "rstrip": True}
 BASE = {"bos_token": "<s>", "eos_token": "</s>"}
 BOS, EOS, A = WORDS.index("<s>"), WORDS.index("</s>"), WORDS.index("a")
 
@@ -61,6 +62,39 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "map: not read with a decoder": (
         decoder(n2=entry("</s>", True)),
         {"eos_token": "<|im_end|>"},
+    ),
+    "extra before additional, empty": (
+        {"extra_special_tokens": [], "additional_special_tokens": ["<x>"]},
+        {},
+    ),
+    "extra: objects": ({"extra_special_tokens": [OBJECT]}, {}),
+    "extra: dict of objects": ({"extra_special_tokens": {"tool_token": OBJECT}}, {}),
+    "extra: dict with another name": ({"extra_special_tokens": {"boi": "<x>"}}, {}),
+    "additional: dict": ({"additional_special_tokens": {"tool_token": "<tool>"}}, {}),
+    "map: extra joins the list": (
+        {"extra_special_tokens": ["<tool>"]},
+        {"extra_special_tokens": ["<x>"]},
+    ),
+    "map: extra objects are special": ({}, {"extra_special_tokens": [{"content": "<x>"}]}),
+    "map: extra object over the same token": (
+        {"extra_special_tokens": [OBJECT]},
+        {"extra_special_tokens": ["<x>"]},
+    ),
+    "map: additional joins the list": (
+        {"additional_special_tokens": ["<tool>"]},
+        {"extra_special_tokens": ["<x>"]},
+    ),
+    "map: additional after an extra": (
+        {"extra_special_tokens": ["<tool>"]},
+        {"additional_special_tokens": ["<x>"]},
+    ),
+    "map: list after a dict": (
+        {"extra_special_tokens": {"tool_token": "<tool>"}},
+        {"extra_special_tokens": ["<x>"]},
+    ),
+    "map: dict after a dict": (
+        {"extra_special_tokens": {"tool_token": "<tool>"}},
+        {"extra_special_tokens": {"image_token": "<x>"}},
     ),
     "eos only in the map": ({"eos_token": None}, {"eos_token": "<|im_end|>"}),
     "eos as an object": ({"eos_token": {"__type": "AddedToken", **entry("<x>", False)}}, {}),

@@ -70,6 +70,7 @@ class Between:
 
 TokenId = Annotated[int, Between(0, INT32, TOKEN_ID)]
 Count = Annotated[int, Between(1, INT32)]
+CountOrZero = Annotated[int, Between(0, INT32)]
 Priority = Annotated[int, Between(-INT32, INT32)]
 MAX_ALTERNATIVES = 20  # as in OpenAI's API, and by default in vLLM
 

@@ -30,7 +30,11 @@ from server.api.openai.schemas.fields import (
     having,
     never,
 )
-from server.api.openai.schemas.sampling_fields import SAMPLING_DEFAULTS, SamplingBody
+from server.api.openai.schemas.sampling_fields import (
+    SAMPLING_DEFAULTS,
+    CacheOptions,
+    SamplingBody,
+)
 from server.api.openai.schemas.structured import (
     Choices,
     ResponseFormat,
@@ -97,7 +101,7 @@ class GenerateBody(SamplingBody):
     ACCEPTED: ClassVar[frozenset[str]] = frozenset(
         (
             *("user", "safety_identifier", "store", "metadata", "service_tier"),
-            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+            *("prompt_cache_key", "prompt_cache_retention"),
             "guided_decoding_backend",
         )
     )
@@ -120,6 +124,8 @@ class GenerateBody(SamplingBody):
 
     model_config = ConfigDict(json_schema_extra={"allOf": [*SHARED_RULES]})
 
+    prompt_cache_options: CacheOptions | None = None
+    """No effect: prefixes are always cached."""
     stream_options: StreamOptions | None = None
     """Options of a stream; needs `stream`, as in OpenAI's API."""
     n: Annotated[int, Between(1, 128)] | None = None

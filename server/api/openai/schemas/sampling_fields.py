@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, StringConstraints, Tag, create_model
 
 from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
 from server.api.openai.schemas.fields import INT64, Between, OneOrMore, Priority
-from server.http.body import Body
+from server.http.body import Body, Part
 
 MAX_STOPS = 32
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -54,6 +54,15 @@ def given_parameters(body: Body) -> dict[str, float]:
     """Return the values of the declared parameters that a request sets."""
     values = {name: getattr(body, name, None) for name in PARAMETERS}
     return {name: value for name, value in values.items() if value is not None}
+
+
+class CacheOptions(Part):
+    """Options of OpenAI's prompt cache. Prefixes are always cached here, and for no set time."""
+
+    mode: str | None = None
+    """No effect."""
+    ttl: str | None = None
+    """No effect."""
 
 
 @with_parameters(PARAMETERS)

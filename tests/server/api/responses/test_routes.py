@@ -272,6 +272,37 @@ async def test_unknown_response_is_404(served, method, suffix):
     assert error["param"] == "response_id"
 
 
+async def test_websocket_is_refused_with_the_reason(served):
+    upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+    response = await served.http.get("/v1/responses", headers=upgrade)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert "WebSocket" in response.json()["error"]["message"]
+
+
+async def test_compaction_item_is_refused_by_its_place(served):
+    items = [{"type": "compaction", "encrypted_content": "x"}, {"role": "user", "content": "Hi"}]
+    assert await error_of(served, input=items) == (400, "unsupported_parameter", "input.0")
+
+
+@pytest.mark.parametrize("fields", [{}, {"instructions": "Be brief."}, {"tools": [ADD]}])
+async def test_input_tokens_are_those_of_the_prompt(served, fields):
+    served.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
+    body = {"input": "Hi", **fields}
+    counted = (await served.http.post("/v1/responses/input_tokens", json=body)).json()
+    await create(served, **fields)
+    number = len(served.engine.requests[-1].prompt)
+    assert counted == {"object": "response.input_tokens", "input_tokens": number}
+
+
+async def test_input_tokens_of_a_missing_response_is_a_404(served):
+    body = {"input": "Hi", "previous_response_id": "resp_1"}
+    response = await served.http.post("/v1/responses/input_tokens", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (
+        404,
+        "previous_response_id",
+    )
+
+
 async def test_compaction_is_a_404_that_says_so(served):
     response = await served.http.post("/v1/responses/compact", json={"input": "Hi"})
     error = response.json()["error"]

@@ -143,3 +143,61 @@ async def test_unknown_field_is_refused_and_one_in_a_message_is_reported(served:
     assert refused.json()["error"]["param"] == "add_generation_promt"
     reported = await served.http.post(PATH, json={"messages": [message]}, headers=UI)
     assert reported.headers["x-ignored-params"] == "messages.mood"
+
+
+LONG = [{"role": "user", "content": "The river runs past the old mill. " * 3}]
+
+
+async def test_comparison_with_another_prompt_names_the_first_block_that_differs(
+    served: Served,
+) -> None:
+    changed = [{"role": "user", "content": LONG[0]["content"].replace("old", "new")}]
+    found = await asked(served, messages=changed, baseline={"messages": LONG})
+    block = (found["text"].index("new") - len("<s>") + 1) // found["block_size"]
+    assert found["comparison"] == {
+        "type": "miss",
+        "first_different_block": block,
+        "held": "messages.0",
+        "reusable_tokens": block * 16,
+        "lost_tokens": (len(found["ids"]) - 1) // 16 * 16 - block * 16,
+    }
+    text = await asked(served, prompt="x" * 99, baseline={"prompt": "y" * 99})
+    assert text["comparison"]["held"] == "text"
+
+
+async def test_comparison_counts_the_system_message_among_the_messages(served: Served) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    changed = [system, {"role": "user", "content": "z" + LONG[0]["content"]}]
+    found = await asked(served, messages=changed, baseline={"messages": [system, *LONG]})
+    assert found["comparison"]["held"] == "messages.1"
+
+
+async def test_comparison_with_the_prompt_of_an_answer_is_that_of_the_api(served: Served) -> None:
+    first = (await served.message(messages=LONG)).json()
+    changed = [{"role": "user", "content": "z" + LONG[0]["content"]}]
+    body = {"messages": changed, "diagnostics": {"previous_message_id": first["id"]}}
+    reason = (await served.message(**body)).json()["diagnostics"]["cache_miss_reason"]
+    found = (await asked(served, messages=changed, comparison_id=first["id"]))["comparison"]
+    assert found["lost_tokens"] == reason["cache_missed_input_tokens"]
+    assert found["held"] == reason["held"]
+    assert found["first_different_block"] == reason["first_different_block"]
+
+
+async def test_comparison_without_a_loss_says_whether_the_cache_has_the_prompt(
+    served: Served,
+) -> None:
+    assert (await asked(served, messages=LONG))["comparison"] is None
+    found = await asked(served, messages=LONG, baseline={"messages": LONG})
+    assert found["comparison"] == {"type": "evicted"}
+    served.engine.cached_tokens = 32
+    found = await asked(served, messages=LONG, baseline={"messages": LONG})
+    assert found["comparison"] == {"type": "hit"}
+    found = await asked(served, messages=LONG, comparison_id="resp_none")
+    assert found["comparison"] == {"type": "not_found"}
+
+
+async def test_comparison_with_two_prompts_is_refused(served: Served) -> None:
+    body = {"prompt": "a", "baseline": {"prompt": "b"}, "comparison_id": "c"}
+    response = await served.http.post(PATH, json=body, headers=UI)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "comparison_id"
