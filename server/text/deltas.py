@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,13 +31,15 @@ class ToolCallDelta:
     """The next part of a tool call.
 
     `id` and `name` are set in the first delta of each call, and only there. The `arguments` of all
-    deltas with one `index` make a JSON object, unless the answer was cut.
+    deltas with one `index` make a JSON object, unless the answer was cut. Of a custom tool's call,
+    they make its input, which is any text.
     """
 
     index: int  # of the call in its choice, from 0
     id: str | None
     name: str | None
     arguments: str
+    is_custom: bool = False
 
 
 Delta = ContentDelta | ReasoningDelta | ToolCallDelta
@@ -59,6 +62,6 @@ def _joint(deltas: Sequence[Delta]) -> Delta:
     first = deltas[0]
     if isinstance(first, ToolCallDelta):
         arguments = [delta.arguments for delta in deltas if isinstance(delta, ToolCallDelta)]
-        return ToolCallDelta(first.index, first.id, first.name, "".join(arguments))
+        return dataclasses.replace(first, arguments="".join(arguments))
     texts = [delta.text for delta in deltas if not isinstance(delta, ToolCallDelta)]
     return type(first)("".join(texts))

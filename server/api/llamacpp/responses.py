@@ -14,7 +14,7 @@ from server.api.llamacpp.progress import check_progress, progress_of
 from server.api.llamacpp.schemas import check_progress_is_streamed
 from server.api.openai.timings import timing_fields
 from server.api.receive import admit_and_read
-from server.api.responses.output import Json
+from server.api.responses.open_call import Json
 from server.api.responses.routes import respond_to
 from server.api.responses.schemas import ResponsesBody
 from server.api.responses.writer import ResponsesWriter

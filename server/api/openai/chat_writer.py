@@ -86,6 +86,8 @@ class ChatWriter(OpenAIWriter):
         return {"reasoning_content": text, "reasoning": text}
 
     def _call_content(self, delta: ToolCallDelta) -> Json:
+        if delta.is_custom:
+            return {"tool_calls": [_custom_part(delta)]}
         function: Json = {"arguments": delta.arguments}
         if delta.id is not None:
             function = {"name": delta.name, **function}
@@ -118,13 +120,22 @@ class ChatWriter(OpenAIWriter):
         return chat_logprobs(self._tokenizer, tokens, self._token_name, lists_sampled=named)
 
 
+def _custom_part(delta: ToolCallDelta) -> Json:
+    """Return a part of a call of a custom tool, whose input is a text."""
+    if delta.id is None:
+        return {"index": delta.index, "custom": {"input": delta.arguments}}
+    custom = {"name": delta.name, "input": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "custom", "custom": custom}
+
+
 def whole_calls(deltas: Sequence[Json]) -> list[Json]:
     """Return tool calls from their deltas. A whole answer has no indices."""
     calls: list[Json] = []
     for delta in deltas:
+        kind = "custom" if "custom" in delta else "function"
         if "id" in delta:
-            function = dict(delta["function"])
-            calls.append({"id": delta["id"], "type": delta["type"], "function": function})
+            calls.append({"id": delta["id"], "type": delta["type"], kind: dict(delta[kind])})
         else:
-            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+            text = "input" if kind == "custom" else "arguments"
+            calls[-1][kind][text] += delta[kind][text]
     return calls

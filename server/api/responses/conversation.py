@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.api.openai.schemas.chat import FunctionCall, ToolCall
+from server.api.responses.offered import SEARCH, names_of, visible_name
 from server.text.content_parts import content_of, joined
+from server.text.tools import INPUT
 
 Json = dict[str, Any]
 INSTRUCTING = ("system", "developer")
@@ -18,6 +20,7 @@ def messages_of(items: Sequence[Json], instructions: str | None) -> list[Json]:
     Many templates allow one system message only, and only at the beginning. So `instructions` and
     the system messages that follow them directly become one.
     """
+    items = [item for item in items if item["type"] != "additional_tools"]
     leading = 0
     while leading < len(items) and items[leading].get("role") in INSTRUCTING:
         leading += 1
@@ -46,9 +49,9 @@ class _Conversation:
                 self._add_message(item)
             case "reasoning":
                 self._add_reasoning(item)
-            case "function_call":
+            case "function_call" | "custom_tool_call" | "tool_search_call":
                 self._add_call(item)
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output" | "tool_search_output":
                 self._add_output(item)
 
     def finished(self) -> list[Json]:
@@ -75,20 +78,17 @@ class _Conversation:
         message["reasoning_content"] = f"{earlier}\n{text}" if earlier else text
 
     def _add_call(self, item: Json) -> None:
-        self._functions[item["call_id"]] = item["name"]
-        function = FunctionCall(name=item["name"], arguments=item["arguments"])
-        call = ToolCall(id=item["call_id"], type="function", function=function)
+        call_id, name, arguments = _called(item)
+        self._functions[call_id] = name
+        function = FunctionCall(name=name, arguments=arguments)
+        call = ToolCall(id=call_id, type="function", function=function)
         self._assistant().setdefault("tool_calls", []).append(call.for_template())
 
     def _add_output(self, item: Json) -> None:
-        output = item["output"]
-        message = {
-            "role": "tool",
-            "content": output if isinstance(output, str) else _content(output),
-            "tool_call_id": item["call_id"],
-        }
-        if item["call_id"] in self._functions:  # some templates show the name
-            message["name"] = self._functions[item["call_id"]]
+        call_id = item["call_id"] or SEARCH
+        message = {"role": "tool", "content": _result(item), "tool_call_id": call_id}
+        if call_id in self._functions:  # some templates show the name
+            message["name"] = self._functions[call_id]
         self.messages.append(message)
 
     def _assistant(self, *absent: str) -> Json:
@@ -98,6 +98,23 @@ class _Conversation:
             last = {"role": "assistant", "content": None}
             self.messages.append(last)
         return last
+
+
+def _called(item: Json) -> tuple[str, str, str | Json]:
+    """Return the id, the name and the arguments of a call, as the model has written them."""
+    if item["type"] == "tool_search_call":
+        return item["call_id"] or SEARCH, SEARCH, item["arguments"]
+    arguments = {INPUT: item["input"]} if item["type"] == "custom_tool_call" else item["arguments"]
+    return item["call_id"], visible_name(item["name"], item.get("namespace")), arguments
+
+
+def _result(item: Json) -> str | list[Json]:
+    """Return the result of a call as a content for templates."""
+    if item["type"] == "tool_search_output":
+        found = ", ".join(names_of(item["tools"]))
+        return f"Found tools, which can be called now: {found}" if found else "Found no tools."
+    output = item["output"]
+    return output if isinstance(output, str) else _content(output)
 
 
 def _content(parts: Sequence[Json]) -> str | list[Json]:

@@ -8,12 +8,17 @@ from __future__ import annotations
 import re
 import secrets
 
-ITEM = re.compile(r"[a-z]{2,3}_([0-9a-f]{32})_(?:in)?[0-9]+")
+ITEM = re.compile(r"[a-z]{2,4}_([0-9a-f]{32})_(?:in)?[0-9]+")
 PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
+    "additional_tools": "at",
 }
 
 

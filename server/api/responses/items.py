@@ -6,7 +6,6 @@ an id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,90 +17,22 @@ from pydantic import (
     Tag,
 )
 
-from server.api.openai.schemas.chat import RefusalPart
-from server.api.openai.schemas.fields import MAX_TOKEN_IDS, never, shape_of
-from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
+from server.api.openai.schemas.fields import never, shape_of
+from server.api.responses.contents import Content, Json, input_parts, kind_of, output_parts
+from server.api.responses.tool_items import (
+    AdditionalToolsItem,
+    CustomCallItem,
+    CustomCallOutputItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Id,
+    SearchCallItem,
+    SearchOutputItem,
+    Status,
+)
+from server.http.body import MAX_PARTS, Part, Text, failure
 
 MAX_ITEMS = 4096  # limit of the items, and of the parts in all items together
-Json = dict[str, Any]
-Id = Annotated[str, StringConstraints(max_length=256)]
-CallId = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Status = Literal["in_progress", "completed", "incomplete"]
-TextKind = Literal["input_text", "output_text", "text"]
-READABLE = ("input_text", "output_text", "text", "refusal")
-
-
-def _kind(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-
-
-# ---- contents --------------------------------------------------------------------------------
-
-
-class ResponseTextPart(Part):
-    """A text of any role. Clients send the last two fields with answers that they send back."""
-
-    type: TextKind
-    text: Text
-    annotations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
-    logprobs: Annotated[list[JsonObject], Field(max_length=MAX_TOKEN_IDS)] | None = None
-
-
-AnyPart = Annotated[
-    Annotated[ResponseTextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    Discriminator(lambda part: "<refusal>" if _kind(part) == "refusal" else "<text>"),
-]
-
-
-def _readable(value: Any) -> Any:
-    """Refuse images and files by the name of their field."""
-    for index, part in enumerate(value if isinstance(value, list) else ()):
-        kind = _kind(part)
-        if isinstance(kind, str) and kind not in READABLE:
-            raise failure("unsupported", "only text parts are supported", index, "type")
-    return value
-
-
-Content = Annotated[
-    Annotated[Text, Tag("<one>")]
-    | Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
-    shape_of("a string or a list of text parts"),
-    BeforeValidator(_readable),
-]
-
-
-def _input_parts(content: Content) -> list[Json]:
-    """Return the stored form of a content that the model reads and did not write."""
-    if isinstance(content, str):
-        return [{"type": "input_text", "text": content}]
-    return [{"type": "input_text", "text": part.text} for part in content]
-
-
-def _output_parts(content: Content) -> list[Json]:
-    """Return the stored form of a content that the model wrote."""
-    if isinstance(content, str):
-        return [_output_text(content)]
-    return [_output_part(part) for part in content]
-
-
-def _output_part(part: AnyPart) -> Json:
-    if isinstance(part, RefusalPart):
-        return {"type": "refusal", "refusal": part.refusal}
-    return _output_text(part.text, part.annotations or (), part.logprobs or ())
-
-
-def _output_text(
-    text: str, annotations: Sequence[Json] = (), logprobs: Sequence[Json] = ()
-) -> Json:
-    return {
-        "type": "output_text",
-        "text": text,
-        "annotations": list(annotations),
-        "logprobs": list(logprobs),
-    }
-
-
-# ---- items -----------------------------------------------------------------------------------
 
 
 class MessageItem(Part):
@@ -125,53 +56,7 @@ class MessageItem(Part):
             "type": "message",
             "status": self.status or "completed",
             "role": self.role,
-            "content": _output_parts(self.content) if written else _input_parts(self.content),
-        }
-
-
-class FunctionCallItem(Part):
-    """A call that the model made. `arguments` is JSON, unless the answer was cut."""
-
-    type: Literal["function_call"]
-    id: Id | None = None
-    call_id: CallId
-    """The id that a result answers."""
-    name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
-    """Name of the function."""
-    arguments: Text
-    """JSON text."""
-    status: Status | None = None
-
-    def stored(self, item_id: str) -> Json:
-        return {
-            "id": self.id or item_id,
-            "type": "function_call",
-            "status": self.status or "completed",
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": self.arguments,
-        }
-
-
-class FunctionCallOutputItem(Part):
-    type: Literal["function_call_output"]
-    id: Id | None = None
-    call_id: CallId
-    """The call that this is the result of."""
-    output: Content
-    """The result as text."""
-    status: Status | None = None
-
-    def stored(self, item_id: str) -> Json:
-        output: str | list[Json] = self.output if isinstance(self.output, str) else []
-        if isinstance(self.output, list):
-            output = _input_parts(self.output)
-        return {
-            "id": self.id or item_id,
-            "type": "function_call_output",
-            "status": self.status or "completed",
-            "call_id": self.call_id,
-            "output": output,
+            "content": output_parts(self.content) if written else input_parts(self.content),
         }
 
 
@@ -223,12 +108,9 @@ class ItemReference(Part):
     """Id of the item."""
 
 
-ContentItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-
-
 def _item_tag(item: Any) -> str | None:
     """Return the branch of the union. OpenAI's clients leave out the type of two kinds."""
-    kind = _kind(item)
+    kind = kind_of(item)
     if isinstance(item, dict) and kind is None:
         is_reference = "id" in item and "role" not in item
         kind = "item_reference" if is_reference else "message"
@@ -239,13 +121,18 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
     | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
+    | Annotated[CustomCallOutputItem, Tag("<custom_tool_call_output>")]
+    | Annotated[SearchCallItem, Tag("<tool_search_call>")]
+    | Annotated[SearchOutputItem, Tag("<tool_search_output>")]
+    | Annotated[AdditionalToolsItem, Tag("<additional_tools>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ItemReference, Tag("<item_reference>")],
     Discriminator(
         _item_tag,
         custom_error_type="unsupported",
-        custom_error_message="`type` must be message, function_call, function_call_output, "
-        "reasoning or item_reference",
+        custom_error_message="`type` must be message, reasoning, item_reference, "
+        "additional_tools, or the call or the output of a function, a custom tool or a tool_search",
     ),
 ]
 

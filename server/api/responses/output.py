@@ -5,11 +5,13 @@ A stream sends the events. A whole answer has the items that are left after the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from server.api.responses.ids import output_item_id
+from server.api.responses.offered import Called
+from server.api.responses.open_call import ITEM_TYPES, Json, OpenCall, item_done
 from server.generation.events import (
     ChoiceEvents,
     Finish,
@@ -20,7 +22,7 @@ from server.generation.events import (
     ToolCallDelta,
 )
 
-Json = dict[str, Any]
+NO_NAMES: Mapping[str, Called] = {}
 ItemStatus = Literal["completed", "incomplete"]
 FormatLogprobs = Callable[[Sequence[TokenWithLogprobs]], list[Json]]
 
@@ -79,7 +81,7 @@ class OpenText:
         return [
             self._event(f"{self.kind.events}.done", fields),
             self._event("response.content_part.done", {"part": part}),
-            _item_done(self.index, self._item(status, [part])),
+            item_done(self.index, self._item(status, [part])),
         ]
 
     def item(self, status: ItemStatus) -> Json:
@@ -102,64 +104,21 @@ class OpenText:
         return {"type": name, **place, **fields}
 
 
-@dataclass(slots=True)
-class OpenCall:
-    """A function call whose arguments still grow."""
-
-    id: str
-    index: int
-    call_id: str
-    name: str
-    texts: list[str] = field(default_factory=list)
-
-    def opening(self) -> list[Json]:
-        """Return the events that begin the item."""
-        item = self._item("in_progress")
-        return [{"type": "response.output_item.added", "output_index": self.index, "item": item}]
-
-    def delta(self, text: str) -> Json:
-        """Add a part of the arguments, and return its event."""
-        self.texts.append(text)
-        return self._event("response.function_call_arguments.delta", {"delta": text})
-
-    def closing(self, status: ItemStatus) -> list[Json]:
-        """Return the events that end the item."""
-        item = self._item(status)
-        fields = {"name": self.name, "arguments": item["arguments"]}
-        done = self._event("response.function_call_arguments.done", fields)
-        return [done, _item_done(self.index, item)]
-
-    def item(self, status: ItemStatus) -> Json:
-        """Return the item as it is now."""
-        return self._item(status)
-
-    def _item(self, status: str) -> Json:
-        return {
-            "id": self.id,
-            "status": status,
-            "type": "function_call",
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": "".join(self.texts),
-        }
-
-    def _event(self, name: str, fields: Json) -> Json:
-        return {"type": name, "item_id": self.id, "output_index": self.index, **fields}
-
-
 OpenItem = OpenText | OpenCall
-
-
-def _item_done(index: int, item: Json) -> Json:
-    return {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 class Output:
     """The items of one response. Only the last one grows."""
 
-    def __init__(self, response_id: str, format_logprobs: FormatLogprobs) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        format_logprobs: FormatLogprobs,
+        called: Mapping[str, Called] = NO_NAMES,
+    ) -> None:
         self._response_id = response_id
         self._format_logprobs = format_logprobs
+        self._called = called
         self._done: list[Json] = []
         self._open: OpenItem | None = None
         # Logprobs of tokens without a text yet, such as the first bytes of a character.
@@ -210,11 +169,13 @@ class Output:
     def _add_call(self, event: ToolCallDelta) -> Iterator[Json]:
         if event.id is not None:
             yield from self._close("completed")
-            item_id = self._next_id("function_call")
-            yield from self._begin(OpenCall(item_id, len(self._done), event.id, event.name or ""))
+            name = event.name or ""
+            called = self._called.get(name, Called("function", name))
+            item_id = self._next_id(ITEM_TYPES[called.kind])
+            yield from self._begin(OpenCall(item_id, len(self._done), event.id, called))
         assert isinstance(self._open, OpenCall)
         if event.arguments:
-            yield self._open.delta(event.arguments)
+            yield from self._open.delta(event.arguments)
 
     def _finish(self, reason: FinishReason) -> Iterator[Json]:
         self.finish = reason

@@ -54,13 +54,13 @@ async def respond_to(
     keep = _keeper(request, body, response_id, turn)
 
     def writer(prepared: PreparedRequest) -> ResponsesWriter:
-        return kind(state.tokenizer, prepared, body, response_id, keep)
+        return kind(state.tokenizer, prepared, body, response_id, keep, turn.tools.called)
 
     with _errors_name_input():
         return await answer_chat(
             state,
             request,
-            lambda: body.chat(turn.messages),
+            lambda: body.chat(turn.messages, turn.tools),
             body.options(),
             writer,
             param="input",

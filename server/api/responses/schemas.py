@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    PrivateAttr,
     StringConstraints,
     Tag,
     WithJsonSchema,
@@ -31,18 +30,18 @@ from server.api.openai.schemas.sampling_fields import (
 )
 from server.api.openai.schemas.structured import ANY_OBJECT, Schema, TextFormat
 from server.api.responses.items import Input
-from server.api.responses.tools import (
-    ToolChoice,
-    Tools,
-    functions_of,
-    left_out,
-    tool_use,
+from server.api.responses.offered import Offered, ToolsInItems, offered
+from server.api.responses.tool_items import (
+    AdditionalToolsItem,
+    OutputItem,
+    SearchOutputItem,
+    echoed,
 )
+from server.api.responses.tools import AnyTool, ToolChoice, Tools, left_out
 from server.generation.chat_prompt import Chat
 from server.generation.options import GenerationOptions
 from server.generation.thinking import Thinking
 from server.http.body import Part, Text, few
-from server.text.tools import NO_TOOLS, ToolUse
 from server.text.wanted_grammar import WantedGrammar
 
 MAX_METADATA = 16
@@ -164,7 +163,7 @@ class ResponsesBody(SamplingBody):
     reasoning: ResponseReasoning | None = None
     """How the model thinks."""
     tools: Tools | None = None
-    """Functions that the model may call. Tools that OpenAI's servers run are left out."""
+    """Tools that the model may call. Those that OpenAI's servers run are left out."""
     tool_choice: ToolChoice | None = None
     """Whether the model calls tools. An object names one, or those that it may call."""
     parallel_tool_calls: bool | None = None
@@ -180,18 +179,42 @@ class ResponsesBody(SamplingBody):
     chat_template_kwargs: TemplateArguments | None = None
     """Variables of the chat template; 16 KiB of JSON at most."""
 
-    _tool_use: ToolUse = PrivateAttr(NO_TOOLS)
-
     @model_validator(mode="after")
     def _tools_are_consistent(self) -> ResponsesBody:
-        parallel = self.parallel_tool_calls is not False
-        self._tool_use = tool_use(self.tools, self.tool_choice, parallel=parallel)
+        if self.previous_response_id is None:  # otherwise earlier items may have more tools
+            self.offered()
         return self
+
+    def offered(self, more: ToolsInItems | None = None) -> Offered:
+        """Return the tools that the model sees. `more` are those of all items of a conversation.
+
+        Raises a validation error as `offered.offered` does.
+        """
+        more = more or self._tools_in_input()
+        tools = [*(self.tools or ()), *more.added]
+        parallel = self.parallel_tool_calls is not False
+        return offered(tools, more.found, self.tool_choice, parallel=parallel)
+
+    def _tools_in_input(self) -> ToolsInItems:
+        added: list[AnyTool] = []
+        found: list[AnyTool] = []
+        for item in self.input if isinstance(self.input, list) else ():
+            if isinstance(item, AdditionalToolsItem):
+                added += item.tools
+            elif isinstance(item, SearchOutputItem):
+                found += item.tools
+        return ToolsInItems(added, found)
 
     @property
     def ignored(self) -> list[str]:
         """Names of fields without effect: the unknown ones, and known ones that are not applied."""
         names = [*super().ignored, *left_out(self.tools)]
+        for item in self.input if isinstance(self.input, list) else ():
+            if isinstance(item, OutputItem):
+                names += item.unread
+            elif isinstance(item, AdditionalToolsItem | SearchOutputItem):
+                names += [f"input.{name}" for name in left_out(item.tools)]
+        names = list(dict.fromkeys(names))
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             names.append("text.verbosity")
         if self.reasoning is not None and self.reasoning.summary is not None:
@@ -207,13 +230,13 @@ class ResponsesBody(SamplingBody):
             return self.top_logprobs or 0
         return -1
 
-    def chat(self, messages: list[dict[str, Any]]) -> Chat:
-        """Return the conversation for the model's template."""
+    def chat(self, messages: list[dict[str, Any]], tools: Offered | None = None) -> Chat:
+        """Return the conversation for the model's template; `tools` are its own by default."""
         return Chat(
             messages=messages,
             arguments=dict(self.chat_template_kwargs or {}),
             thinking=Thinking(self.reasoning.effort if self.reasoning else None),
-            tool_use=self._tool_use,
+            tool_use=(tools or self.offered()).use,
         )
 
     def options(self) -> GenerationOptions:
@@ -237,7 +260,6 @@ class ResponsesBody(SamplingBody):
 
     def echo(self) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
-        tools = [function.echo() for function in functions_of(self.tools)]
         sampling = SAMPLING_DEFAULTS | given_parameters(self)
         choice: Any = self.tool_choice or "auto"
         if isinstance(choice, Part):
@@ -255,7 +277,7 @@ class ResponsesBody(SamplingBody):
             "safety_identifier": self.safety_identifier,
             "reasoning": self._reasoning_echo(),
             "text": self._text_echo(),
-            "tools": tools,
+            "tools": echoed(self.tools),
             "tool_choice": choice,
             "top_logprobs": self.top_logprobs or 0,
         }

@@ -1,4 +1,4 @@
-"""The tools of a Responses request, and which of them the model may or must call."""
+"""The fields about tools of a Responses request."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from server.api.openai.schemas.fields import never, tag_of_type
-from server.api.openai.schemas.tools import MAX_TOOLS, allowed_tools
-from server.http.body import UNPRINTABLE, JsonObject, Part, Text, failure, small
-from server.text.tools import Tool, ToolUse, function_tool
+from server.api.openai.schemas.fields import by_type, never, tag_of_type
+from server.api.openai.schemas.tools import MAX_TOOLS, GrammarDefinition, TextInput
+from server.http.body import UNPRINTABLE, JsonObject, Part, Text, small
+from server.text.tools import InputFormat, Tool, custom_tool, function_tool
 
 Json = dict[str, Any]
+CLIENTS = ("function", "custom", "namespace", "tool_search")  # the tools of a client
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 
@@ -27,19 +28,105 @@ class ResponseFunctionTool(Part):
     """JSON Schema of the arguments, an object."""
     strict: bool | None = None
     """Hold the arguments to the schema."""
+    defer_loading: bool | None = None
+    """Hide the tool until a `tool_search` of the client has found it."""
 
-    def tool(self) -> Tool:
-        return function_tool(self.name, self.description, self.parameters, strict=self.strict)
+    def tool(self, name: str) -> Tool:
+        """Return the tool, under the name that the model sees."""
+        return function_tool(name, self.description, self.parameters, strict=self.strict)
 
     def echo(self) -> Json:
         """Return the tool as the response repeats it."""
-        return self.model_dump()
+        return _without_null(self.model_dump(), "defer_loading")
+
+
+class ResponseGrammarInput(GrammarDefinition):
+    type: Literal["grammar"]
+
+
+class ResponseCustomTool(Part):
+    """A tool whose input is one text instead of arguments."""
+
+    type: Literal["custom"]
+    name: Name
+    """Name of the tool."""
+    description: Text | None = None
+    """The purpose of the tool, for the model."""
+    format: (
+        Annotated[
+            Annotated[TextInput, Tag("<text>")] | Annotated[ResponseGrammarInput, Tag("<grammar>")],
+            by_type("text or grammar"),
+        ]
+        | None
+    ) = None
+    """The texts that the input may be; any, if it is left out."""
+    defer_loading: bool | None = None
+    """Hide the tool until a `tool_search` of the client has found it."""
+
+    def tool(self, name: str) -> Tool:
+        """Return the tool, under the name that the model sees."""
+        format = self.format.input() if self.format else InputFormat()
+        return custom_tool(name, self.description, format)
+
+    def echo(self) -> Json:
+        """Return the tool as the response repeats it."""
+        return self.model_dump(exclude_none=True)
+
+
+ClientTool = ResponseFunctionTool | ResponseCustomTool
+
+
+class ResponseNamespace(Part):
+    """Tools under a common name, which their calls repeat."""
+
+    type: Literal["namespace"]
+    name: Name
+    """Name of the namespace."""
+    description: Text | None = None
+    """The purpose of its tools, for the model."""
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[ResponseFunctionTool, Tag("<function>")]
+                | Annotated[ResponseCustomTool, Tag("<custom>")],
+                by_type("function or custom"),
+            ]
+        ],
+        Field(fail_fast=True, max_length=MAX_TOOLS, min_length=1),
+    ]
+    """The tools."""
+
+    def echo(self) -> Json:
+        """Return the namespace as the response repeats it."""
+        fields = {"type": self.type, "name": self.name, "description": self.description or ""}
+        return {**fields, "tools": [tool.echo() for tool in self.tools]}
+
+
+class ResponseToolSearch(Part):
+    """Finds tools that are hidden: those with `defer_loading`."""
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    """`client`: the model calls the search. `server`: all tools are found from the beginning."""
+    description: Text | None = None
+    """The purpose of the search, for the model; of a client's."""
+    parameters: JsonObject | None = None
+    """JSON Schema of the arguments, an object; of a client's."""
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the model calls the search."""
+        return self.execution == "client"
+
+    def echo(self) -> Json:
+        """Return the tool as the response repeats it."""
+        return {"execution": "server", **self.model_dump(exclude_none=True)}
 
 
 class ResponseHostedTool(Part):
     """A tool that OpenAI's servers run, such as web_search. It is left out here."""
 
-    model_config = ConfigDict(json_schema_extra=never(type={"const": "function"}))
+    model_config = ConfigDict(json_schema_extra=never(type={"enum": list(CLIENTS)}))
 
     type: Annotated[str, StringConstraints(max_length=64)]
 
@@ -48,13 +135,22 @@ class ResponseHostedTool(Part):
         return []  # the whole tool is named instead
 
 
+def _without_null(fields: Json, name: str) -> Json:
+    return {key: value for key, value in fields.items() if key != name or value is not None}
+
+
 def _tool_tag(tool: Any) -> str:
     tag = tag_of_type(tool)
-    return "<function>" if tag in (None, "<function>") else "<hosted>"
+    if tag is None:
+        return "<function>"
+    return tag if tag[1:-1] in CLIENTS else "<hosted>"
 
 
 AnyTool = Annotated[
     Annotated[ResponseFunctionTool, Tag("<function>")]
+    | Annotated[ResponseCustomTool, Tag("<custom>")]
+    | Annotated[ResponseNamespace, Tag("<namespace>")]
+    | Annotated[ResponseToolSearch, Tag("<tool_search>")]
     | Annotated[ResponseHostedTool, Tag("<hosted>")],
     Discriminator(_tool_tag),
 ]
@@ -71,8 +167,14 @@ class ResponseNamedFunction(Part):
     """Name of the function that the model must call."""
 
 
+class ResponseNamedCustom(Part):
+    type: Literal["custom"]
+    name: Name
+    """Name of the custom tool that the model must call."""
+
+
 class ResponseToolReference(ResponseHostedTool):
-    """An entry of allowed_tools; only functions have a name."""
+    """An entry of allowed_tools; only the client's tools have a name."""
 
     model_config = ConfigDict(json_schema_extra=None)
 
@@ -94,19 +196,15 @@ def _choice_tag(choice: Any) -> str | None:
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<mode>")]
     | Annotated[ResponseNamedFunction, Tag("<function>")]
+    | Annotated[ResponseNamedCustom, Tag("<custom>")]
     | Annotated[ResponseAllowedTools, Tag("<allowed_tools>")],
     Discriminator(
         _choice_tag,
         custom_error_type="unsupported",
-        custom_error_message="must be none, auto, required, a function or allowed_tools; this "
-        "server has no tools of its own",
+        custom_error_message="must be none, auto, required, a function, a custom tool or "
+        "allowed_tools; this server has no tools of its own",
     ),
 ]
-
-
-def functions_of(tools: Tools | None) -> list[ResponseFunctionTool]:
-    """Return the tools that the model is offered."""
-    return [tool for tool in tools or () if isinstance(tool, ResponseFunctionTool)]
 
 
 def left_out(tools: Tools | None) -> list[str]:
@@ -116,33 +214,3 @@ def left_out(tools: Tools | None) -> list[str]:
         if isinstance(tool, ResponseHostedTool):
             names.append("tools." + UNPRINTABLE.sub("_", tool.type))
     return list(dict.fromkeys(names))
-
-
-def tool_use(tools: Tools | None, choice: ToolChoice | None, *, parallel: bool) -> ToolUse:
-    """Return the tools of a request as the generation reads them.
-
-    Raises a validation error if `choice` needs a function that `tools` does not have.
-    """
-    offered = [function.tool() for function in functions_of(tools)]
-    match choice:
-        case ResponseNamedFunction():
-            if choice.name not in [tool.name for tool in offered]:
-                message = "is not the name of a function in tools"
-                raise failure("invalid", message, "tool_choice", "name")
-            use = ToolUse(offered, "required", choice.name, parallel)
-        case ResponseAllowedTools():
-            path = ("tool_choice", "tools")
-            allowed = allowed_tools(offered, _functions_in(choice), path, ("name",))
-            use = ToolUse(allowed, choice.mode, None, parallel)
-        case _:
-            use = ToolUse(offered, choice or "auto", None, parallel)
-    if use.mode == "required" and not use.tools:
-        raise failure("invalid", "needs a function in tools", "tool_choice")
-    return use
-
-
-def _functions_in(choice: ResponseAllowedTools) -> dict[int, str | None]:
-    """Return the names of the functions that allowed_tools has, by their places."""
-    return {
-        place: entry.name for place, entry in enumerate(choice.tools) if entry.type == "function"
-    }

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic_core import PydanticCustomError
+
+from server.api.responses.contents import Json
 from server.api.responses.conversation import messages_of
 from server.api.responses.ids import input_item_id, response_of
-from server.api.responses.items import Input, ItemReference, Json, MessageItem
+from server.api.responses.items import Input, ItemReference, MessageItem
+from server.api.responses.offered import Offered, tools_in
 from server.api.responses.schemas import ResponsesBody
 from server.api.responses.store import ResponseStore, StoredResponse
 from server.http.errors import ApiError, invalid
@@ -20,6 +24,7 @@ class Turn:
 
     items: list[Json]  # of the request itself, in their stored form
     messages: list[Json]  # of the whole conversation, as chat templates read them
+    tools: Offered  # of the whole conversation
 
 
 class StoredItems:
@@ -69,10 +74,21 @@ def read_turn(
     Raises a 404 ApiError if a referenced item is not stored, and a 400 if there is no message.
     """
     items = _own_items(body.input, response_id, stored)
-    messages = messages_of(all_items(conversation) + items, body.instructions)
+    every = all_items(conversation) + items
+    messages = messages_of(every, body.instructions)
     if not messages:
         raise invalid("input", "The input has no message.")
-    return Turn(items, messages)
+    return Turn(items, messages, _offered(body, every))
+
+
+def _offered(body: ResponsesBody, items: Sequence[Json]) -> Offered:
+    """Return the tools of a conversation. Raises a 400 ApiError as `body.offered` does."""
+    try:
+        return body.offered(tools_in(items))
+    except PydanticCustomError as error:
+        context = error.context or {}
+        param = ".".join(map(str, context["path"]))
+        raise invalid(param, f"{param} {context['message']}") from None
 
 
 def _own_items(given: Input, response_id: str, stored: StoredItems) -> list[Json]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from server.api.openai.logprobs import chat_logprobs
 from server.api.openai.schemas.sampling_fields import given_parameters
-from server.api.responses.output import Json, Output
+from server.api.responses.offered import Called
+from server.api.responses.open_call import Json
+from server.api.responses.output import NO_NAMES, Output
 from server.api.responses.schemas import ResponsesBody
 from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage
 from server.generation.prepare import PreparedRequest
@@ -26,7 +28,7 @@ class ResponsesWriter:
     """Writes one response. The interface is `server.generation.writer.Writer`.
 
     `keep` is called with the JSON of the finished response, before the client gets it. It is None
-    if the response is not to be stored.
+    if the response is not to be stored. `called` says what the calls of tools are.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class ResponsesWriter:
         body: ResponsesBody,
         response_id: str,
         keep: Callable[[bytes], None] | None,
+        called: Mapping[str, Called] = NO_NAMES,
     ) -> None:
         self._tokenizer = tokenizer
         self._prepared = prepared
@@ -44,7 +47,7 @@ class ResponsesWriter:
         self._id = response_id
         self._keep = keep
         self._created = int(time.time())
-        self._output = Output(response_id, self._logprobs)
+        self._output = Output(response_id, self._logprobs, called)
         self._num_events = 0
 
     def opening(self) -> bytes:

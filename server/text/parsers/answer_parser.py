@@ -6,22 +6,16 @@ from collections.abc import Mapping
 
 from server.text.deltas import CallOutcome, ContentDelta, Delta, ReasoningDelta, merged
 from server.text.parsers.calls import Calls
+from server.text.parsers.input_form import HeldInput
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.names import called_by_header, named_in
-from server.text.parsers.prose import SPACE, Prose
-from server.text.parsers.scanners import Scanner, scanner_of, value_of
-from server.text.parsers.syntax import State, Syntax
+from server.text.parsers.prose import BETWEEN_CALLS, SPACE, Prose
+from server.text.parsers.scanners import Scanner, input_of, scanner_of, value_of
+from server.text.parsers.syntax import BEFORE_NAME, DROPPED, LIMITED, PROSE, SCANNED, State, Syntax
 from server.text.parsers.tagged_value import TaggedValue
 from server.text.tools import Tool
 
 MAX_NAME = 512  # characters before a call's arguments
-PROSE = (State.CONTENT, State.REASONING)
-DROPPED = (State.BETWEEN, State.SECTION, State.CLOSING, State.PARAMETERS, State.BEFORE_VALUE)
-SCANNED = (State.ARGUMENTS, State.CALLS)
-VALUES = (State.VALUE, State.JSON_VALUE)
-BEFORE_NAME = (State.SECTION, State.NAME, State.HEADER, State.CALLS)
-LIMITED = (State.NAME, State.HEADER)
-BETWEEN_CALLS = frozenset(SPACE + ",;}]")
 
 
 class AnswerParser:
@@ -56,7 +50,7 @@ class AnswerParser:
         self._num_collected = 0  # characters
         self._dropped: list[str] = []
         self._num_before_section = 0  # calls
-        self._value: TaggedValue | None = None
+        self._value: TaggedValue | HeldInput | None = None
         self._scanner: Scanner | None = None
         self._prose = Prose(self._emit, strips=start is not State.CONTENT)
         self._has_content = False
@@ -204,10 +198,12 @@ class AnswerParser:
         """Return whether a text that opens reasoning stands after the start of the answer.
 
         A token does not: models that have one may think again. The prefix of calls without marks is
-        out of place there, too.
+        out of place there, too, and so is a token before the input of a custom tool.
         """
         if terminal == self._syntax.prefix:
             return self._has_content
+        if isinstance(self._value, HeldInput) and not self._value.has_begun:
+            return True
         opens = self._state is State.CONTENT and terminal == self._syntax.reasoning_open
         return opens and self._has_content and self._syntax.marks.text(terminal) == terminal
 
@@ -283,11 +279,11 @@ class AnswerParser:
                     self.calls.end()  # it has no arguments
             case State.HEADER:
                 then = self._end_header()
-            case State.KEY if then in (*VALUES, State.BEFORE_VALUE):
+            case State.KEY if then in (State.VALUE, State.JSON_VALUE, State.BEFORE_VALUE):
                 self._begin_value(then)
             case State.KEY if then is not State.KEY:
                 self.calls.end()
-            case State.VALUE | State.JSON_VALUE:
+            case State.INPUT | State.VALUE | State.JSON_VALUE:
                 self._end_value()
                 if then in (State.CONTENT, State.SECTION):
                     self.calls.end()
@@ -307,6 +303,9 @@ class AnswerParser:
     def _enter(self, then: State) -> None:
         if then is self._state is State.SECTION:
             return  # opened twice
+        if self.calls.awaits_input:
+            then = State.INPUT
+            self._value = input_of(self._syntax, self.calls)
         begins_section = then is State.SECTION and self._state is State.CONTENT
         if begins_section:
             self._num_before_section = self.calls.count
@@ -368,7 +367,9 @@ class AnswerParser:
             self._raw.clear()
         if isinstance(scanner, JsonScanner):
             self.calls.arguments(scanner.take())
-        if scanner.is_broken:
+        if self.calls.awaits_input:
+            self._enter(State.INPUT)
+        elif scanner.is_broken:
             self._break()
         elif scanner.is_done:
             self._end_scan(scanner)

@@ -26,11 +26,11 @@ from server.text.parsers.formats import (
     PythonCall,
     TaggedCall,
 )
-from server.text.parsers.rules import GrammarRules, escaped
+from server.text.parsers.input_grammar import held_call, held_message, named_opening
+from server.text.parsers.rules import NUMBER, GrammarRules, escaped
 from server.text.parsers.syntax import State
 from server.text.tools import Tool, ToolUse
 
-NUMBER = "/[0-9]{1,3}/"
 ANY_OBJECT = {"type": "object"}
 
 
@@ -122,16 +122,27 @@ def _channel_reasoning(rules: GrammarRules, format: ChannelFormat) -> str:
 def _channel_calls(rules: GrammarRules, format: ChannelFormat, tools: Sequence[Tool]) -> str:
     calls = []
     for tool in tools:
+        if tool.input_is_held:
+            calls.append(rules.add("call", held_message(rules, format, tool)))
+            continue
         header = f"{format.channel}commentary to=functions.{tool.name} {format.constrain}json"
         opening = rules.literal(header + format.message)
         calls.append(rules.add("call", f"{opening} {rules.json(_schema(tool))}"))
-    return any_of(calls)
+    return f"({any_of(calls)})"
 
 
 def _calls(
     rules: GrammarRules, format: CallFormat, tools: Sequence[Tool], most: int, *, opened: str = ""
 ) -> str:
-    """Return one call or more, with the marks around them. `opened` is a mark already written."""
+    """Return one call or more, with the marks around them. `opened` is a mark already written.
+
+    A call whose input a grammar holds is alone.
+    """
+    held = [held_call(rules, format, tool, opened) for tool in tools if tool.input_is_held]
+    plain = [tool for tool in tools if not tool.input_is_held]
+    if held:
+        several = [_calls(rules, format, plain, most, opened=opened)] if plain else []
+        return f"({any_of([*several, *held])})"
     call = rules.add("call", any_of([_call(rules, format, tool, format.open) for tool in tools]))
     first = call
     section_open = format.section_open
@@ -204,9 +215,4 @@ def _json_call(rules: GrammarRules, body: JsonCall, tool: Tool, *, is_bare: bool
 
 
 def _named_call(rules: GrammarRules, body: NamedCall, tool: Tool) -> str:
-    written = body.written.replace("{name}", tool.name)
-    before, found, after = written.partition("{index}")
-    name = rules.literal(before)
-    if found:
-        name = f"{name} {NUMBER} {rules.literal(after)}"
-    return f"{name} {rules.literal(body.separator)} {rules.json(_schema(tool))}"
+    return f"{named_opening(rules, body, tool)} {rules.json(_schema(tool))}"

@@ -16,6 +16,7 @@ from server.text.parsers.allowed import (
     properties_of,
     required_names,
 )
+from server.text.parsers.custom_input import InputReader
 from server.text.parsers.formats import IdStyle
 from server.text.parsers.values import dumps
 from server.text.tools import Tool
@@ -41,6 +42,7 @@ class Calls:
         self._arguments: list[str] = []
         self._num_pairs = -1  # of arguments written by `key`; -1: not written that way
         self._awaits_value = False
+        self._input: InputReader | None = None  # of an open call of a custom tool
 
     @property
     def has_any(self) -> bool:
@@ -48,6 +50,16 @@ class Calls:
 
     def knows(self, name: str) -> bool:
         return name in self._tools
+
+    def is_held(self, name: str) -> bool:
+        """Return whether a grammar holds the input of a tool."""
+        tool = self._tools.get(name)
+        return tool is not None and tool.input_is_held
+
+    @property
+    def awaits_input(self) -> bool:
+        """Whether the open call goes on with the input itself, which a grammar holds."""
+        return self.is_open and self.is_held(self._name)
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         self._name = name
@@ -58,14 +70,25 @@ class Calls:
         self.count += 1
         self.num_changes += 1
         identity = call_id or self._new_id(name)
-        self._emit(ToolCallDelta(self.count - 1, identity, name, ""))
+        tool = self._tools.get(name)
+        is_custom = tool is not None and tool.input is not None
+        self._input = InputReader() if is_custom else None
+        self._emit(ToolCallDelta(self.count - 1, identity, name, "", is_custom))
 
     def arguments(self, text: str) -> None:
         """Append to the JSON text of the arguments."""
         if text:
             self._awaits_value = False
             self._arguments.append(text)
-            self._emit(ToolCallDelta(self.count - 1, None, None, text))
+            if self._input is not None:
+                self.input(self._input.push(text))
+            else:
+                self._emit(ToolCallDelta(self.count - 1, None, None, text))
+
+    def input(self, text: str) -> None:
+        """Append to the input of a custom tool."""
+        if text:
+            self._emit(ToolCallDelta(self.count - 1, None, None, text, is_custom=True))
 
     # Arguments that come as keys and values
 
@@ -89,18 +112,25 @@ class Calls:
 
     def end(self) -> None:
         """End the open call. An argument without a value leaves its JSON text unfinished."""
-        if not self._arguments:
+        if self.awaits_input:
+            pass  # it has been written without arguments
+        elif not self._arguments:
             self.arguments("{}")
         elif self._num_pairs > 0 and not self._awaits_value:
             self.arguments("}")
+        outcome = self._outcome()
+        if self._input is not None and not self.awaits_input:
+            self.input(self._input.end())
         self.is_open = False
         self.num_changes += 1
-        self.outcomes.append(self._outcome())
+        self.outcomes.append(outcome)
 
     def _outcome(self) -> CallOutcome:
         tool = self._tools.get(self._name)
         if tool is None:
             return "unknown_tool"
+        if tool.input_is_held:
+            return "valid"
         try:
             given = json.loads("".join(self._arguments), parse_int=str)  # of any length
         except (ValueError, RecursionError):

@@ -180,7 +180,7 @@ class JsonCalls:
             self.is_broken = True
             return
         self._name = name
-        if not self._is_known_only:
+        if not self._is_known_only or self._calls.is_held(name):
             self._open()
         elif self._early_arguments:
             self._open_with_early_arguments()

@@ -93,7 +93,7 @@ class PythonCalls:
         else:
             self._name = name
             self._place = "key"
-            if not self._is_known_only:
+            if not self._is_known_only or self._calls.is_held(name):
                 self._begin_named()
 
     def _begin_named(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 SPACE = " \t\r\n"
+BETWEEN_CALLS = frozenset(SPACE + ",;}]")
 
 
 class Prose:

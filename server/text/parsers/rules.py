@@ -15,6 +15,7 @@ from server.text.guided_schema import guided
 from server.text.marks import Marks
 
 ANY_TEXT = "/(?s:.*)/"
+NUMBER = "/[0-9]{1,3}/"
 
 
 class GrammarRules:
@@ -23,7 +24,7 @@ class GrammarRules:
     def __init__(
         self, marks: Marks, json_options: Mapping[str, Any], *, is_bounded: bool = False
     ) -> None:
-        self._marks = marks
+        self.marks = marks
         self._json_options = json_options
         self._is_bounded = is_bounded  # objects that a schema leaves open have few members
         self._rules: dict[str, str] = {}
@@ -42,8 +43,8 @@ class GrammarRules:
         """Return a fixed text, with its tokens as tokens."""
         parts = []
         plain = ""
-        for char in self._marks.encode(text):
-            token = self._marks.ids.get(char)
+        for char in self.marks.encode(text):
+            token = self.marks.ids.get(char)
             if token is None:
                 plain += char
                 continue
@@ -69,7 +70,7 @@ class GrammarRules:
 
     def is_token(self, text: str) -> bool:
         """Return whether `text` begins with a token."""
-        return self._marks.encode(text)[:1] in self._marks.ids
+        return self.marks.encode(text)[:1] in self.marks.ids
 
     def text_without(self, *excluded: str, pattern: str = "") -> str:
         """Return any text without `excluded` that does not match `pattern`."""

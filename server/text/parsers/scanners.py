@@ -5,6 +5,7 @@ from __future__ import annotations
 from server.text.parsers.allowed import ANY, ANY_TEXT
 from server.text.parsers.calls import Calls
 from server.text.parsers.formats import CallFormat, GemmaCall, JsonCall, LinesCall
+from server.text.parsers.input_form import HeldInput, lead_of, tail_of
 from server.text.parsers.json_calls import JsonCalls
 from server.text.parsers.json_scanner import JsonScanner
 from server.text.parsers.literal_calls import GemmaCalls, PythonCalls
@@ -35,3 +36,9 @@ def value_of(syntax: Syntax, state: State, calls: Calls, key: str) -> TaggedValu
     format = syntax.format
     has_lines = isinstance(format, CallFormat) and isinstance(format.body, LinesCall)
     return TaggedValue(calls, key, allowed, is_stripped=has_lines)
+
+
+def input_of(syntax: Syntax, calls: Calls) -> HeldInput:
+    """Return a new reader of the input of a custom tool, which adds to `calls`."""
+    tail = syntax.marks.text(tail_of(syntax.format, syntax.marks))
+    return HeldInput(calls, lead_of(syntax.format), tail)

@@ -21,6 +21,7 @@ from server.text.parsers.formats import (
     Reasoning,
     TaggedCall,
 )
+from server.text.parsers.input_form import end_mark_of
 from server.text.parsers.lexer import Terminals
 
 
@@ -40,12 +41,18 @@ class State(Enum):
     BEFORE_VALUE = auto()  # dropped: between a key and its value
     VALUE = auto()
     JSON_VALUE = auto()
+    INPUT = auto()  # of a custom tool, held by a grammar
     CALLS = auto()  # one or more whole calls, in a notation that ends itself
     MALFORMED = auto()  # the rest of a call that cannot be read
 
     __hash__ = object.__hash__  # that of Enum is Python code, and each token needs one
 
 
+PROSE = (State.CONTENT, State.REASONING)
+DROPPED = (State.BETWEEN, State.SECTION, State.CLOSING, State.PARAMETERS, State.BEFORE_VALUE)
+SCANNED = (State.ARGUMENTS, State.CALLS)
+BEFORE_NAME = (State.SECTION, State.NAME, State.HEADER, State.CALLS)
+LIMITED = (State.NAME, State.HEADER)
 Transitions = dict[State, dict[str, State]]
 
 
@@ -141,6 +148,8 @@ def make_syntax(
     if isinstance(format, CallFormat) and isinstance(format.body, LinesCall):
         _add_line_ends(encoded, format.body)
     _keep_newlines(encoded, format, marks)
+    if end := end_mark_of(format, marks):
+        encoded[State.INPUT][end] = after
     return Syntax(
         format=format,
         marks=marks,

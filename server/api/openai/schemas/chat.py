@@ -47,7 +47,7 @@ from server.generation.thinking import Thinking
 from server.http.body import JsonObject, LongName, Part, Text, failure, few
 from server.text import exact_json
 from server.text.content_parts import joined, text_parts
-from server.text.tools import NO_TOOLS, ToolUse
+from server.text.tools import INPUT, NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 
@@ -83,6 +83,9 @@ def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
 
 
+OBJECT = {"type": "object"}
+
+
 def _arguments_tag(arguments: Any) -> str:
     return "<object>" if isinstance(arguments, dict) else "<text>"
 
@@ -97,23 +100,57 @@ class FunctionCall(Part):
     """A JSON object, or its text."""
 
 
+class CustomCall(Part):
+    name: str
+    """Name of the custom tool."""
+    input: Text
+    """The text that the model wrote."""
+
+
 class ToolCall(Part):
-    """A call that the assistant made."""
+    """A call that the assistant made: of a function, or of a custom tool."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": having(type={"const": "custom"}),
+            "then": having(custom=OBJECT),
+            "else": having(function=OBJECT),
+        }
+    )
 
     id: LongName | None = None
     """The id that a tool's message answers with `tool_call_id`."""
-    type: Literal["function"] | None = None
-    function: FunctionCall
+    type: Literal["function", "custom"] | None = None
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> ToolCall:
+        kind = self.type or "function"
+        if getattr(self, kind) is None:
+            raise failure("invalid", "is required", kind)
+        return self
+
+    @property
+    def called(self) -> FunctionCall:
+        """The call as that of a function, as chat templates read it."""
+        if self.type == "custom" and self.custom is not None:
+            return FunctionCall(name=self.custom.name, arguments={INPUT: self.custom.input})
+        assert self.function is not None
+        return self.function
 
     def for_template(self) -> dict[str, Any]:
         """Return the call as chat templates read it: with the arguments as an object."""
-        call = self.model_dump(exclude_none=True)
-        arguments = self.function.arguments
+        called = self.called
+        arguments: Any = called.arguments
         if isinstance(arguments, str):
             # If the model wrote invalid JSON, the template shows it as it was.
             with contextlib.suppress(json.JSONDecodeError):
-                call["function"]["arguments"] = exact_json.loads(arguments or "{}")
-        return call
+                arguments = exact_json.loads(arguments or "{}")
+        call: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        if self.type is not None:
+            call["type"] = "function"
+        return {**call, "function": {"name": called.name, "arguments": arguments}}
 
 
 CONTENT = {"type": ["string", "array"]}

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
 
+from server.api.openai.schemas.fields import by_type, tag_of_type
 from server.http.body import JsonObject, Part, Text, failure, small
-from server.text.tools import Tool, ToolMode, ToolUse, function_tool
+from server.text.tools import InputFormat, Tool, ToolMode, ToolUse, custom_tool, function_tool
 
 MAX_TOOLS = 1024
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -30,7 +31,6 @@ class FunctionDefinition(Part):
 
 class FunctionTool(Part):
     type: Literal["function"]
-    """Only functions."""
     function: FunctionDefinition
     """The function."""
 
@@ -38,19 +38,79 @@ class FunctionTool(Part):
         return self.function.tool()
 
 
-def _functions_only(value: Any) -> Any:
+class GrammarDefinition(Part):
+    syntax: Literal["lark", "regex"]
+    """`lark`: llguidance's dialect. `regex`: an expression of Rust's regex crate."""
+    definition: Text
+    """The grammar, or the expression that the whole input matches."""
+
+    def input(self) -> InputFormat:
+        return InputFormat(self.syntax, self.definition)
+
+
+class TextInput(Part):
+    type: Literal["text"]
+    """Any text."""
+
+    def input(self) -> InputFormat:
+        return InputFormat()
+
+
+class GrammarInput(Part):
+    type: Literal["grammar"]
+    grammar: GrammarDefinition
+    """The grammar that the input matches."""
+
+    def input(self) -> InputFormat:
+        return self.grammar.input()
+
+
+class CustomDefinition(Part):
+    name: Name
+    """Name of the tool."""
+    description: Text | None = None
+    """The purpose of the tool, for the model."""
+    format: (
+        Annotated[
+            Annotated[TextInput, Tag("<text>")] | Annotated[GrammarInput, Tag("<grammar>")],
+            by_type("text or grammar"),
+        ]
+        | None
+    ) = None
+    """The texts that the input may be; any, if it is left out."""
+
+
+class CustomTool(Part):
+    """A tool whose input is one text instead of arguments."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+    """The tool."""
+
+    def tool(self) -> Tool:
+        given = self.custom
+        format = given.format.input() if given.format else InputFormat()
+        return custom_tool(given.name, given.description, format)
+
+
+def _known_only(value: Any) -> Any:
     """Refuse tools that OpenAI's own servers run, by their type."""
     for index, tool in enumerate(value if isinstance(value, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise failure("unsupported", "only function tools are supported", index, "type")
+        if isinstance(kind, str) and kind not in ("function", "custom"):
+            message = f"{kind[:64]!r} is no tool of the client: only function and custom tools are"
+            raise failure("unsupported", message, index, "type")
     return value
 
 
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")],
+    Discriminator(lambda tool: _branch(tool)),
+]
 Tools = Annotated[
-    list[FunctionTool],
+    list[AnyTool],
     Field(fail_fast=True, max_length=MAX_TOOLS),
-    BeforeValidator(_functions_only),
+    BeforeValidator(_known_only),
     BeforeValidator(small),
 ]
 
@@ -60,11 +120,35 @@ class FunctionName(Part):
     """Name of the function that the model must call."""
 
 
-class NamedChoice(Part):
+class NamedFunction(Part):
     type: Literal["function"]
-    """Only functions."""
     function: FunctionName
     """The function that the model must call."""
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustom(Part):
+    type: Literal["custom"]
+    custom: FunctionName
+    """The custom tool that the model must call."""
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+def _branch(value: Any) -> str:
+    """Return the branch of a tool, or of an object that names one; functions are the default."""
+    return "<custom>" if tag_of_type(value) == "<custom>" else "<function>"
+
+
+NamedChoice = Annotated[
+    Annotated[NamedFunction, Tag("<function>")] | Annotated[NamedCustom, Tag("<custom>")],
+    Discriminator(_branch),
+]
 
 
 class AllowedTools(Part):
@@ -83,21 +167,22 @@ class AllowedChoice(Part):
 def _shape(value: Any) -> str:
     if isinstance(value, str):
         return "<mode>"
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<allowed>" if kind == "allowed_tools" else "<named>"
+    tag = tag_of_type(value)
+    return {"<allowed_tools>": "<allowed>", "<custom>": "<custom>"}.get(tag or "", "<named>")
 
 
 ToolChoice = Annotated[
     Annotated[ToolMode, Tag("<mode>")]
-    | Annotated[NamedChoice, Tag("<named>")]
+    | Annotated[NamedFunction, Tag("<named>")]
+    | Annotated[NamedCustom, Tag("<custom>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
     Discriminator(_shape),
 ]
 
 
 def tool_use(
-    tools: list[FunctionTool] | None,
-    choice: ToolMode | NamedChoice | AllowedChoice | None,
+    tools: list[FunctionTool | CustomTool] | None,
+    choice: ToolMode | NamedFunction | NamedCustom | AllowedChoice | None,
     *,
     parallel: bool,
 ) -> ToolUse:
@@ -107,32 +192,33 @@ def tool_use(
     """
     given = [tool.tool() for tool in tools or ()]
     match choice:
-        case NamedChoice():
-            return ToolUse(given, "required", choice.function.name, allows_parallel=parallel)
+        case NamedFunction() | NamedCustom():
+            kinds = {tool.name: tool.input is not None for tool in given}
+            if kinds.get(choice.name, choice.type == "custom") != (choice.type == "custom"):
+                message = f"is the name of a tool that is not of type {choice.type}"
+                raise failure("invalid", message, "tool_choice", choice.type, "name")
+            return ToolUse(given, "required", choice.name, allows_parallel=parallel)
         case AllowedChoice(allowed_tools=allowed):
-            names = [entry.function.name for entry in allowed.tools]
-            path = ("tool_choice", "allowed_tools", "tools")
-            shown = allowed_tools(given, dict(enumerate(names)), path, ("function", "name"))
+            names: dict[tuple[str | int, ...], str | None] = {}
+            for place, entry in enumerate(allowed.tools):
+                path = ("tool_choice", "allowed_tools", "tools", place, entry.type, "name")
+                names[path] = entry.name
+            shown = allowed_tools(given, names)
             return ToolUse(shown, allowed.mode, allows_parallel=parallel)
     return ToolUse(given, choice or "auto", allows_parallel=parallel)
 
 
 def allowed_tools(
-    offered: Sequence[Tool],
-    names: Mapping[int, str | None],
-    path: Sequence[str],
-    member: Sequence[str],
+    offered: Sequence[Tool], names: Mapping[tuple[str | int, ...], str | None]
 ) -> list[Tool]:
     """Return the tools that `allowed_tools` names; the model does not see the others.
 
-    `names` are by their places in the list at `path`, each in a member of its entry. Raises a
-    validation error for a name that no tool has.
+    `names` are by their paths in the body. Raises a validation error for one that no tool has.
     """
     known = {tool.name for tool in offered}
-    for place, name in names.items():
+    for path, name in names.items():
         if name not in known:
-            message = "is not the name of a function in tools"
-            raise failure("invalid", message, *path, place, *member)
+            raise failure("invalid", "is not the name of a function in tools", *path)
     wanted = set(names.values())
     return [tool for tool in offered if tool.name in wanted]
 

@@ -211,7 +211,9 @@ async def test_allowed_tools_hide_the_others_and_may_require_a_call(model: Path,
         (allowed("required"), "tool_choice"),
         (allowed("none", "weather"), "tool_choice.allowed_tools.mode"),
         ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
-        ({"type": "custom", "custom": {"name": "x"}}, "tool_choice.type"),
+        ({"type": "custom", "custom": {"name": "x"}}, "tool_choice"),
+        ({"type": "custom", "custom": {"name": "weather"}}, "tool_choice.custom.name"),
+        ({"type": "mcp", "server_label": "x"}, "tool_choice.type"),
     ],
 )
 async def test_wrong_tool_choice_is_refused_by_name(model: Path, says, choice, param) -> None:

@@ -74,12 +74,12 @@ def test_parallel_tool_calls_false_allows_one_call() -> None:
 def test_tools_of_other_servers_are_left_out_and_named() -> None:
     hosted = [
         {"type": "web_search", "search_context_size": "low"},
-        {"type": "custom", "name": "apply_patch"},
+        {"type": "image_generation"},
         {"type": "local shell\n"},
     ]
     given = body(tools=[*hosted, ADD], tool_choice="auto")
     assert given.chat([]).tool_use.tools == [ADD_TOOL]
-    assert given.ignored == ["tools.web_search", "tools.custom", "tools.local_shell_"]
+    assert given.ignored == ["tools.web_search", "tools.image_generation", "tools.local_shell_"]
     assert [tool["name"] for tool in given.echo()["tools"]] == ["add"]
 
 

@@ -1,0 +1,138 @@
+"""Contents of items: a text, or a list of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from server.api.openai.schemas.chat import RefusalPart
+from server.api.openai.schemas.fields import MAX_TOKEN_IDS, shape_of
+from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
+
+Json = dict[str, Any]
+TextKind = Literal["input_text", "output_text", "text"]
+READABLE = ("input_text", "output_text", "text", "refusal")
+UNREAD = {"input_image": "An image", "input_file": "A file"}
+
+
+def kind_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+class ResponseTextPart(Part):
+    """A text of any role. Clients send the last two fields with answers that they send back."""
+
+    type: TextKind
+    text: Text
+    annotations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
+    logprobs: Annotated[list[JsonObject], Field(max_length=MAX_TOKEN_IDS)] | None = None
+
+
+class UnreadPart(Part):
+    """An image or a file in the result of a call. The model is shown that it was left out."""
+
+    type: Literal["input_image", "input_file"]
+    image_url: Text | None = None
+    """Not read."""
+    file_data: Text | None = None
+    """Not read."""
+    file_url: Text | None = None
+    """Not read."""
+    file_id: str | None = None
+    """Not read."""
+    filename: str | None = None
+    """Not read."""
+    detail: str | None = None
+    """Not read."""
+
+    @property
+    def text(self) -> str:
+        return f"[{UNREAD[self.type]} was left out: this model reads text only.]"
+
+
+AnyPart = Annotated[
+    Annotated[ResponseTextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(lambda part: "<refusal>" if kind_of(part) == "refusal" else "<text>"),
+]
+
+
+def _readable(value: Any) -> Any:
+    """Refuse images and files by the name of their field."""
+    for index, part in enumerate(value if isinstance(value, list) else ()):
+        kind = kind_of(part)
+        if isinstance(kind, str) and kind not in READABLE:
+            raise failure("unsupported", "only text parts are supported", index, "type")
+    return value
+
+
+def _output_tag(part: Any) -> str:
+    return "<unread>" if kind_of(part) in UNREAD else "<text>"
+
+
+def _known(value: Any) -> Any:
+    """Refuse parts of other types by the name of their field."""
+    types = (*READABLE, *UNREAD)
+    for index, part in enumerate(value if isinstance(value, list) else ()):
+        kind = kind_of(part)
+        if isinstance(kind, str) and (kind not in types or kind == "refusal"):
+            raise failure("unsupported", "only texts, images and files are", index, "type")
+    return value
+
+
+Result = Annotated[
+    Annotated[Text, Tag("<one>")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[ResponseTextPart, Tag("<text>")] | Annotated[UnreadPart, Tag("<unread>")],
+                Discriminator(_output_tag),
+            ]
+        ],
+        Field(fail_fast=True, max_length=MAX_PARTS),
+        Tag("<list>"),
+    ],
+    shape_of("a string or a list of parts"),
+    BeforeValidator(_known),
+]
+"""The result of a call. Agents send images to any model: it reads that one was left out."""
+
+
+Content = Annotated[
+    Annotated[Text, Tag("<one>")]
+    | Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
+    shape_of("a string or a list of text parts"),
+    BeforeValidator(_readable),
+]
+
+
+def input_parts(content: Content | Result) -> list[Json]:
+    """Return the stored form of a content that the model reads and did not write."""
+    if isinstance(content, str):
+        return [{"type": "input_text", "text": content}]
+    return [{"type": "input_text", "text": part.text} for part in content]
+
+
+def output_parts(content: Content) -> list[Json]:
+    """Return the stored form of a content that the model wrote."""
+    if isinstance(content, str):
+        return [_output_text(content)]
+    return [_output_part(part) for part in content]
+
+
+def _output_part(part: AnyPart) -> Json:
+    if isinstance(part, RefusalPart):
+        return {"type": "refusal", "refusal": part.refusal}
+    return _output_text(part.text, part.annotations or (), part.logprobs or ())
+
+
+def _output_text(
+    text: str, annotations: Sequence[Json] = (), logprobs: Sequence[Json] = ()
+) -> Json:
+    return {
+        "type": "output_text",
+        "text": text,
+        "annotations": list(annotations),
+        "logprobs": list(logprobs),
+    }
