@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.agents import Session, session
-from tests.support.scripted_serve import call
+from tests.support.scripted_serve import call, custom_call
 
 pytestmark = [
     pytest.mark.clients,
@@ -129,10 +129,11 @@ def test_codex_patches_the_file_runs_it_and_answers(project: Path) -> None:
 """
     turns = [
         "I read the file first.\n" + call("exec_command", cmd="cat greet.py"),
-        call("exec_command", cmd=f"apply_patch <<'EOF'\n{patch}EOF\n"),
+        custom_call("apply_patch", patch),
         call("exec_command", cmd=CHECK),
         ANSWER,
     ]
     arguments = ["exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", TASK]
     done = session("codex", "codex", project.parent, arguments, turns)
     check_whole_session(project, done)
+    assert "patch: completed" in done.stderr, str(done)

@@ -22,6 +22,11 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{text}\n</tool_call>"
 
 
+def custom_call(name: str, text: str) -> str:
+    """Return the text of a call of a custom tool with a grammar: its input is written as it is."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments":\n{text}'
+
+
 @contextlib.contextmanager
 def serving_script(
     folder: Path, turns: Sequence[str], plain: Sequence[str] = ("Done.",), **more: Any
