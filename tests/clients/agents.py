@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
+import signal
 import socketserver
 import subprocess
 import sys
+import termios
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +24,11 @@ from tests.support.scripted_serve import serving_script
 RUN_S = 300
 KEY_VARIABLE, KEY = "PENSTOCK_API_KEY", "sk-agent"
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+LAST_PROXIES = ("ALL_PROXY", "all_proxy")
 HOSTS = "hosts.txt"
+KEY_S = 6.0
+# Questions to a terminal, and its answers: where the cursor is, and which terminal it is.
+TERMINAL = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;22c"}
 # The variables of the user's environment that a session of an agent gets.
 KEPT = ("PATH", "LANG", "LC_ALL", "TERM", "TMPDIR")
 # Refuses what a client on Node connects to besides this machine: not all of them use a proxy.
@@ -101,7 +110,7 @@ def session(
         done = subprocess.run(
             [*launch, "--", *arguments],
             cwd=folder / "project",
-            env=environment(command, folder, proxy),
+            env=environment(command, folder, dict.fromkeys(PROXIES, proxy.url)),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -113,8 +122,8 @@ def session(
     return Session(done.returncode, done.stdout, done.stderr, hosts, left, log)
 
 
-def environment(command: str, folder: Path, proxy: RefusingProxy) -> dict[str, str]:
-    """Return the environment of a user who has the client, and no network."""
+def environment(command: str, folder: Path, proxies: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a user who has the client, and these variables of proxies."""
     (folder / HOSTS).touch()
     (folder / "hook.cjs").write_text(NODE_HOOK)
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
@@ -124,10 +133,62 @@ def environment(command: str, folder: Path, proxy: RefusingProxy) -> dict[str, s
         "HOME": str(folder / "home"),
         "PYTHONPATH": str(ROOT),  # the client runs in the folder of its project
         KEY_VARIABLE: KEY,
-        **dict.fromkeys(PROXIES, proxy.url),
+        **proxies,
         "NODE_OPTIONS": f"--require {folder / 'hook.cjs'}",
         "AGENT_HOSTS": str(folder / HOSTS),
     }
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The output of a client's screen, and the hosts that it wanted besides the server."""
+
+    text: str
+    hosts: tuple[str, ...]
+    server_log: str
+
+
+def screen(client: str, command: str, folder: Path, keys: Sequence[str]) -> Screen:
+    """Start the client in a terminal, press keys some seconds apart, and end it."""
+    (folder / "home").mkdir()
+    with serving_script(folder, [], api_key=[KEY]) as server, refusing_proxy() as proxy:
+        # Only the last resort of clients: `penstock launch` may set the others.
+        env = environment(command, folder, dict.fromkeys(LAST_PROXIES, proxy.url))
+        program = [sys.executable, "-m", "server", "launch", client, "--url", server.base_url]
+        process, terminal = pty.fork()
+        if process == 0:
+            os.chdir(folder / "project")
+            os.execve(program[0], program, env | {"TERM": "xterm-256color"})
+        termios.tcsetwinsize(terminal, (40, 120))
+        try:
+            text = b"".join(answered(terminal, key) for key in ("", *keys, ""))
+        finally:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            os.close(terminal)
+        log = server.log
+    hosts = (*proxy.hosts, *(folder / HOSTS).read_text().split())
+    return Screen(text.decode(errors="replace"), hosts, log)
+
+
+def answered(terminal: int, key: str) -> bytes:
+    """Press a key, and return what is written in the next seconds. Answer as a terminal does."""
+    os.write(terminal, key.encode())
+    text = b""
+    deadline = time.monotonic() + KEY_S
+    while time.monotonic() < deadline:
+        readable, _, _ = select.select([terminal], [], [], 0.2)
+        if not readable:
+            continue
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # the client has ended
+            break
+        for question, answer in TERMINAL.items():
+            if question in data:
+                os.write(terminal, answer)
+        text += data
+    return text
 
 
 def left_in_home(home: Path, client: str) -> frozenset[str]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.agents import Session, session
-from tests.support.scripted_serve import call, custom_call
+from tests.clients.agents import Session, screen, session
+from tests.support.scripted_serve import MODEL, call, custom_call
 
 pytestmark = [
     pytest.mark.clients,
@@ -137,3 +137,26 @@ def test_codex_patches_the_file_runs_it_and_answers(project: Path) -> None:
     done = session("codex", "codex", project.parent, arguments, turns)
     check_whole_session(project, done)
     assert "patch: completed" in done.stderr, str(done)
+
+
+DOWN, ENTER = "\x1b[B", "\r"
+
+
+@pytest.mark.parametrize(
+    ("client", "command", "keys"),
+    [
+        ("aider", "aider", ["n", ENTER]),  # it offers to make a repository
+        ("claude", "claude", [DOWN, ENTER]),  # it trusts no folder without a question
+        ("codex", "codex", [ENTER]),
+        ("continue", "cn", []),
+        ("opencode", "opencode", ["", ""]),  # it needs longer
+        ("qwen-code", "qwen", []),
+    ],
+)
+def test_screen_of_a_client_shows_the_model_and_contacts_no_other_host(
+    client: str, command: str, keys: list[str], project: Path
+) -> None:
+    shown = screen(client, command, project.parent, keys)
+    assert shown.hosts == (), shown.text
+    own = shown.text.rpartition("\n  set       ")[2].partition("\n")[2]
+    assert MODEL in own, own

@@ -35,6 +35,7 @@ def setup(target: Target) -> Setup:
         # The header changes with each question, so that the prefix cache would miss.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1",
     }
     state = {"hasCompletedOnboarding": True}
     return Setup(
@@ -45,4 +46,4 @@ def setup(target: Target) -> Setup:
 
 
 PACKAGE = "npm install -g @anthropic-ai/claude-code"
-CLAUDE = Client("Claude Code", "claude", PACKAGE, 12000, True, setup)
+CLAUDE = Client("Claude Code", "claude", PACKAGE, 13000, True, setup)

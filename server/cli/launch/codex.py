@@ -16,9 +16,14 @@ from typing import Any
 from server.cli.api_client import ClientError
 from server.cli.launch.setup import KEY_VARIABLE, Client, Setup, Target
 
+Value = str | int | bool | list[str]
+
 PACKAGE = "npm install -g @openai/codex"
 CATALOG_S = 30  # for Codex to print its catalog
 PATIENCE_MS = 3_600_000  # a CPU may need minutes for a long prompt
+# No setting keeps its screen from reading tips on GitHub. No program listens at this address.
+PROXIES = ("HTTPS_PROXY", "https_proxy")
+CLOSED = "http://127.0.0.1:9"
 MAX_RESULT = 10_000  # tokens of a command's output
 # A quarter of Codex's own instructions, with the format of patches: small models do not know it.
 INSTRUCTIONS = """\
@@ -59,7 +64,7 @@ def setup(target: Target) -> Setup:
         "env_key": KEY_VARIABLE,
         "stream_idle_timeout_ms": PATIENCE_MS,
     }
-    settings: dict[str, str | int | bool] = {
+    settings: dict[str, Value] = {
         "model": target.model,
         "model_provider": "penstock",
         **{f"model_providers.penstock.{name}": value for name, value in provider.items()},
@@ -70,11 +75,15 @@ def setup(target: Target) -> Setup:
         "features.plugins": False,
         "features.apps": False,
     }
-    # Codex writes its own settings to config.toml. JSON's strings and numbers are TOML, too.
+    environment = {"CODEX_HOME": str(target.folder), KEY_VARIABLE: target.key}
+    if target.is_here and not any(name in os.environ for name in PROXIES):
+        environment |= dict.fromkeys(PROXIES, CLOSED)
+        settings["shell_environment_policy.exclude"] = list(PROXIES)  # for commands
+    # Codex writes its own settings to config.toml. These values of JSON are TOML, too.
     pairs = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     return Setup(
         arguments=tuple(part for pair in pairs for part in ("-c", pair)),
-        environment={"CODEX_HOME": str(target.folder), KEY_VARIABLE: target.key},
+        environment=environment,
         files={catalog.name: json.dumps({"models": [entry_of(target)]}, indent=2)},
     )
 
@@ -124,4 +133,4 @@ def bundled_models() -> list[dict[str, Any]]:
     return models
 
 
-CODEX = Client("Codex", "codex", PACKAGE, 4000, True, setup)
+CODEX = Client("Codex", "codex", PACKAGE, 5000, True, setup)

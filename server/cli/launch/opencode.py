@@ -45,6 +45,7 @@ def setup(target: Target) -> Setup:
         **folders,
         "OPENCODE_CONFIG_CONTENT": json.dumps(settings),
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
+        "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         KEY_VARIABLE: target.key,
     }

@@ -192,7 +192,7 @@ def test_launch_says_what_it_set_and_how_much_context_is_needed(
 ) -> None:
     user.launch("claude")
     said = capfd.readouterr().err
-    assert "context   40,000 tokens; Claude Code sends about 12,000 before the first word" in said
+    assert "context   40,000 tokens; Claude Code sends about 13,000 before the first word" in said
     assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in said
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=40000" in said
     assert KEY not in said
@@ -303,12 +303,28 @@ def target(url: str, *, is_here: bool) -> Target:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://[::1]:8000"])
 def test_environment_loopback_server_is_reached_without_a_proxy(url: str, user: User) -> None:
-    proxies = {"HTTPS_PROXY": "http://proxy", "NO_PROXY": "example.org"}
+    proxies = {"HTTP_PROXY": "http://proxy", "NO_PROXY": "example.org"}
     for name in CLIENTS:
         local = target(url, is_here=True)
         environment = environment_of(local, CLIENTS[name].setup(local), proxies)
         assert environment["NO_PROXY"] == f"example.org,{url[7:-5].strip('[]')}"
-        assert ("HTTPS_PROXY" in environment) == (name != "qwen-code")
+        assert ("HTTP_PROXY" in environment) == (name != "qwen-code")
+
+
+def test_environment_of_codex_has_a_closed_proxy_unless_the_user_has_one(
+    user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = user.launch("codex")
+    assert started.environment["HTTPS_PROXY"] == "http://127.0.0.1:9"
+    excluded = 'shell_environment_policy.exclude=["HTTPS_PROXY", "https_proxy"]'
+    assert excluded in started.arguments, "its commands get the user's environment"
+    monkeypatch.setenv("https_proxy", "http://proxy")
+    started = user.launch("codex")
+    assert (started.environment["https_proxy"], "HTTPS_PROXY" in started.environment) == (
+        "http://proxy",
+        False,
+    )
+    assert excluded not in started.arguments
 
 
 def test_environment_remote_server_keeps_the_proxies(user: User) -> None:
