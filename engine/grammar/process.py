@@ -61,11 +61,24 @@ PACKET_BYTES = 1 << 16
 
 
 class Answer:
-    """One answer, as a matcher follows it."""
+    """One answer, as a matcher follows it.
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher = matcher
+    `first` is the matcher before the first token. llguidance has a rollback, but its masks behind
+    it allow tokens that the grammar does not (findings/llguidance_rollback.sh). So going back is to
+    begin again, at 1 µs for each token.
+    """
+
+    def __init__(self, first: LLMatcher) -> None:
+        self._first = first
+        self._tokens: list[int] = []
+        self.matcher = first.deep_copy()
         self.problem = ""
+
+    def copy(self) -> Answer:
+        """Return an answer at this place, which goes on without changing this one."""
+        copied = Answer(self.matcher)
+        copied.problem = self.problem
+        return copied
 
     def check(self) -> None:
         if not self.problem and self.matcher.is_error():
@@ -73,12 +86,15 @@ class Answer:
 
     def take(self, tokens: list[int], rollback: int = 0) -> None:
         if not self.problem and rollback:
-            self.matcher.rollback(rollback)
+            tokens = [*self._tokens[:-rollback], *tokens]
+            self._tokens = []
+            self.matcher = self._first.deep_copy()
         for token in tokens:
             self.check()
             if self.problem:
                 return
             self.matcher.consume_token(token)
+            self._tokens.append(token)
         self.check()
 
     def mask(self) -> bytes:
@@ -124,7 +140,7 @@ class GrammarHost:
             case Open():
                 if self._first is None:  # refused, which the engine has not read yet
                     return None
-                answer = Answer(self._first.deep_copy())
+                answer = Answer(self._first)
                 self._answers[message.answer] = answer
                 masks = [answer.mask()]
             case Advance():
@@ -163,16 +179,14 @@ class GrammarHost:
         return [*masks, answer.mask()]
 
     def _try(self, answer: Answer, draft: list[int]) -> list[bytes]:
+        trial = answer.copy()
         masks: list[bytes] = []
-        if answer.problem:
+        if trial.problem:
             return masks
-        count = answer.matcher.validate_tokens(draft)
+        count = trial.matcher.validate_tokens(draft)
         for token in draft[:count]:
-            answer.take([token])
-            masks.append(answer.mask())
-        if not answer.problem:
-            answer.matcher.rollback(count)
-            answer.check()
+            trial.take([token])
+            masks.append(trial.mask())
         return masks if masks.count(b"") == 0 else masks[: masks.index(b"")]
 
     def _forced(self, answer: Answer) -> list[int]:

@@ -8,7 +8,7 @@ from engine.config import MAX_TOKENS, EngineConfig
 from engine.errors import ConfigError
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 256, 2048
-CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 1024, 16384
+CPU_ENCODER_TOKENS, GPU_ENCODER_TOKENS = 512, 16384
 UNBOUNDED_CONTEXT_TOKENS = 512  # default context of a model without a longest position
 
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import structlog
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from server.generation.events import ChoiceEvents
@@ -63,7 +63,7 @@ class StreamedResponse(EventSourceResponse):
             self._body(),
             headers={"cache-control": "no-cache", **generation.prepared.notes},
             ping=config.ping_interval,
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            ping_message_factory=writer.ping,  # type: ignore[arg-type]  # bytes are sent as they are
             # Accepted streams continue while the server drains. The drain then ends the engine.
             shutdown_grace_period=config.drain_timeout + 10,
         )

@@ -10,6 +10,7 @@ from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
 from server.http.errors import ApiError
 
+PING = b": ping\n\n"  # a comment, which clients skip
 CHARS_PER_LOGPROB = 8  # of a text that takes as long to tokenise as a logprob to format
 
 
@@ -26,6 +27,9 @@ class Writer(Protocol):
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         """Return the bytes of events, or none if they change nothing that the client sees."""
+
+    def ping(self) -> bytes:
+        """Return the bytes that keep a silent stream alive. They begin with a comment."""
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last bytes of a complete stream."""

@@ -22,6 +22,7 @@ RATE_LIMIT_HEADERS = (
     "x-ratelimit-remaining-tokens",
     "x-ratelimit-reset-tokens",
 )
+MOST_RETRY_S = 119  # in Retry-After: agents give up on a longer one
 BUSY_S = 0.2  # between two looks for the end of a request
 Clock = Callable[[], float]  # seconds
 
@@ -134,7 +135,7 @@ class RateLimiter:
 def _refusal(limit: str, wait: float) -> ApiError:
     seconds = max(math.ceil(wait), 1)
     message = f"This key has reached its limit of {limit}. Retry in {seconds} s."
-    headers = {"retry-after": str(seconds)}
+    headers = {"retry-after": str(min(seconds, MOST_RETRY_S))}
     return ApiError(429, "rate_limit_exceeded", message, headers=headers)
 
 

@@ -19,7 +19,7 @@ MAX_CALLS = 64  # of one answer, because a model that repeats itself would call 
 
 @dataclass(frozen=True)
 class InputFormat:
-    """What the input of a custom tool may be. "text": anything."""
+    """The texts that the input of a custom tool may be. "text": any."""
 
     syntax: InputSyntax = "text"
     definition: str = ""  # a Lark grammar, or a regular expression of Rust's regex crate

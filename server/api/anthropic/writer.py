@@ -12,6 +12,7 @@ from server.api.anthropic.answer_blocks import ContentStream, joined_blocks
 from server.generation.events import ChoiceEvents, Finish, FinishReason, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text import exact_json
 
@@ -42,6 +43,9 @@ class MessagesWriter:
 
     def chunks(self, update: ChoiceEvents) -> bytes:
         return b"".join(map(_event, self._stream_events(update)))
+
+    def ping(self) -> bytes:
+        return PING
 
     def closing(self, usage: Usage) -> bytes:
         delta = {"type": "message_delta", "delta": self._ending(), "usage": usage_fields(usage)}

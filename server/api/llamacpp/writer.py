@@ -17,6 +17,7 @@ from server.api.openai.timings import timing_fields
 from server.generation.events import ChoiceEvents, Finish, TextDelta, TokenWithLogprobs, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text.tokenizer import Tokenizer
 
@@ -86,6 +87,9 @@ class CompletionWriter:
         if self._body.timings_per_token and update.timings is not None:
             part["timings"] = timing_fields(update.timings)
         return sse_event(orjson.dumps(part))
+
+    def ping(self) -> bytes:
+        return PING
 
     def closing(self, usage: Usage) -> bytes:
         return b""

@@ -36,6 +36,7 @@ from server.generation.events import (
 )
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import escaped, sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text.tokenizer import Tokenizer
 
@@ -147,6 +148,9 @@ class OpenAIWriter:
             before, _, after = chunk.partition(orjson.dumps(MARK))
             ends = self._text_chunks[index] = before, after
         return first + ends[0] + escaped(orjson.dumps(text)) + ends[1]
+
+    def ping(self) -> bytes:
+        return PING
 
     def closing(self, usage: Usage) -> bytes:
         if not self._body.include_usage:

@@ -43,7 +43,7 @@ SEARCH_DESCRIPTION = "Find more tools. The tools that are found can be called fr
 
 @dataclass(frozen=True)
 class Called:
-    """What the call of a tool is in this API."""
+    """The meaning of a name that the model calls, in this API."""
 
     kind: Kind = "function"
     name: str = ""

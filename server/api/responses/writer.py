@@ -17,6 +17,7 @@ from server.api.responses.schemas import ResponsesBody
 from server.generation.events import ChoiceEvents, TokenWithLogprobs, Usage
 from server.generation.prepare import PreparedRequest
 from server.generation.sse import sse_event
+from server.generation.writer import PING
 from server.http.errors import ApiError
 from server.text import exact_json
 from server.text.tokenizer import Tokenizer
@@ -49,14 +50,27 @@ class ResponsesWriter:
         self._created = int(time.time())
         self._output = Output(response_id, self._logprobs, called)
         self._num_events = 0
+        self._repeated = b""  # the event that a ping repeats
 
     def opening(self) -> bytes:
         begun = self._response("in_progress", self._usage_before())
         created = self._event({"type": "response.created", "response": begun})
-        return created + self._event({"type": "response.in_progress", "response": begun})
+        in_progress = self._event({"type": "response.in_progress", "response": begun})
+        self._repeated = in_progress
+        return created + in_progress
+
+    def ping(self) -> bytes:
+        """Return a comment, with the last event again while there is no answer yet.
+
+        Some clients, such as Codex, count only events as signs of life. A long prompt has none.
+        """
+        return PING[:-1] + self._repeated if self._repeated else PING
 
     def chunks(self, update: ChoiceEvents) -> bytes:
-        return b"".join([self._event(event) for event in self._output.add(update)])
+        chunks = b"".join([self._event(event) for event in self._output.add(update)])
+        if chunks:
+            self._repeated = b""
+        return chunks
 
     def closing(self, usage: Usage) -> bytes:
         response = self._finished(usage)

@@ -255,6 +255,27 @@ async def test_stream_without_tokens_sends_pings(model, says):
     assert events(seen)[-1] == "[DONE]"
 
 
+async def test_ping_of_a_response_is_an_event_until_the_answer_begins(model, says):
+    """Codex counts events as signs of life, and no comments."""
+    engine = FakeEngine(says("x"))
+    engine.gate.clear()
+    async with serving(engine, model, ping_interval=0.1) as served:
+        body = {"input": "Hi", "stream": True}
+        async with served.http.stream("POST", "/v1/responses", json=body) as response:
+            lines = response.aiter_text()
+            seen = ""
+            while seen.count(": ping\n") < 2:
+                seen += await anext(lines)
+            engine.gate.set()
+            async for text in lines:
+                seen += text
+    *blocks, _ = seen.split("\n\n")
+    again = [block for block in blocks if block.startswith(":")]
+    assert {block.removeprefix(": ping\n") for block in again} == {blocks[1]}
+    assert blocks[1].startswith("event: response.in_progress\ndata: {")
+    assert blocks[-1].startswith("event: response.completed")
+
+
 async def test_openai_client_raises_on_broken_stream(model, encode):
     script = [*encode("Hello"), NOT_FINITE]
     async with serving(FakeEngine(lambda r: script, delay=0.005), model) as served:

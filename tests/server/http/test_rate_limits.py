@@ -76,6 +76,15 @@ def test_limiter_counts_tokens_that_exceed_the_limit_as_debt() -> None:
     limiter.begin()
 
 
+def test_limiter_with_a_large_debt_asks_for_a_retry_within_two_minutes() -> None:
+    clock = Clock()
+    limiter = RateLimiter(KeyLimits(tokens_per_minute=60), clock)
+    limiter.begin()
+    limiter.use_tokens(600)
+    assert refusal(limiter).headers["retry-after"] == "119"
+    assert "Retry in 541 s" in refusal(limiter).message
+
+
 def test_limiter_refused_request_takes_nothing() -> None:
     clock = Clock()
     limits = KeyLimits(requests_per_minute=2, tokens_per_minute=60, concurrent_requests=1)

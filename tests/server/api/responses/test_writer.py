@@ -291,3 +291,13 @@ def test_logprobs_of_an_unfinished_character_come_with_its_text(
     assert len(delta["logprobs"]) == 2
     part = found[-1]["response"]["output"][0]["content"][0]
     assert part["logprobs"] == delta["logprobs"]
+
+
+def test_ping_is_a_comment_once_the_answer_has_begun(make: Callable[..., ResponsesWriter]) -> None:
+    writer = make()
+    opening = writer.opening()
+    again = writer.ping().removeprefix(b": ping\n")
+    assert opening.endswith(again)
+    assert again.startswith(b"event: response.in_progress\n")
+    writer.chunks(ChoiceEvents(0, TEXT))
+    assert writer.ping() == b": ping\n\n"
