@@ -42,25 +42,15 @@ ESCAPED = {"/": "\\/", **LINE_ENDS}  # where such an expression is a token
 def held_call(rules: GrammarRules, format: CallFormat, tool: Tool, opened: str) -> str:
     """Return a call, which is the last one of its answer. `opened` is a mark already written.
 
-    Its fixed texts end where those of the other calls end: llguidance does not look back into a
-    longer one when the call turns out to be another. Raises ValueError, which names the tool and
-    what its grammar has that cannot be followed.
+    Raises ValueError, which names the tool and what its grammar has that cannot be followed.
     """
-    section_open, opening = format.section_open, format.open
-    if opened and section_open:
-        section_open = section_open.lstrip().removeprefix(opened)
-    elif opened:
+    opening = format.section_open + format.open
+    if opened:
         opening = opening.lstrip().removeprefix(opened)
-    bracket = ""
-    if isinstance(format.body, JsonCall) and format.body.is_list:
-        bracket = '"["'
-    if isinstance(format.body, PythonCall):
-        opening = ""
-    texts = [rules.literal(section_open), bracket, rules.literal(opening)]
-    texts.append(_head(rules, format, tool))
+    head = _head(rules, format, tool, opening)
     end = end_mark_of(format, rules.marks)
     closing = f" (<[{rules.marks.ids[end]}]>)?" if end else ""
-    return f"{' '.join(filter(None, texts))} {_input(rules, tool)}{closing}"
+    return f"{head} {_input(rules, tool)}{closing}"
 
 
 def held_message(rules: GrammarRules, format: ChannelFormat, tool: Tool) -> str:
@@ -69,37 +59,38 @@ def held_message(rules: GrammarRules, format: ChannelFormat, tool: Tool) -> str:
     return f"{rules.literal(header)} {_input(rules, tool)}"
 
 
-def _head(rules: GrammarRules, format: CallFormat, tool: Tool) -> str:
-    """Return a call between its opening mark and the input."""
+def _head(rules: GrammarRules, format: CallFormat, tool: Tool, opening: str) -> str:
+    """Return a call up to the input: one text, because other calls may begin in the same way."""
     lead = lead_of(format)
     name = tool.name
     match format.body:
         case NamedCall() as body:
-            return named_opening(rules, body, tool)
-        case JsonCall(name=name_key, id=id_key):
+            return named_opening(rules, body, tool, opening)
+        case JsonCall(name=name_key, id=id_key, is_list=is_list):
+            opening += "[{" if is_list else "{"
             name = json.dumps(name)
             if name_key:
                 name = f"{json.dumps(name_key)}: {name}"
             if id_key is not None:
+                opening += f'{json.dumps(id_key)}: "'
                 rest = rules.literal(f'", {name}{lead}')
-                begin = rules.literal("{" + json.dumps(id_key) + ': "')
-                return f"{begin} {NUMBER} {rest}"
-            name = "{" + name
+                return f"{rules.literal(opening)} {NUMBER} {rest}"
         case TaggedCall(name_end=name_end, key_open=key_open):
             name += (name_end or key_open).rstrip()
         case LinesCall(name_end=name_end):
             name += name_end.rstrip() or name_end
         case PythonCall():
-            name = f"[{name}("
+            opening += "["
+            name += "("
         case GemmaCall():
             name += "{"
-    return rules.literal(f"{name}{lead}")
+    return rules.literal(f"{opening}{name}{lead}")
 
 
-def named_opening(rules: GrammarRules, body: NamedCall, tool: Tool) -> str:
-    """Return the name and the separator before the arguments."""
+def named_opening(rules: GrammarRules, body: NamedCall, tool: Tool, opening: str = "") -> str:
+    """Return the name and the separator before the arguments, after a fixed text."""
     before, found, after = body.written.replace("{name}", tool.name).partition("{index}")
-    name = rules.literal(before)
+    name = rules.literal(opening + before)
     if found:
         name = f"{name} {NUMBER} {rules.literal(after)}"
     return f"{name} {rules.literal(body.separator)}"

@@ -25,7 +25,6 @@ from server.text.parsers.syntax import State, make_syntax
 from server.text.tools import InputFormat, Tool, ToolUse, custom_tool, function_tool
 from tests.support.grammars import byte_tokenizer
 from tests.support.parsing import Stream, syntax_of
-from tests.support.written_calls import written
 
 PATCH = """\
 start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?
@@ -200,14 +199,3 @@ def test_channel_calls_hold_the_input_in_a_message() -> None:
     assert head_of(format, TOOLS[1]).endswith("to=functions.patch<|message|>")
     start = grammar_of(format, TOOLS).partition("\n")[0]
     assert re.search(r"\)\? \((call\d+ \| ){3}call\d+\)$", start), "thoughts may precede any"
-
-
-@pytest.mark.parametrize("format", CALL_FORMATS, ids=lambda format: format.name)
-def test_functions_can_still_be_called_where_a_tool_has_a_held_input(format: AnyCallFormat) -> None:
-    now = TOOLS[0]
-    calls = [("now", {})], [("now", {}), ("now", {})]
-    for text in (written(format, called) for called in calls):
-        for mode in ("required", "auto"):
-            if allows(grammar_of(format, [now], mode), text):
-                assert allows(grammar_of(format, TOOLS, mode), text), (mode, text)
-    assert allows(grammar_of(format, [now]), written(format, calls[0]))
