@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from server.text.parsers.allowed import allowed_values, properties_of
 from server.text.parsers.argument_grammar import (
     any_of,
     gemma_arguments,
@@ -58,6 +60,8 @@ def call_grammar(
     """
     rules = GrammarRules(answers.syntax.marks, json_options, is_bounded=True)
     tools = [tool for tool in use.tools if use.name in (None, tool.name)]
+    if use.mode == "auto" and any(tool.input_is_held for tool in tools):
+        tools = [tool if tool.is_strict else _free(tool) for tool in tools]
     prefix = _reasoning(rules, answers, start)
     most = use.most_calls
     if isinstance(answers.calls, ChannelFormat):
@@ -71,6 +75,20 @@ def call_grammar(
     if use.mode == "auto":
         calls = _free_or_calls(rules, answers.calls, tools, most, other)
     return rules.text(f"{prefix} {calls}")
+
+
+def _free(tool: Tool) -> Tool:
+    """Return a function whose arguments may have any values of their types.
+
+    A function that is not strict is only in this grammar because a custom tool needs one. So its
+    schema must not be the cause of a refusal.
+    """
+    properties = {}
+    for name, schema in properties_of(tool.parameters).items():
+        kinds = list(allowed_values(schema, tool.parameters))
+        properties[name] = {"type": kinds} if kinds else {}
+    free = {**ANY_OBJECT, "properties": properties, "additionalProperties": True}
+    return replace(tool, parameters=free)
 
 
 def _free_or_calls(

@@ -44,13 +44,23 @@ def held_call(rules: GrammarRules, format: CallFormat, tool: Tool, opened: str) 
 
     Raises ValueError, which names the tool and what its grammar has that cannot be followed.
     """
-    opening = format.section_open + format.open
-    if opened:
-        opening = opening.lstrip().removeprefix(opened)
-    head = _head(rules, format, tool, opening)
+    section, opening = format.section_open, format.open
+    if section:
+        section = _after(section, opened)
+    else:
+        opening = _after(opening, opened)
+    parts = [rules.literal(section)]
+    if isinstance(format.body, JsonCall) and format.body.is_list:
+        parts.append('"["')
+    parts += [rules.literal(opening), _head(rules, format, tool)]
     end = end_mark_of(format, rules.marks)
     closing = f" (<[{rules.marks.ids[end]}]>)?" if end else ""
-    return f"{head} {_input(rules, tool)}{closing}"
+    return f"{' '.join(parts)} {_input(rules, tool)}{closing}"
+
+
+def _after(text: str, opened: str) -> str:
+    """Return the rest of a text whose first mark is already written."""
+    return text.lstrip().removeprefix(opened) if opened else text
 
 
 def held_message(rules: GrammarRules, format: ChannelFormat, tool: Tool) -> str:
@@ -59,38 +69,39 @@ def held_message(rules: GrammarRules, format: ChannelFormat, tool: Tool) -> str:
     return f"{rules.literal(header)} {_input(rules, tool)}"
 
 
-def _head(rules: GrammarRules, format: CallFormat, tool: Tool, opening: str) -> str:
-    """Return a call up to the input: one text, because other calls may begin in the same way."""
+def _head(rules: GrammarRules, format: CallFormat, tool: Tool) -> str:
+    """Return a call from the name to the input.
+
+    Its texts end where those of other calls do. Otherwise a lexeme that goes on in one call hides
+    the end of another one's.
+    """
     lead = lead_of(format)
-    name = tool.name
     match format.body:
         case NamedCall() as body:
-            return named_opening(rules, body, tool, opening)
-        case JsonCall(name=name_key, id=id_key, is_list=is_list):
-            opening += "[{" if is_list else "{"
-            name = json.dumps(name)
+            return named_opening(rules, body, tool)
+        case JsonCall(name=name_key, id=id_key):
+            name = json.dumps(tool.name) + lead
             if name_key:
                 name = f"{json.dumps(name_key)}: {name}"
-            if id_key is not None:
-                opening += f'{json.dumps(id_key)}: "'
-                rest = rules.literal(f'", {name}{lead}')
-                return f"{rules.literal(opening)} {NUMBER} {rest}"
-        case TaggedCall(name_end=name_end, key_open=key_open):
-            name += (name_end or key_open).rstrip()
-        case LinesCall(name_end=name_end):
-            name += name_end.rstrip() or name_end
+            if id_key is None:
+                return rules.literal("{" + name)
+            opening = rules.literal(f'{{{json.dumps(id_key)}: "')
+            return f"{opening} {NUMBER} {rules.literal(f'{chr(34)}, {name}')}"
+        case TaggedCall(name_end="", key_open=key_open):
+            return f"{rules.literal(tool.name)} {rules.literal(key_open.rstrip() + lead)}"
+        case TaggedCall(name_end=end) | LinesCall(name_end=end):
+            name = tool.name + end
+            return f"{rules.literal(name)} {rules.literal(lead[len(end) - len(end.rstrip()) :])}"
         case PythonCall():
-            opening += "["
-            name += "("
+            return rules.literal(f"[{tool.name}({lead}")
         case GemmaCall():
-            name += "{"
-    return rules.literal(f"{opening}{name}{lead}")
+            return f"{rules.literal(tool.name + '{')} {rules.literal(lead)}"
 
 
-def named_opening(rules: GrammarRules, body: NamedCall, tool: Tool, opening: str = "") -> str:
-    """Return the name and the separator before the arguments, after a fixed text."""
+def named_opening(rules: GrammarRules, body: NamedCall, tool: Tool) -> str:
+    """Return the name and the separator before the arguments."""
     before, found, after = body.written.replace("{name}", tool.name).partition("{index}")
-    name = rules.literal(opening + before)
+    name = rules.literal(before)
     if found:
         name = f"{name} {NUMBER} {rules.literal(after)}"
     return f"{name} {rules.literal(body.separator)}"

@@ -25,6 +25,7 @@ from server.text.parsers.syntax import State, make_syntax
 from server.text.tools import InputFormat, Tool, ToolUse, custom_tool, function_tool
 from tests.support.grammars import byte_tokenizer
 from tests.support.parsing import Stream, syntax_of
+from tests.support.written_calls import written
 
 PATCH = """\
 start: "*** Begin Patch" LF hunk+ "*** End Patch" LF?
@@ -88,6 +89,7 @@ def test_input_of_every_format_is_held_and_read_as_it_is(format: AnyCallFormat) 
         head = head_of(format, tools[name])
         for mode, grammar in grammars.items():
             assert allows(grammar, head + given), (mode, head)
+            assert allows(grammar, written(format, [("now", {})])), mode
         for tokens in (False, True):
             syntax = syntax_of(format, tokens=tokens)
             whole, pieces = (Stream(syntax, tools, State.CONTENT) for _ in range(2))
@@ -100,6 +102,7 @@ def test_input_of_every_format_is_held_and_read_as_it_is(format: AnyCallFormat) 
             assert pieces.end() == answer
 
 
+@pytest.mark.variants(12)
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_input_that_does_not_match_is_not_allowed(format: AnyCallFormat) -> None:
     grammar = grammar_of(format, TOOLS)
@@ -179,6 +182,23 @@ def test_lark_of_regex_allows_what_matches_as_a_whole(pattern, matching, other) 
     grammar = lark_of_regex(pattern) + "\n"
     assert allows(grammar, matching)
     assert not allows(grammar, other)
+
+
+@pytest.mark.variants(12)
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_functions_that_are_not_strict_are_free_beside_a_held_input(format: AnyCallFormat) -> None:
+    """An agent's other tools may have schemas that cannot be followed."""
+    text = {"type": "string", "not": {"const": "y"}}
+    schema = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    loose = function_tool("loose", None, schema, strict=None)
+    grammar = grammar_of(format, [loose, TOOLS[1]], "auto")
+    assert allows(grammar, written(format, [("loose", {"a": "x"})]))
+    strict = function_tool("loose", None, {"type": "object", "properties": {"a": {"enum": [1]}}},
+                           strict=True)  # fmt: skip
+    grammar = grammar_of(format, [strict, TOOLS[1]], "auto")
+    assert allows(grammar, written(format, [("loose", {"a": 1})]))
+    if not (isinstance(format, CallFormat) and format.is_bare):  # there it is a text
+        assert not allows(grammar, written(format, [("loose", {"a": 2})]))
 
 
 def test_refusal_names_the_tool() -> None:
