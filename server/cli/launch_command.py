@@ -25,10 +25,10 @@ def launch(
         bool, typer.Option("--print", help="Print a shell script instead of starting it.")
     ] = False,
 ) -> None:
-    """Start a coding agent with a running server and a configuration of its own.
+    """Start a coding agent that uses a running server.
 
-    CLIENT is aider, claude, codex, continue, opencode or qwen-code. Your configuration of it stays
-    as it is, and no other host is contacted.
+    CLIENT is aider, claude, codex, continue, opencode or qwen-code. It gets a configuration of its
+    own, and contacts no other host. Yours stays as it is.
     """
     from server.cli.api_client import ClientError
     from server.cli.launch.start import launch as start
