@@ -30,6 +30,7 @@ from server.cli.lifetime import run
 from server.config import ServerConfig
 from server.http.listener import listen
 
+MODEL = "tests/Scripted-1.5B"  # names of the hub have a slash
 CONTEXT = 131072
 SHOWN = 60  # bytes of a script in a message
 VOCAB_SIZE, START, END = 2048, 1, 2  # of the demo model: <|im_start|> and <|im_end|>
@@ -152,7 +153,7 @@ def chosen(answers: Sequence[str], number: int) -> str:
 
 def main() -> int:
     script = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Script)
-    config = ServerConfig(port=0, api_key=script.api_key)
+    config = ServerConfig(port=0, api_key=script.api_key, served_model_name=(MODEL,))
     engine = ScriptedEngine(script)
     with standard_streams(), contextlib.closing(listen(config)) as listener:
         return run(config, EngineConfig(model=DEMO_MODEL), engine, listener)

@@ -13,7 +13,7 @@ from typing import Any
 from tests.support.process import ROOT, Process
 
 PROGRAM = ROOT / "tests" / "support" / "scripted_engine.py"
-MODEL = "demo"
+MODEL = "tests/Scripted-1.5B"
 
 
 def call(name: str, **arguments: Any) -> str:
