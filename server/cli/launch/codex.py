@@ -25,6 +25,26 @@ PATIENCE_MS = 3_600_000  # a CPU may need minutes for a long prompt
 PROXIES = ("HTTPS_PROXY", "https_proxy")
 CLOSED = "http://127.0.0.1:9"
 MAX_RESULT = 10_000  # tokens of a command's output
+# What `--print` shows where Codex is not installed: the members that version 0.171.0 needs.
+ENTRY: dict[str, Any] = {
+    "slug": "",
+    "display_name": "",
+    "description": "",
+    "supported_reasoning_levels": [],
+    "shell_type": "unified_exec",
+    "apply_patch_tool_type": "freeform",
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 0,
+    "support_verbosity": False,
+    "truncation_policy": {},
+    "context_window": 0,
+    "max_context_window": 0,
+    "supports_search_tool": True,
+    "experimental_supported_tools": [],
+    "input_modalities": [],
+    "base_instructions": "",
+}
 # A quarter of Codex's own instructions, with the format of patches: small models do not know it.
 INSTRUCTIONS = """\
 You are Codex, a coding agent in a terminal. You and the user share one workspace.
@@ -55,7 +75,7 @@ three lines before and after each change. @@ names the function or class around 
 
 
 def setup(target: Target) -> Setup:
-    """Raises ClientError if Codex is missing, or has no model whose tools fit."""
+    """Raises ClientError if the installed Codex has no model whose tools fit."""
     catalog = target.folder / "models.json"
     provider: dict[str, str | int] = {
         "name": "Penstock",
@@ -89,12 +109,8 @@ def setup(target: Target) -> Setup:
 
 
 def entry_of(target: Target) -> dict[str, Any]:
-    """Return the served model's entry: that of a model of Codex which patches files by a tool."""
-    for entry in bundled_models():
-        if entry.get("apply_patch_tool_type") == "freeform" and not entry.get("use_responses_lite"):
-            break
-    else:
-        raise ClientError("This version of codex has no model that patches files by a tool.")
+    """Return the catalog's entry of the served model. Raises ClientError."""
+    entry = patching_model()
     changes = {
         "slug": target.model,
         "display_name": target.model,
@@ -113,11 +129,23 @@ def entry_of(target: Target) -> dict[str, Any]:
     return entry | {name: value for name, value in changes.items() if name in entry}
 
 
-def bundled_models() -> list[dict[str, Any]]:
-    """Return the catalog of the installed Codex. Raises ClientError."""
+def patching_model() -> dict[str, Any]:
+    """Return the entry of a model for which Codex offers apply_patch as a tool.
+
+    It comes from the installed Codex, whose version decides which members an entry must have.
+    Raises ClientError if it has no such model.
+    """
     program = shutil.which("codex")
     if program is None:
-        raise ClientError(f"codex is not in the PATH. Install it: {PACKAGE}")
+        return ENTRY
+    for entry in bundled_models(program):
+        if entry.get("apply_patch_tool_type") == "freeform" and not entry.get("use_responses_lite"):
+            return entry
+    raise ClientError("This version of codex has no model that patches files by a tool.")
+
+
+def bundled_models(program: str) -> list[dict[str, Any]]:
+    """Return the models that a Codex knows. Raises ClientError."""
     with tempfile.TemporaryDirectory() as home:
         try:
             done = subprocess.run(

@@ -285,8 +285,8 @@ def test_launch_template_without_tools_warns_clients_that_call_them(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_launch_missing_client_says_how_to_install_it(
-    name: str, user: User, monkeypatch: pytest.MonkeyPatch
+def test_launch_missing_client_can_only_be_printed(
+    name: str, user: User, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     client = CLIENTS[name]
