@@ -17,6 +17,7 @@ from server.telemetry.exposition import Exposition
 
 LIMITED_AGE_S = 1.0  # of the metrics that a key with limits reads
 
+RETRY = {"retry-after": "5"}  # of a probe that failed
 router = APIRouter()
 
 
@@ -44,7 +45,7 @@ async def health(request: Request) -> Response:
     body = _condition(state)
     if body["status"] == "loading":
         body |= _progress(state)
-    return JSONResponse(body, 503 if body["status"] == "dead" else 200)
+    return _answer(body, is_up=body["status"] != "dead")
 
 
 @router.get("/ready", openapi_extra=PROBE)
@@ -57,7 +58,11 @@ async def ready(request: Request) -> Response:
             state.client.admit()
         except EngineError:
             body["status"] = "overloaded"
-    return JSONResponse(body, 200 if body["status"] == "ok" else 503)
+    return _answer(body, is_up=body["status"] == "ok")
+
+
+def _answer(body: dict[str, Any], *, is_up: bool) -> Response:
+    return JSONResponse(body) if is_up else JSONResponse(body, 503, headers=RETRY)
 
 
 @router.get("/load")

@@ -21,6 +21,8 @@ async def probe(served) -> tuple[int, int, str]:
     health, ready = await served.http.get("/health"), await served.http.get("/ready")
     assert {"status", "running", "waiting", "last_step_age_s"} <= health.json().keys()
     status = health.json()["status"]
+    for answer in (health, ready):
+        assert (answer.headers.get("retry-after") == "5") == (answer.status_code == 503)
     full = status == "ok" and ready.status_code == 503
     assert ready.json()["status"] == ("overloaded" if full else status)
     return health.status_code, ready.status_code, status
