@@ -33,7 +33,7 @@ NODE: dict[str, tuple[str, ...]] = {
     "ai_sdk": ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
     "ai_sdk_responses": ("ai@7.0.173", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
     "ai_sdk_anthropic": ("ai@6.0.326", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
-    "codex": ("@openai/codex@0.169.0",),
+    "codex": ("@openai/codex@0.171.0",),
 }
 
 # Coding agents: the command of each, and its packages. Some need a newer Node than the machine's.

@@ -142,7 +142,11 @@ def summary_of(client: Client, target: Target, setup: Setup) -> str:
         f"{client.prompt_tokens:,} before the first word",
         f"  settings  {target.folder}",
     ]
+    lines += [f"  file      {name}" for name in {**setup.first_files, **setup.files}]
+    lines += [f"  unset     {name}" for name in setup.unset if name in os.environ]
     lines += [f"  set       {text}" for text in shown_environment(target, setup)]
+    if setup.arguments:
+        lines.append(f"  with      {shlex.join(setup.arguments)}")
     return "\n".join(lines)
 
 

@@ -188,14 +188,20 @@ def test_launch_smaller_context_is_refused_with_both_numbers(
 
 
 def test_launch_says_what_it_set_and_how_much_context_is_needed(
-    user: User, capfd: pytest.CaptureFixture[str]
+    user: User, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "an account")
     user.launch("claude")
     said = capfd.readouterr().err
+    assert "unset     ANTHROPIC_API_KEY\n" in said
     assert "context   40,000 tokens; Claude Code sends about 13,000 before the first word" in said
     assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in said
     assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS=40000" in said
     assert KEY not in said
+    user.launch("codex")
+    said = capfd.readouterr().err
+    assert "file      models.json\n" in said
+    assert "-c web_search=" in said.replace("'", "")
 
 
 def test_launch_state_of_the_client_is_kept(user: User) -> None:
