@@ -17,6 +17,7 @@ from server.cli.clean_exit import standard_streams
 from server.cli.compare import compare
 from server.cli.doctor_command import Doctor, doctor
 from server.cli.explain import explain
+from server.cli.launch_command import launch
 from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
 from server.cli.verify import Verify, verify
@@ -43,6 +44,7 @@ importing.command()(short_commands.nanochat)
 app.command(cls=Serve)(serve)
 app.command()(short_commands.run)
 app.command()(short_commands.chat)
+app.command()(launch)
 app.command(name="open")(short_commands.open_pages)
 app.command()(short_commands.inspect)
 app.command()(short_commands.top)

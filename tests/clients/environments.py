@@ -58,8 +58,26 @@ NODE: dict[str, tuple[str, ...]] = {
     "ai_sdk": ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
     "ai_sdk_responses": ("ai@7.0.173", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
     "ai_sdk_anthropic": ("ai@6.0.326", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
-    "codex": ("@openai/codex@0.169.0",),
+    "codex": ("@openai/codex@0.171.0",),
 }
+
+# Coding agents: the command of each, and its packages. Some need a newer Node than the machine's.
+NEW_NODE = "node@22.23.3"
+NODE_AGENTS: dict[str, tuple[str, ...]] = {
+    "claude": (NEW_NODE, "@anthropic-ai/claude-code@2.1.332"),
+    "codex": ("@openai/codex@0.171.0",),
+    "cn": (NEW_NODE, "@continuedev/cli@1.5.47"),
+    "opencode": ("opencode-ai@1.18.33",),
+    "qwen": (NEW_NODE, "@qwen-code/qwen-code@0.24.4"),
+}
+PYTHON_AGENTS: dict[str, tuple[str, ...]] = {"aider": ("aider-chat==0.86.2",)}
+
+
+def commands_of(agent: str) -> Path:
+    """Return the folder with the command of a coding agent; install it if it has changed."""
+    if agent in PYTHON_AGENTS:
+        return installed(f"agent-{agent}", PYTHON_AGENTS[agent]).parent
+    return node_folder(f"agent-{agent}", NODE_AGENTS[agent]) / "node_modules" / ".bin"
 
 
 def python_of(name: str) -> Path:
@@ -97,7 +115,14 @@ def script_of(name: str) -> Path:
 
     A script finds packages in its own folder, so it stands there as a copy.
     """
-    packages = NODE[name]
+    folder = node_folder(name, NODE[name])
+    for script in (HERE / "node").glob("*.mjs"):
+        shutil.copy(script, folder)
+    return folder / f"run_{name}.mjs"
+
+
+def node_folder(name: str, packages: tuple[str, ...]) -> Path:
+    """Return a folder of Node packages; install them if they have changed."""
     folder = FOLDER / name
     stamp = folder / "packages.json"
     wanted = json.dumps(packages)
@@ -108,6 +133,4 @@ def script_of(name: str) -> Path:
         npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", *packages]
         subprocess.run(npm, cwd=folder, check=True, timeout=INSTALL_S)
         stamp.write_text(wanted)
-    for script in (HERE / "node").glob("*.mjs"):
-        shutil.copy(script, folder)
-    return folder / f"run_{name}.mjs"
+    return folder

@@ -32,6 +32,7 @@ def penstock(*arguments: str, said: str = "", **environ: str) -> subprocess.Comp
         mock.patch.dict(os.environ, {"PATH": PATH, **environ}, clear=True),
         mock.patch.object(sys, "stdin", stdin),
         mock.patch.object(os, "execv", _refuse),
+        mock.patch.object(os, "execve", _refuse),
         _signals_kept(),
         _logging_as_at_start(),
         _captured(1) as stdout,
@@ -47,7 +48,7 @@ def _status(arguments: tuple[str, ...]) -> int:
     return int(end.value.code or 0)
 
 
-def _refuse(path: str, command: list[str]) -> Any:
+def _refuse(path: str, command: list[str], environ: object = None) -> Any:
     raise AssertionError(f"this would replace the process of the tests: {command}")
 
 

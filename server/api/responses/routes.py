@@ -90,7 +90,7 @@ async def input_tokens(request: Request) -> Response:
     size = len(await request.body())
     with _errors_name_input():
         async with thread_turn(request, size):
-            chat = body.chat(turn.messages)
+            chat = body.chat(turn.messages, turn.tools)
             text = await chat_text(state, chat)
             ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])

@@ -284,7 +284,20 @@ async def test_compaction_item_is_refused_by_its_place(served):
     assert await error_of(served, input=items) == (400, "unsupported_parameter", "input.0")
 
 
-@pytest.mark.parametrize("fields", [{}, {"instructions": "Be brief."}, {"tools": [ADD]}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"instructions": "Be brief."},
+        {"tools": [ADD]},
+        {
+            "input": [
+                {"type": "additional_tools", "tools": [ADD]},
+                {"role": "user", "content": "Hi"},
+            ]
+        },
+    ],
+)
 async def test_input_tokens_are_those_of_the_prompt(served, fields):
     served.engine.info = msgspec.structs.replace(INFO, max_model_len=4096)
     body = {"input": "Hi", **fields}
