@@ -1,7 +1,8 @@
 """EmbedQueue: texts waiting to be embedded. They hold no blocks and take one step each.
 
 A short text should not wait for long ones. So a text lets shorter ones pass that arrive a little
-later, and a step with a few short tokens does not take a long text in addition.
+later, a step with a few short tokens does not take a long text in addition, and steps are shorter
+while the texts of several requests wait.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.scheduling.tenant_turns import TenantTurns
 PATIENCE_S = 4e-3  # for each token
 GROWTH = 4  # a text has at most this many times the tokens that the step already has,
 FREE = 64  # or this many: a step takes hardly longer with them
+SHARED = 0.5  # of the budget, in the steps of several requests
 
 
 class EmbedQueue:
@@ -55,8 +57,10 @@ class EmbedQueue:
     def take(self, budget: int) -> list[EncoderInput]:
         """Take the next texts within `budget` tokens, but at least one text.
 
-        They are sorted by length, so that texts of equal length are computed together.
+        The texts of one request have the same time of arrival. They are sorted by length, so that texts of equal length are computed together.
         """
+        if len({request.arrival for request in self.waiting}) > 1:
+            budget = int(SHARED * budget)
         taken: list[EmbedRequest] = []
         size = 0
         for request in self._in_turn():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol.embed import EmbedRequest
-from engine.scheduling.embed_queue import FREE, GROWTH, PATIENCE_S, EmbedQueue
+from engine.scheduling.embed_queue import FREE, GROWTH, PATIENCE_S, SHARED, EmbedQueue
 
 LONG, SHORT, BUDGET = 250, 10, 512
 
@@ -62,6 +62,15 @@ def test_texts_of_one_request_fill_steps_from_the_shortest_on() -> None:
     assert [size for step in taken for size in step] == sorted(size for size, _ in sizes)
     # Growing lengths cost no additional step.
     assert len(taken) <= sum(size for size, _ in sizes) // (BUDGET - 125) + 1
+
+
+def test_steps_are_shorter_while_texts_of_several_requests_wait() -> None:
+    queue = queue_of(*[(64, 0.0)] * 16)
+    assert len(queue.take(BUDGET)) == BUDGET // 64
+    queue.add(EmbedRequest(17, [7] * 64, 0.1))
+    assert len(queue.take(BUDGET)) == SHARED * BUDGET // 64
+    queue.abort({17})
+    assert len(queue.take(BUDGET)) == 16 - 8 - SHARED * BUDGET // 64
 
 
 def test_step_grows_by_a_bounded_factor() -> None:
