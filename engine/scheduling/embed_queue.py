@@ -1,8 +1,8 @@
 """EmbedQueue: texts waiting to be embedded. They hold no blocks and take one step each.
 
 A short text should not wait for long ones. So a text lets shorter ones pass that arrive a little
-later, a step with a few short tokens does not take a long text in addition, and steps are shorter
-while the texts of several requests wait.
+later, a step with a few short tokens does not take a long text in addition, and while several
+requests wait a step has one long text at most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.scheduling.tenant_turns import TenantTurns
 PATIENCE_S = 4e-3  # for each token
 GROWTH = 4  # a text has at most this many times the tokens that the step already has,
 FREE = 64  # or this many: a step takes hardly longer with them
-SHARED = 0.5  # of the budget, in the steps of several requests
+LONG = 0.25  # of a step's budget: while several requests wait, a step has one such text at most
 
 
 class EmbedQueue:
@@ -57,15 +57,19 @@ class EmbedQueue:
     def take(self, budget: int) -> list[EncoderInput]:
         """Take the next texts within `budget` tokens, but at least one text.
 
-        The texts of one request have the same time of arrival. They are sorted by length, so that texts of equal length are computed together.
+        They are sorted by length, so that texts of equal length are computed together. The texts of
+        one request have the same time of arrival.
         """
-        if len({request.arrival for request in self.waiting}) > 1:
-            budget = int(SHARED * budget)
+        are_shared = len({request.arrival for request in self.waiting}) > 1
         taken: list[EmbedRequest] = []
-        size = 0
+        size, has_long = 0, False
         for request in self._in_turn():
+            is_long = are_shared and request.size > LONG * budget
             if taken and request.size > min(budget - size, max(GROWTH * size, FREE)):
                 break
+            if has_long and is_long:
+                continue
+            has_long |= is_long
             taken.append(request)
             size += request.size
             self._turns.count(request.tenant, request.size)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.protocol.embed import EmbedRequest
-from engine.scheduling.embed_queue import FREE, GROWTH, PATIENCE_S, SHARED, EmbedQueue
+from engine.scheduling import embed_queue
+from engine.scheduling.embed_queue import FREE, GROWTH, PATIENCE_S, EmbedQueue
 
 LONG, SHORT, BUDGET = 250, 10, 512
 
@@ -64,13 +65,18 @@ def test_texts_of_one_request_fill_steps_from_the_shortest_on() -> None:
     assert len(taken) <= sum(size for size, _ in sizes) // (BUDGET - 125) + 1
 
 
-def test_steps_are_shorter_while_texts_of_several_requests_wait() -> None:
-    queue = queue_of(*[(64, 0.0)] * 16)
-    assert len(queue.take(BUDGET)) == BUDGET // 64
-    queue.add(EmbedRequest(17, [7] * 64, 0.1))
-    assert len(queue.take(BUDGET)) == SHARED * BUDGET // 64
-    queue.abort({17})
-    assert len(queue.take(BUDGET)) == 16 - 8 - SHARED * BUDGET // 64
+def test_step_has_one_long_text_at_most_while_several_requests_wait() -> None:
+    long = int(embed_queue.LONG * BUDGET) + 1
+    queue = queue_of(*[(long, 0.0)] * 8)
+    assert len(queue.take(BUDGET)) == 3, "all are of one request"
+    queue.add(EmbedRequest(9, [7] * long, 0.1))
+    assert len(queue.take(BUDGET)) == 1
+    queue.abort({9})
+    assert len(queue.take(BUDGET)) == 3
+    short = queue_of(*[(long - 1, 0.01 * number) for number in range(8)])
+    assert len(short.take(BUDGET)) == 4
+    mixed = queue_of((long, 0.0), (long, 0.1), (SHORT, 0.6))
+    assert steps(mixed) == [{1, 3}, {2}]
 
 
 def test_step_grows_by_a_bounded_factor() -> None:

@@ -292,7 +292,7 @@ async def test_compaction_item_is_refused_by_its_place(served):
         {"tools": [ADD]},
         {
             "input": [
-                {"type": "additional_tools", "tools": [ADD]},
+                {"type": "additional_tools", "role": "developer", "tools": [ADD]},
                 {"role": "user", "content": "Hi"},
             ]
         },
