@@ -179,7 +179,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Tokens | None,
         setting(
             SCHEDULING,
-            "Encoder token budget of one step; a text above it is encoded alone. Default: 1024 on "
+            "Encoder token budget of one step; a text above it is encoded alone. Default: 512 on "
             "a CPU, 16384 on a GPU.",
         ),
     ] = None

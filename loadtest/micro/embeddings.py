@@ -14,6 +14,7 @@ import json
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -24,16 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
 from engine.device.facts import DTYPES, select_dtype
 from loadtest.http_client import Target, closed_loop, exchange
-from loadtest.inprocess import Engine
 from loadtest.micro.case import Bound, Case, Table, in_turn
-from loadtest.peers.environments import environment
+from loadtest.peers.environments import SENTENCES, environment
 from loadtest.peers.in_process import Process
 from loadtest.program import check_model
 from loadtest.servers import Penstock
@@ -115,10 +113,17 @@ def short_texts(seed: int) -> list[str]:
     return [words(rng, SHORT) for _ in range(SHORT_TEXTS)]
 
 
-def own_milliseconds(engine: Engine, tokenizer: tokenizers.Tokenizer, seed: int) -> float:
-    """Return the engine's median time of one short text alone."""
-    ids = [encoding.ids for encoding in tokenizer.encode_batch(short_texts(seed))]
-    return 1000 * statistics.median(engine.embed([tokens]) for tokens in ids)
+def own_milliseconds(setup: dict[str, Any], seed: int) -> float:
+    """Return the engine's median time of one short text alone, in a fresh process."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = Process([sys.executable, "-m", "loadtest.peers.worker_engine"], log)
+        try:
+            process.ask(setup, LIMIT_S)
+            process.ask({"texts": short_texts(-1)}, LIMIT_S)
+            times = process.ask({"texts": short_texts(seed)}, LIMIT_S)["seconds"]
+            return 1000 * float(statistics.median(times))
+        finally:
+            process.stop()
 
 
 async def waits(address: str, seed: int, *, loaded: bool) -> float:
@@ -170,7 +175,7 @@ def cross_encoder(folder: Path, out: Path) -> Path:
 def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     check_model(str(options.model))
     torch.set_num_threads(options.threads)
-    home = environment("sentence-transformers", options.environments.absolute())
+    home = environment(SENTENCES, options.environments.absolute())
     command = [str(home / "bin" / "python"), "-m", "loadtest.peers.worker_encoder"]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = Process(command, log)
@@ -239,18 +244,14 @@ def _throughput(folder: Path, flags: list[str], peers: Peers, rounds: int) -> Ta
 
 
 def _one_text(folder: Path, options: Namespace, peers: Peers) -> Table:
-    engine = Engine(EngineConfig(model=str(folder), dtype=options.dtype, threads=options.threads))
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    setup = {"model": str(folder), "dtype": options.dtype, "threads": options.threads}
 
     def theirs(number: int, way: str) -> float:
         peers.milliseconds(way, folder, short_texts(-1))
         return peers.milliseconds(way, folder, short_texts(number))
 
-    own_milliseconds(engine, tokenizer, -1)
     ways: dict[str, Callable[[int], float]] = {
-        "engine, without HTTP": partial(own_milliseconds, engine, tokenizer),
+        "engine, without HTTP": partial(own_milliseconds, setup),
         **{way: partial(theirs, way=way) for way in (ORT, ST)},
     }
     found = in_turn(ways, options.rounds)

@@ -23,8 +23,10 @@ VERSIONS = {
     "mistral.rs": "mistralrs==0.9.5",
     "openvino": "openvino-genai==2026.4.1.0",
     "transformers": "transformers==5.23.0",
-    "sentence-transformers": "sentence-transformers==6.2.0",
 }
+# The peer of `python -m loadtest.micro embeddings`.
+SENTENCES = "sentence-transformers"
+SENTENCES_VERSION = "sentence-transformers==6.2.0"
 TORCH = "torch==2.13.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch brings gigabytes of CUDA
 FOR_GGUF = ["gguf==0.19.0", "accelerate==1.15.0"]  # with them, transformers reads GGUF files
@@ -51,10 +53,10 @@ def environment(name: str, root: Path) -> Path:
 
     Raises InstallError.
     """
-    folder = root / name
+    folder, version = root / name, SENTENCES_VERSION if name == SENTENCES else VERSIONS[name]
     stamp = folder / "version"
-    if not stamp.exists() or stamp.read_text() != VERSIONS[name]:
-        print(f"installing {VERSIONS[name]}", flush=True)
+    if not stamp.exists() or stamp.read_text() != version:
+        print(f"installing {version}", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if name == "llama.cpp":
@@ -62,7 +64,7 @@ def environment(name: str, root: Path) -> Path:
         else:
             run([sys.executable, "-m", "venv", folder])
             _install(name, folder)
-        stamp.write_text(VERSIONS[name])
+        stamp.write_text(version)
     return folder
 
 
@@ -74,9 +76,9 @@ def _install(name: str, folder: Path) -> None:
     elif name == "transformers":
         _install_torch(folder)
         run([*pip, VERSIONS[name], *FOR_GGUF])
-    elif name == "sentence-transformers":
+    elif name == SENTENCES:
         _install_torch(folder)
-        run([*pip, VERSIONS[name], *FOR_ONNX])
+        run([*pip, SENTENCES_VERSION, *FOR_ONNX])
     else:
         run([*pip, VERSIONS[name]])
 
