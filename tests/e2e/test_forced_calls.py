@@ -74,7 +74,10 @@ CLASSES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=FORMATS)
+@pytest.fixture(
+    scope="module",
+    params=[FORMATS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in FORMATS[1:])],
+)
 def served(request: pytest.FixtureRequest) -> Iterator[Server]:
     with serving("demo", "--chat-template", TEMPLATES / f"{request.param}.jinja") as server:
         yield server
@@ -126,7 +129,7 @@ def check(server: Server, name: str, seeds: range) -> None:
             validator.validate(json.loads(arguments))
 
 
-@pytest.mark.variants(6)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", CLASSES)
 def test_forced_call_has_valid_arguments(served: Server, name: str) -> None:
     check(served, name, range(2))
