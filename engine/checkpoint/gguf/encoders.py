@@ -188,13 +188,15 @@ def bert_block(name: str, own: Settings, number: int) -> dict[str, Shape]:
 
 
 def pooling_files(settings: Settings) -> dict[str, Any]:
-    """Return the files of sentence-transformers that say how an encoder pools; {} for others.
+    """Return the files of sentence-transformers that say how a model pools; {} for others.
 
-    llama.cpp makes vectors of length 1. Raises ConfigError for a pooling that is not served.
+    llama.cpp's converter writes the pooling of a decoder only if the checkpoint has such files, as
+    Qwen3-Embedding. It makes vectors of length 1. Raises ConfigError for a pooling that is not
+    served.
     """
     name = architecture_of(settings)
     number = settings.get(f"{name}.pooling_type")
-    if name not in ENCODERS:
+    if name not in ENCODERS and number in (None, 0):  # 0: none
         return {}
     if number is None:  # as sentence-transformers without such files
         number = 1

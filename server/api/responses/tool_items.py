@@ -106,52 +106,47 @@ class CustomCallOutputItem(OutputItem):
 # ---- searches --------------------------------------------------------------------------------
 
 
-class SearchCallItem(Part):
+class SearchItem(Part):
+    """A search for tools, or what it has found."""
+
+    id: Id | None = None
+    call_id: CallId | None = None
+    """The id of the call."""
+    execution: Literal["server", "client"] | None = None
+    """Repeated."""
+    status: Status | None = None
+
+    def _stored(self, item_id: str, kind: str, **own: object) -> Json:
+        return {
+            "id": self.id or item_id,
+            "type": kind,
+            "status": self.status or "completed",
+            "call_id": self.call_id,
+            "execution": self.execution or "client",
+            **own,
+        }
+
+
+class SearchCallItem(SearchItem):
     """A search for tools that the model has called."""
 
     type: Literal["tool_search_call"]
-    id: Id | None = None
-    call_id: CallId | None = None
-    """The id that the output answers."""
-    execution: Literal["server", "client"] | None = None
-    """Repeated."""
     arguments: JsonObject
     """The arguments of the call."""
-    status: Status | None = None
 
     def stored(self, item_id: str) -> Json:
-        return {
-            "id": self.id or item_id,
-            "type": self.type,
-            "status": self.status or "completed",
-            "call_id": self.call_id,
-            "execution": self.execution or "client",
-            "arguments": self.arguments,
-        }
+        return self._stored(item_id, self.type, arguments=self.arguments)
 
 
-class SearchOutputItem(Part):
+class SearchOutputItem(SearchItem):
     """The tools that a search has found. The model can call them from then on."""
 
     type: Literal["tool_search_output"]
-    id: Id | None = None
-    call_id: CallId | None = None
-    """The call that this is the result of."""
-    execution: Literal["server", "client"] | None = None
-    """Repeated."""
     tools: Tools
     """The tools."""
-    status: Status | None = None
 
     def stored(self, item_id: str) -> Json:
-        return {
-            "id": self.id or item_id,
-            "type": self.type,
-            "status": self.status or "completed",
-            "call_id": self.call_id,
-            "execution": self.execution or "client",
-            "tools": echoed(self.tools),
-        }
+        return self._stored(item_id, self.type, tools=echoed(self.tools))
 
 
 class AdditionalToolsItem(Part):

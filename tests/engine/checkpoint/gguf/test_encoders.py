@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.checkpoint.folder import model_folder
@@ -17,11 +18,15 @@ from tests.engine.models import (
     test_embedding_gemma,
     test_modernbert,
     test_nomic_bert,
+    test_qwen3,
     test_roberta,
 )
+from tests.support.changed_gguf import GGUFFile
+from tests.support.driver import Driver
 from tests.support.encoders import Encoder, EncoderCase, check_exact, hidden_states
 from tests.support.gguf_encoders import write_encoder
-from tests.support.golden import load
+from tests.support.gguf_files import write_gguf
+from tests.support.golden import load, of_transformers
 
 pytestmark = pytest.mark.usefixtures("one_thread", "own_cache")
 LARGER = {"vocab_size": 288}  # the tokens of tests/support/gguf_files.py
@@ -150,3 +155,27 @@ def test_unsupported_setting_raises_config_error(
     file = write_encoder(tmp_path / "model.gguf", checkpoint, "modern-bert", settings)
     with pytest.raises(ConfigError, match=said):
         model_folder(str(file))
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (3, "last")])
+def test_decoder_with_a_pooling_makes_the_vectors_of_the_checkpoint(
+    number: int, pooling: str, tmp_path: Path
+) -> None:
+    """As Qwen3-Embedding's files. Without the setting, or with 0, it generates."""
+    of_transformers(test_qwen3.config(**LARGER), tmp_path / "checkpoint")
+    plain = write_gguf(tmp_path / "plain.gguf", tmp_path / "checkpoint", "qwen3")
+    assert Driver(plain).core.facts.kind == "decoder"
+    file = GGUFFile(plain)
+
+    def with_pooling(value: int) -> Path:
+        file.settings["qwen3.pooling_type"] = value
+        return file.write(tmp_path / f"{value}.gguf", "", np.zeros(1))
+
+    found, due = Driver(with_pooling(number)), Driver(tmp_path / "checkpoint", pooling=pooling)
+    ids = [driver.embed([5, 7, 9, 11]) for driver in (found, due)]
+    for driver in (found, due):
+        driver.run()
+    assert found.embeddings[ids[0]].vector == due.embeddings[ids[1]].vector
+    assert Driver(with_pooling(0)).core.facts.kind == "decoder"
+    with pytest.raises(ConfigError, match="pooling_type = 4"):
+        Driver(with_pooling(4))
