@@ -15,6 +15,7 @@ from server.text.schema_annotations import drop_annotations
 from server.text.schema_bounds import bound_members, required_list
 from server.text.schema_nodes import Node, nodes_of
 from server.text.schema_numbers import check_numbers
+from server.text.text_formats import FORMATS, STRICTER
 
 MAX_NAME_PATTERNS = 128  # of one schema; the library compares them with each other
 # An object is described in one place, unless its schema has one of these.
@@ -73,7 +74,20 @@ def _adapted(schema: dict[str, Any], *, is_bounded: bool) -> dict[str, Any]:
                 node.schema["additionalProperties"] = False
         if is_bounded:
             bound_members(nodes)
+    for node in nodes:
+        _hold_format(node.schema)
     return copy
+
+
+def _hold_format(schema: dict[str, Any]) -> None:
+    """Make the library refuse texts of a format that it allows, but most readers do not."""
+    format = schema.get("format")
+    if format in STRICTER:
+        held = {"pattern": f"^(?:{FORMATS[format]})$"}
+        if "pattern" in schema:
+            schema["allOf"] = [*schema.get("allOf", ()), held]
+        else:
+            schema |= held
 
 
 def _describe_objects_once(nodes: Sequence[Node]) -> bool:

@@ -10,10 +10,8 @@ import re
 from sys import float_info
 from typing import Any
 
-# The formats that llguidance compiles. Others are annotations.
-FORMATS = frozenset(
-    ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
-)
+from server.text.text_formats import FORMATS
+
 OLD_DIALECT = re.compile(r"https?(://json-schema\.org/draft-0[3467]/schema)#?")
 NEW_DIALECT = re.compile(r"https?(://json-schema\.org/draft/(?:2019-09|2020-12|next)/schema)#?")
 # Without the second keyword, the first one asserts nothing.
@@ -44,7 +42,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 def drop_annotations(schema: dict[str, Any]) -> None:
     """Change one schema, without those within it, to what its assertions are."""
     given = schema.get("format")
-    if isinstance(given, str) and given not in FORMATS:
+    if isinstance(given, str) and given not in FORMATS:  # which llguidance compiles, too
         del schema["format"]
     _set_dialect(schema)
     if anchor := schema.pop("$dynamicAnchor", None):

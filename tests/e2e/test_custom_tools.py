@@ -20,6 +20,7 @@ def respond(server: Server, grammar: InputGrammar, seed: int, **fields: Any) -> 
     tools = [{"type": "function", "name": "now"}, {"type": "custom", "name": "f", "format": format}]
     body = {"input": "Write.", "tools": tools, "tool_choice": {"type": "custom", "name": "f"}}
     body |= {"seed": seed, "temperature": 1, "max_output_tokens": 200, **fields}
+    body["frequency_penalty"] = 0.5  # else a small model repeats a digit without end
     with httpx2.Client(base_url=server.base_url, timeout=60) as client:
         whole = client.post("/v1/responses", json=body)
         assert whole.status_code == 200, whole.text
@@ -50,8 +51,9 @@ def test_input_matches_its_expression(demo: Server, seed: int) -> None:
 
 @pytest.mark.slow
 def test_inputs_match_300_random_grammars(demo: Server) -> None:
+    """Some repeat digits or ignored spaces, which have no limit, until they are cut."""
     pytest.importorskip("lark")
-    assert sum(check(demo, seed) for seed in range(300)) > 280
+    assert sum(check(demo, seed) for seed in range(300)) > 285
 
 
 def test_cut_input_is_incomplete(demo: Server) -> None:

@@ -9,23 +9,41 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from server.text import exact_json
 from server.text.parsers.allowed import Allowed, allowed_values, properties_of, required_names
 from server.text.parsers.formats import TaggedCall
 from server.text.parsers.rules import GrammarRules
+from server.text.parsers.text_rules import ANY, texts_of
 from server.text.tools import Tool
 
 PYTHON_TEXT = r"/'([^'\\\n]|\\[\\'\"nrt])*'/"
+QUOTE, PLAIN_TEXT = '"\'"', r"/[^'\\\n]*/"
 PYTHON_NAMES = {"boolean": ('"True"', '"False"'), "null": ('"None"',)}
 SCALARS = ("null", "boolean", "integer", "number")
 COLLECTIONS = {"object": "gemma_object", "array": "gemma_array"}
-# Texts that begin so are read as JSON, if the schema allows both.
-JSON_BEGINNING = r"\s*[\[{](?s:.*)"
+# Texts that begin so are read as JSON, if the schema says more of such values than their type.
+COLLECTION = r"\s*[\[{](?s:.*)"
+FIGURE = r"\s*-?[0-9](?s:.*)"
+LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+# Texts that are read as values of other types.
+WORDS = {
+    "null": "/null/",
+    "boolean": "/true|false/",
+    "integer": "/-?(0|[1-9][0-9]{0,15})/",
+    "number": r"/-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,15})?([eE][+-]?[0-9]{1,2})?/",
+}
+NO_SPACE_AT_ENDS = r"/(?s:.*)/ & ~/\s(?s:.*)/ & ~/(?s:.*)\s/"
 
 Schema = dict[str, Any]
 
 
-def tagged_arguments(rules: GrammarRules, body: TaggedCall, tool: Tool) -> str:
-    """Return the arguments between tags, in the order of the schema."""
+def tagged_arguments(
+    rules: GrammarRules, body: TaggedCall, tool: Tool, *, is_stripped: bool = False
+) -> str:
+    """Return the arguments between tags, in the order of the schema.
+
+    With `is_stripped`, white space at the ends is no part of a text.
+    """
     properties, required = _properties(tool)
     parts = [rules.literal(tool.name + body.name_end)]
     for key, schema in properties.items():
@@ -37,31 +55,47 @@ def tagged_arguments(rules: GrammarRules, body: TaggedCall, tool: Tool) -> str:
         if is_json:
             value = f"{rules.json(schema)} {rules.literal(body.value_close)}"
         else:
-            value = _tagged_value(rules, schema, allowed, body.value_close)
+            texts = texts_of(schema, tool.parameters)
+            if texts and is_stripped:
+                texts = f"{texts} & {NO_SPACE_AT_ENDS}"
+            value = _tagged_value(rules, schema, allowed, texts, body.value_close)
         parts.append(f"({opening} {value}){'' if key in required else '?'}")
     return " ".join(parts)
 
 
-def _tagged_value(rules: GrammarRules, schema: Schema, allowed: Allowed, closing: str) -> str:
-    """Return a value and the mark after it."""
-    texts = allowed.get("string", ())
+def _tagged_value(
+    rules: GrammarRules, schema: Schema, allowed: Allowed, texts: str, closing: str
+) -> str:
+    """Return a value and the mark after it. `texts` are those that the schema allows."""
+    listed = allowed.get("string", ())
     others = allowed.keys() - {"string"}
-    if texts is None:
+    if listed is None:
         mark = closing.strip()
         excluded = [mark] if mark and not rules.is_token(mark) else []
-        if not _has_details(schema, others):
-            return rules.until(closing, *excluded)
-        text = rules.until(closing, *excluded, pattern=JSON_BEGINNING)
-        return f"({rules.json(schema)} {rules.literal(closing)} | {text})"
-    values = [rules.literal(text) for text in texts]
-    if others or not texts:
+        patterns = _read_as_json(schema, allowed)
+        if texts:
+            texts = any_of([texts, *(word for kind, word in WORDS.items() if kind in others)])
+        text = rules.until(closing, *excluded, pattern="|".join(patterns), texts=texts)
+        if not patterns:
+            return text
+        json_schema = {**schema, "type": sorted(others)}
+        return f"({rules.json(json_schema)} {rules.literal(closing)} | {text})"
+    values = [rules.literal(text) for text in listed]
+    if others or not listed:
         values.append(rules.json(schema))
     return f"({any_of(values)}) {rules.literal(closing)}"
 
 
-def _has_details(schema: Schema, others: Iterable[str]) -> bool:
-    """Return whether a schema may say more of objects and arrays than that they are allowed."""
-    return bool(schema) and not {"object", "array"}.isdisjoint(others)
+def _read_as_json(schema: Schema, allowed: Allowed) -> list[str]:
+    """Return the patterns of texts that must be JSON, because the schema says what it may be."""
+    patterns = []
+    if schema and not {"object", "array"}.isdisjoint(allowed):
+        patterns.append(COLLECTION)
+    numbers = [allowed[kind] for kind in ("integer", "number") if kind in allowed]
+    written = exact_json.text(schema) if numbers else ""
+    if any(numbers) or any(f'"{limit}"' in written for limit in LIMITS):
+        patterns.append(FIGURE)
+    return patterns
 
 
 def python_arguments(rules: GrammarRules, tool: Tool) -> str:
@@ -111,7 +145,10 @@ def _pairs(
 def _python_pair(rules: GrammarRules, key: str, schema: Schema, tool: Tool) -> str:
     allowed = allowed_values(schema, tool.parameters)
     texts = allowed.get("string", ())
-    values = [PYTHON_TEXT] if texts is None else [json.dumps(repr(text)) for text in texts]
+    values = [json.dumps(repr(text)) for text in texts or ()]
+    if texts is None:
+        held = texts_of(schema, tool.parameters)
+        values.append(rules.add("TEXT", _quoted(held)) if held else PYTHON_TEXT)
     for kind, names in PYTHON_NAMES.items():
         if kind in allowed and allowed[kind] is None:
             values += names
@@ -121,11 +158,17 @@ def _python_pair(rules: GrammarRules, key: str, schema: Schema, tool: Tool) -> s
     return f"{json.dumps(f'{key}=')} ({any_of(values)})"
 
 
+def _quoted(texts: str) -> str:
+    """Return those of the texts that need no escape, in Python's quotes. JSON has the others."""
+    return f"{QUOTE} (({texts}) & {PLAIN_TEXT}) {QUOTE}"
+
+
 def _gemma_pair(rules: GrammarRules, key: str, schema: Schema, tool: Tool, quote: str) -> str:
     allowed = allowed_values(schema, tool.parameters)
     values = []
     if "string" in allowed:
-        values.append(_gemma_text(rules, allowed["string"], quote))
+        held = texts_of(schema, tool.parameters)
+        values.append(_gemma_text(rules, allowed["string"], quote, held))
     scalars = [kind for kind in SCALARS if kind in allowed]
     if scalars or not allowed:  # the compiler refuses a schema that allows nothing
         is_whole = allowed.keys() <= set(SCALARS)
@@ -134,10 +177,12 @@ def _gemma_pair(rules: GrammarRules, key: str, schema: Schema, tool: Tool, quote
     return f"{json.dumps(f'{key}:')} ({any_of(values)})"
 
 
-def _gemma_text(rules: GrammarRules, texts: tuple[Any, ...] | None, quote: str) -> str:
+def _gemma_text(
+    rules: GrammarRules, texts: tuple[Any, ...] | None, quote: str, held: str = ANY
+) -> str:
     mark = rules.literal(quote)
     if texts is None:
-        return f"{mark} {rules.until(quote)}"
+        return f"{mark} {rules.until(quote, texts=held)}"
     return f"{mark} ({any_of(map(json.dumps, texts))}) {mark}"
 
 

@@ -197,7 +197,7 @@ def _call(rules: GrammarRules, format: CallFormat, tool: Tool, opening: str) -> 
             inside = tagged_arguments(rules, body, tool)
         case LinesCall(name_end=name_end, key_end=key_end, line_end=line_end):
             tagged = TaggedCall(name_end, "", f"{key_end} ", line_end)
-            inside = tagged_arguments(rules, tagged, tool)
+            inside = tagged_arguments(rules, tagged, tool, is_stripped=True)
         case PythonCall():
             pairs = python_arguments(rules, tool)
             # One literal: other text may begin with the bracket alone.

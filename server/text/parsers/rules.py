@@ -58,13 +58,16 @@ class GrammarRules:
         """Return any text without marks."""
         return self.add("FREE", ANY_TEXT)
 
-    def until(self, closing: str, *excluded: str, pattern: str = "") -> str:
+    def until(self, closing: str, *excluded: str, pattern: str = "", texts: str = "") -> str:
         """Return any text without `excluded` up to `closing`, and `closing`.
 
-        With `pattern`, the text must not match it.
+        With `pattern`, the text must not match it. With `texts`, a terminal, it is one of these.
         """
-        text = _text_without(excluded, pattern)
-        if self.is_token(closing.strip()):  # white space before it is a part of the text
+        text = _text_without(excluded, pattern) + (f" & ({texts})" if texts else "")
+        if self.is_token(closing.strip()):  # white space before it is a part of the terminal
+            if texts:
+                space = closing[: len(closing) - len(closing.lstrip())]
+                text = f"({text}) {json.dumps(space)}" if space else text
             return f"{self.add('FREE', text)} {self.literal(closing.lstrip())}"
         return self.add("text", text, f"[suffix={json.dumps(closing)}]")
 

@@ -52,7 +52,7 @@ def test_known_formats_are_those_of_the_library() -> None:
         source = LLMatcher.grammar_from_json_schema({"type": "string", "format": name})
         if not LLMatcher(byte_tokenizer(), source, log_level=0).is_error():
             known.add(name)
-    assert known == FORMATS
+    assert known == FORMATS.keys()
 
 
 ANNOTATIONS: list[dict[str, Any]] = [

@@ -70,6 +70,12 @@ SCHEMAS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "any of": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["12", "null"], []),
     "reference": ({"$ref": "#/$defs/name"}, ["12", "true"], []),
     "or number": ({"type": ["string", "number"]}, ["12", "1.50", "007", "twelve"], []),
+    "short or number": (
+        {"type": ["string", "number"], "maxLength": 3, "maximum": 50},
+        ["12", "abc", "1.5"], ["abcd", "99", '"ab"', "007"],
+    ),
+    "coded": ({"type": "string", "pattern": "^[A-Z]-[0-9]$"}, ["A-1"], ["a-1", "A-12", "xA-1"]),
+    "dated": ({"type": ["string", "null"], "format": "date"}, ["2024-02-29", "null"], ["soon"]),
     "untyped": ({}, ["12", "x y", '{"b": 1}'], []),
     "integer": ({"type": "integer"}, ["12", "-3"], ["x", "1.5", "007", "True", '"12"']),
     "number": ({"type": ["number", "null"]}, ["1.50", "12", "null"], ["x", '"12"']),
@@ -126,6 +132,10 @@ def test_text_up_to_its_mark_is_the_same_for_grammar_and_parser(name: str) -> No
         ({"type": ["boolean", "null"]}, [True, None], ["x", 1]),
         ({"type": ["integer", "array"]}, [1, [1]], ["x", None, {"b": 1}]),
         ({"$ref": "#/$defs/name"}, ["x"], [1]),
+        ({"type": "string", "pattern": "^[A-Z]-[0-9]$"}, ["A-1"], ["a-1", "A-12", ""]),
+        ({"type": ["string", "null"], "format": "date"}, ["2024-02-29", None], ["soon", "null"]),
+        ({"type": "string", "maxLength": 2}, ["", "ab", "b"], ["abc"]),
+        ({"type": "string", "pattern": "^it's$"}, ["it's"], ["its"]),
     ],
 )
 def test_literal_of_another_type_is_not_let_through(name, schema, good, bad) -> None:
