@@ -2,11 +2,11 @@
 # llguidance 1.9.1: `format: date` allows 29 February in every year and the year 0, and `time` allows
 # the second 60 in every minute. An `allOf` or `pattern` beside it is intersected, so a schema can
 # refuse them. A Python program cannot read such dates: datetime raises ValueError.
-set -eu
+set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q llguidance==1.9.1
+"$folder/venv/bin/pip" install --quiet llguidance==1.9.1
 "$folder/venv/bin/python" - <<'PY'
 import datetime
 import json
