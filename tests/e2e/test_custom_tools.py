@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.input_grammars import InputGrammar, matches, random_grammar
 from tests.support.openai_spec import sse_events
-from tests.support.serve import Server
+from tests.support.serve import Server, serving
 
 CUT = {"max_output_tokens": 60}
 
@@ -50,10 +50,12 @@ def test_input_matches_its_expression(demo: Server, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_inputs_match_300_random_grammars(demo: Server) -> None:
+@pytest.mark.parametrize("weights", ["safetensors", "dummy"])  # the demo's, and random ones
+def test_inputs_match_300_random_grammars(weights: str) -> None:
     """Some repeat digits or ignored spaces, which have no limit, until they are cut."""
     pytest.importorskip("lark")
-    assert sum(check(demo, seed) for seed in range(300)) > 285
+    with serving("demo", "--load-format", weights) as server:
+        assert sum(check(server, seed) for seed in range(300)) > 285
 
 
 def test_cut_input_is_incomplete(demo: Server) -> None:

@@ -6,6 +6,8 @@ import random
 import re
 from typing import NamedTuple
 
+import regex
+
 TEXTS = ("abc", "*** Begin", "\\n", '\\"', "\\\\", "</p>", "é", "{", "}]", "'", ": ", "<|x|>")
 CLASSES = (r"[a-z]", r"\d", r"[^a-y]", r".", r"[\"'\\\\]", r"[\n\t ]", r"[<>\/]", r"(?:ab|c)")
 
@@ -82,16 +84,20 @@ def random_grammar(seed: int) -> InputGrammar:
 
 
 def matches(grammar: InputGrammar, text: str) -> bool | None:
-    """Return whether a text matches, by `re` or by the `lark` package, which must be there.
+    """Return whether a text matches, by `regex` or by the `lark` package, which must be there.
+
+    Python's own `re` knows fewer digits than llguidance, which has a newer Unicode.
 
     None: `lark` does not read the grammar, because two of its expansions are the same, or fails.
     """
     if grammar.syntax == "regex":
-        return re.fullmatch(grammar.definition, text) is not None
+        return regex.fullmatch(grammar.definition, text) is not None
     import lark
 
     try:
-        parser = lark.Lark(grammar.definition, parser="earley", lexer="dynamic_complete")
+        parser = lark.Lark(
+            grammar.definition, parser="earley", lexer="dynamic_complete", regex=True
+        )
         parser.parse(text)
     except (lark.exceptions.GrammarError, RuntimeError):
         return None
