@@ -26,11 +26,13 @@ from engine.kernels.numba.call import (
     AS_E4M3,
     AS_FP32,
     AS_INT8,
+    IN_PAIRS,
     LOG2_E,
     TASK,
     TILE,
     AttentionCall,
 )
+from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.machine_code import kernel_store
 
 DTYPES = (torch.bfloat16, torch.float32)
@@ -44,6 +46,12 @@ FORMS = {
     torch.int8: AS_INT8,
     torch.float8_e4m3fn: AS_E4M3,
 }
+
+
+def attention_form(dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
+    """Return the form of keys and values of a model of `dtype` for the kernel that attends."""
+    is_bf16 = dtype == kv_dtype == torch.bfloat16
+    return IN_PAIRS if is_bf16 and has_avx512_bf16() else FORMS[kv_dtype]
 
 
 class Task(NamedTuple):
@@ -258,7 +266,9 @@ class NumbaPlan:
             call.num_attended = self.layout.num_decodes
         return SpecKernels(
             store=kernel_store().address("store_kv.store_kernel", is_half, form),
-            attention=kernel_store().address("attention.attention_kernel", is_half, form),
+            attention=kernel_store().address(
+                "attention.attention_kernel", is_half, attention_form(dtype, kv.keys.dtype)
+            ),
             call=call,
         )
 

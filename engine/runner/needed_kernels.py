@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.attention.numba import FORMS
+from engine.attention.numba import FORMS, attention_form
 from engine.kernels.numba.call import (
     GATE_THEN_NORM,
     GATED_GELU,
@@ -65,7 +65,8 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
     needed: set[Kernel] = set()
     if plan.backend.name == "numba":
         needed.add(("store_kv.store_kernel", is_half, form))
-        needed.add(("attention.attention_kernel", is_half, form))
+        attention = attention_form(plan.dtype, plan.kv_dtype)
+        needed.add(("attention.attention_kernel", is_half, attention))
     if plan.backend.name == "numba" and plan.ranks.count == 1:
         needed.add(("program.program_kernel",))
     for layer in [layer for module in plan.modules for layer in module.modules()]:

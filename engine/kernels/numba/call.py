@@ -20,8 +20,10 @@ LANES = 16  # outputs of a panel of quantised weights
 # square. The others of its span would lose too much of their 8 bits.
 OUTLIER_FROM = 3.25
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
-AS_FP32, AS_BF16, AS_INT8, AS_E4M3 = range(4)  # forms of keys and values in the cache
-ITEM_BYTES = (4, 2, 1, 1)  # by form; those of one byte are codes, which have scales
+# Forms of keys and values in the cache. Those in pairs are bf16, too: they are multiplied by bf16.
+AS_FP32, AS_BF16, AS_INT8, AS_E4M3, IN_PAIRS = range(5)
+ITEM_BYTES = (4, 2, 1, 1, 2)  # by form; those of one byte are codes, which have scales
+WEIGHT_BYTES = (4, 4, 4, 4, 2)  # of the queries, or of the softmax's weights, that multiply them
 # The operations on a row. Activations multiply the other half of the row if they are gated.
 NORM, LAYER_NORM, ROTATION, PAIR_ROTATION = range(4)
 GATED_SILU, GATED_GELU, GATED_GELU_TANH, GELU, GELU_TANH = range(4, 9)

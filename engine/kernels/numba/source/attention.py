@@ -25,7 +25,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import ITEM_BYTES, LOG2_E, TASK, TILE, AttentionCall
+from engine.kernels.numba.call import (
+    AS_BF16,
+    IN_PAIRS,
+    ITEM_BYTES,
+    LOG2_E,
+    TASK,
+    TILE,
+    WEIGHT_BYTES,
+    AttentionCall,
+)
 from engine.kernels.numba.source.arithmetic import cap, fill, multiply, numbers_at, to_weights
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import (
@@ -33,6 +42,7 @@ from engine.kernels.numba.source.intrinsics import (
     array_at,
     highest,
     on_stack,
+    round_to_bf16,
     take,
     to_element,
     to_fp32,
@@ -45,6 +55,8 @@ from engine.kernels.numba.source.transpose import transpose
 
 class Softmax(NamedTuple):
     """Addresses of a task's softmax, in fp32. A token has a row for each of its query heads.
+
+    For keys and values in pairs, queries and weights are bf16, and the scores are scaled instead.
 
     `keep` and `scores` are of the rows that see a block together.
     """
@@ -69,8 +81,8 @@ class Block(NamedTuple):
 
 
 @njit(inline="always")
-def load_queries(call, task, part, queries, kind, item):
-    """Load and scale the task's queries of one part of the heads."""
+def load_queries(call, task, part, queries, kind, item, in_pairs):
+    """Load the task's queries of one part of the heads, and scale them unless `in_pairs`."""
     shared = call.shared
     dim = call.dim
     scale = np.float32(call.scale)
@@ -79,6 +91,11 @@ def load_queries(call, task, part, queries, kind, item):
         token = task.first_token + t
         begin = token * call.query_stride + part * numbers
         query = array_at(call.query + item * begin, (numbers,), kind)
+        if in_pairs:
+            copied = array_at(queries + item * t * numbers, (numbers,), kind)
+            for d in range(numbers):
+                copied[d] = query[d]
+            continue
         loaded = numbers_at(queries + 4 * t * numbers, numbers)
         for d in range(numbers):
             loaded[d] = to_fp32(query[d]) * scale
@@ -143,6 +160,7 @@ def see_block(softmax, task, t, tokens, index, block, call, height, form):
     weight 0 for the others. Its value is stored already, because it belongs to the same sequence.
     """
     has_scales = ITEM_BYTES[form] == 1
+    in_pairs = form == IN_PAIRS
     shared = call.shared
     size = call.block_size
     softcap = np.float32(call.softcap)
@@ -150,6 +168,8 @@ def see_block(softmax, task, t, tokens, index, block, call, height, form):
     rows = tokens * shared
     first, _ = visible_keys(task, t, index, call)
     _, last = visible_keys(task, t + tokens - 1, index, call)
+    if in_pairs:
+        first -= first % 2
     # Compute the vectors of scores from `left` on that have a key which one of the tokens sees.
     left = first - first % LANES
     seen = last - left + -last % LANES
@@ -180,8 +200,11 @@ def see_block(softmax, task, t, tokens, index, block, call, height, form):
                 if hides:  # a hidden key's scale may be NaN
                     fill(scores, 0, begin, np.float32(0))
                     fill(scores, end, seen, np.float32(0))
+            if in_pairs:
+                round_to_bf16(scores, seen)
             scores += 4 * size
-    sum_values(softmax, row, rows, block, first, last, call, height, form)
+    weights = softmax.scores + 4 * left + WEIGHT_BYTES[form] * (first - left)
+    sum_values(softmax, weights, row, rows, block, first, last, call, height, form)
 
 
 @njit(inline="always")
@@ -192,12 +215,13 @@ def sum_scores(softmax, row, rows, left, seen, block, call, height, form):
     sum_rows(
         out=softmax.scores + 4 * left,
         keep=0,
-        weights=softmax.queries + 4 * dim * row,
+        weights=softmax.queries + WEIGHT_BYTES[form] * dim * row,
         stride=dim,
         matrix=block.keys + item * left,
         ahead=block.values + item * left,
         count=dim,
         width=call.block_size,
+        factor=np.float32(call.scale),
         rows=rows,
         height=height,
         columns=seen,
@@ -206,19 +230,23 @@ def sum_scores(softmax, row, rows, left, seen, block, call, height, form):
 
 
 @njit(inline="always")
-def sum_values(softmax, row, rows, block, begin, end, call, height, form):
-    """Add the weighted values of the keys [begin, end) to the outputs of the rows from `row` on."""
+def sum_values(softmax, weights, row, rows, block, begin, end, call, height, form):
+    """Add the weighted values of the keys [begin, end) to the outputs of the rows from `row` on.
+
+    `weights` is the address of those of the first row.
+    """
     dim = call.value_dim
     item = ITEM_BYTES[form]
     sum_rows(
         out=softmax.outputs + 4 * dim * row,
         keep=softmax.keep,
-        weights=softmax.scores + 4 * begin,
-        stride=call.block_size,
+        weights=weights,
+        stride=4 * call.block_size // WEIGHT_BYTES[form],
         matrix=block.values + item * dim * begin,
         ahead=block.next_keys,
         count=end - begin,
         width=dim,
+        factor=np.float32(1),
         rows=rows,
         height=height,
         columns=dim,
@@ -301,12 +329,14 @@ def tokens_together(shared):
 def attention_kernel(half: bool, form: int):
     """Return the kernel that attends, and stores the KV that only its own task reads.
 
-    Queries are bf16 if `half`, else fp32.
+    Queries are bf16 if `half`, else fp32. With keys and values IN_PAIRS they are bf16.
     """
+    in_pairs = form == IN_PAIRS
+    kept_as = AS_BF16 if in_pairs else form
     kind = np.uint16 if half else np.float32
     item = 2 if half else 4
     kv_item = ITEM_BYTES[form]
-    store_token = token_store(half, form)
+    store_token = token_store(half, kept_as)
 
     def attend(pointer):
         call = carray(pointer, 1)[0]
@@ -333,7 +363,7 @@ def attention_kernel(half: bool, form: int):
             head = part // call.parts
             if not task.is_stored_ahead:
                 store_token(call, task.first_token, head)
-            load_queries(call, task, part, softmax.queries, kind, item)
+            load_queries(call, task, part, softmax.queries, kind, item, in_pairs)
             begin_softmax(call, task, part, softmax, kind)
             table = array_at(call.tables + 8 * call.table_stride * task.sequence, (1,), np.int64)
             first = max(0, task.position - call.window + 1) // call.block_size
@@ -341,7 +371,8 @@ def attention_kernel(half: bool, form: int):
             last = (length - 1) // call.block_size
             for index in range(first, last + 1):
                 block = block_at(call, table, head, index, last, kv_item)
-                block = with_values(block, softmax, call, length - index * call.block_size, form)
+                keys = length - index * call.block_size
+                block = with_values(block, softmax, call, keys, kept_as)
                 t = 0
                 while t < task.num_tokens:
                     tokens = together if all_see(task, t, together, index, call) else 1

@@ -56,11 +56,10 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
 
 
 @njit(inline="always")
-def multiply_all_rows(call, panel, bits, offsets, biased, wide):
+def multiply_all_rows(call, panel, row, end, bits, offsets, biased, wide):
     """Multiply up to 8 rows at a time. The counts must be literals."""
-    row = 0
-    while row < call.rows:
-        left = call.rows - row
+    while row < end:
+        left = end - row
         if left >= 8:
             multiply_rows(call, panel, row, 8, bits, offsets, biased, wide)
             row += 8
@@ -79,8 +78,8 @@ def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     """Return the kernel that multiplies rows with weights of `bits` bits."""
 
     @njit(inline="always")
-    def multiply(call, panel):
-        multiply_all_rows(call, panel, bits, offsets, biased, wide)
+    def multiply(call, panel, row, end):
+        multiply_all_rows(call, panel, row, end, bits, offsets, biased, wide)
 
     return panels_kernel(multiply, CodesCall)
 

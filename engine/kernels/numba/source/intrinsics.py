@@ -10,12 +10,14 @@ from numba.np.arrayobj import populate_array
 
 from engine.kernels.numba.call import CACHE_LINE
 from engine.kernels.numba.source.llvm import (
+    BF16,
     FP32,
     INT16,
     INT32,
     INT64,
     declare,
     load,
+    store,
     widen,
 )
 
@@ -132,6 +134,28 @@ def _round_to_bf16(builder, number):
     rounded = builder.add(bits, increment)
     high_half = builder.lshr(rounded, INT32(16))
     return builder.trunc(high_half, INT16)
+
+
+@intrinsic
+def round_to_bf16(typing, numbers, count):
+    """Replace `count` fp32 numbers at this address by as many bf16, without gaps (AVX512_BF16).
+
+    `count` is a multiple of LANES.
+    """
+
+    def code(context, builder, signature, arguments):
+        address, count = arguments
+        rounded = ir.VectorType(BF16, LANES)
+        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        rounding = declare(builder, name, rounded, [VECTOR])
+        with cgutils.for_range_slice(builder, INT64(0), count, INT64(LANES)) as (first, _):
+            place = builder.add(address, builder.mul(first, INT64(4)))
+            vector = load(builder, place, VECTOR, align=4)
+            target = builder.add(address, builder.mul(first, INT64(2)))
+            store(builder, builder.call(rounding, [vector]), target, align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
 
 
 @intrinsic

@@ -29,11 +29,10 @@ def multiply_rows(call, panel, row, rows, width, biased, wide):
 
 
 @njit(inline="always")
-def multiply_all_rows(call, panel, together, width, biased, wide):
+def multiply_all_rows(call, panel, row, end, together, width, biased, wide):
     """Multiply up to `together` rows at a time, and at most 8. The counts must be literals."""
-    row = 0
-    while row < call.rows:
-        left = call.rows - row
+    while row < end:
+        left = end - row
         if together >= 8 and left >= 8:
             multiply_rows(call, panel, row, 8, width, biased, wide)
             row += 8
@@ -59,7 +58,7 @@ def rows_kernel(width: int, biased: bool, wide: bool):
     together = 256 // width
 
     @njit(inline="always")
-    def multiply(call, panel):
-        multiply_all_rows(call, panel, together, width, biased, wide)
+    def multiply(call, panel, row, end):
+        multiply_all_rows(call, panel, row, end, together, width, biased, wide)
 
     return panels_kernel(multiply, LinearCall)

@@ -16,12 +16,23 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.call import AS_BF16, AS_E4M3, AS_FP32, AS_INT8, CACHE_LINE, ITEM_BYTES
+from engine.kernels.numba.call import (
+    AS_BF16,
+    AS_E4M3,
+    AS_FP32,
+    AS_INT8,
+    CACHE_LINE,
+    IN_PAIRS,
+    ITEM_BYTES,
+    WEIGHT_BYTES,
+)
 from engine.kernels.numba.cpu import has_avx512
 from engine.kernels.numba.source.llvm import (
+    BF16,
     FP32,
     INT8,
     INT16,
+    INT32,
     INT64,
     declare,
     element_bytes,
@@ -52,6 +63,7 @@ FORMS = {
     AS_BF16: _Form(INT16, widen_vector),
     AS_INT8: _Form(INT8, widen_int8_vector),
     AS_E4M3: _Form(INT8, widen_e4m3_vector),
+    IN_PAIRS: _Form(INT16, _as_they_are),
 }
 
 
@@ -85,13 +97,18 @@ def tile_height(rows):
 
 
 @njit(inline="always")
-def sum_rows(out, keep, weights, stride, matrix, ahead, count, width, rows, height, columns, form):
+def sum_rows(
+    out, keep, weights, stride, matrix, ahead, count, width, factor, rows, height, columns, form
+):
     """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
 
-    The terms are added in this order. `_Operands` describes the arguments up to `width`. If `keep`
+    The terms are added in this order. `_Operands` describes the arguments up to `factor`. If `keep`
     is 0, the old `out` is ignored. `rows` rows and the first `columns` columns are computed, in
     tiles of at most `height` rows. `form`, a literal, is that of the matrix: AS_FP32, AS_BF16,
-    AS_INT8 or AS_E4M3.
+    AS_INT8, AS_E4M3 or IN_PAIRS.
+
+    IN_PAIRS, two terms are multiplied and added by one instruction (AVX512_BF16). The pairs are
+    those of terms 2 i and 2 i + 1, so a term of weight 0 at the end changes no sum.
     """
     item = ITEM_BYTES[form]
     left = 0
@@ -104,12 +121,13 @@ def sum_rows(out, keep, weights, stride, matrix, ahead, count, width, rows, heig
             add_tile(
                 out + 4 * (top * width + left),
                 keep + 4 * top if keep else 0,
-                weights + 4 * top * stride,
+                weights + WEIGHT_BYTES[form] * top * stride,
                 stride,
                 matrix + item * left,
                 ahead + item * left,
                 count,
                 width,
+                factor,
                 min(height, rows - top),
                 tile_columns,
                 form,
@@ -119,7 +137,9 @@ def sum_rows(out, keep, weights, stride, matrix, ahead, count, width, rows, heig
 
 
 @intrinsic(prefer_literal=True)
-def add_tile(typing, out, keep, weights, stride, matrix, ahead, count, width, rows, columns, form):
+def add_tile(
+    typing, out, keep, weights, stride, matrix, ahead, count, width, factor, rows, columns, form
+):
     """Compute the sums of up to MOST_ROWS rows and MOST_COLUMNS columns, as `sum_rows` does.
 
     `columns` is NARROWEST or a multiple of LANES.
@@ -133,7 +153,7 @@ def add_tile(typing, out, keep, weights, stride, matrix, ahead, count, width, ro
         builder.call(tiles, [*operands, size])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 10, form), code
+    return types.void(*[types.int64] * 8, types.float32, *[types.int64] * 2, form), code
 
 
 def _tiles(module, form):
@@ -141,15 +161,15 @@ def _tiles(module, form):
     name = f"add_tile_{form}"
     known = module.globals.get(name)
     if known is None:
-        parameters = [INT64] * (len(_Operands._fields) + 1)
+        parameters = [INT64] * (len(_Operands._fields) - 1) + [FP32, INT64]
         known = ir.Function(module, ir.FunctionType(ir.VoidType(), parameters), name)
         known.linkage = "internal"
-        _define_tiles(known, FORMS[form])
+        _define_tiles(known, FORMS[form], _SumsOfPairs if form == IN_PAIRS else _Sums)
     return known
 
 
-def _define_tiles(function, form):
-    """Write the code of all tiles, and a jump to the one of the given size."""
+def _define_tiles(function, form, sums):
+    """Write the code of all tiles by `sums`, and a jump to the one of the given size."""
     *operands, size = function.args
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     unknown = function.append_basic_block("unknown")
@@ -160,7 +180,7 @@ def _define_tiles(function, form):
             block = function.append_basic_block(f"tile_{rows}_{columns}")
             jump.add_case(INT64(rows * MOST_COLUMNS + columns), block)
             builder.position_at_end(block)
-            _Sums(builder, _Operands(*operands), rows, columns, form).emit()
+            sums(builder, _Operands(*operands), rows, columns, form).emit()
             builder.ret_void()
     builder.position_at_end(unknown)
     builder.unreachable()
@@ -171,12 +191,13 @@ class _Operands(NamedTuple):
 
     out: ir.Value  # address of [rows, width] fp32
     keep: ir.Value  # address of [rows] fp32, or 0
-    weights: ir.Value  # address of [rows, stride] fp32
+    weights: ir.Value  # address of [rows, stride] fp32, or bf16 in pairs
     stride: ir.Value
     matrix: ir.Value  # address of [count, width]
     ahead: ir.Value  # address of another matrix, to prefetch
     count: ir.Value
     width: ir.Value
+    factor: ir.Value  # of sums in pairs, once they are finished; fp32
 
 
 @dataclass(frozen=True)
@@ -219,6 +240,7 @@ class _Sums:
         self._weights = _Array(operands.weights, operands.stride, FP32)
         self._matrix = _Array(operands.matrix, operands.width, form.element)
         self._ahead = _Array(operands.ahead, operands.width, form.element)
+        self._factor = operands.factor
         self._vector = ir.VectorType(FP32, self._lanes)
         name = f"llvm.fma.v{self._lanes}f32"
         self._fma = declare(builder, name, self._vector, [self._vector] * 3)
@@ -228,15 +250,19 @@ class _Sums:
         builder = self._builder
         cells = [self._cell(row, column) for row in self._rows for column in self._columns]
         registers = self._start(cells)
-        with cgutils.for_range(builder, self._count) as loop:
-            self._prefetch(loop.index)
-            matrix = {column: self._load_vector(loop.index, column) for column in self._columns}
-            weights = {row: self._load_weight(row, loop.index) for row in self._rows}
-            for cell, register in zip(cells, registers, strict=True):
-                self._add(weights[cell.row], matrix[cell.column], register)
+        self._add_all(dict(zip(cells, registers, strict=True)))
         for cell, register in zip(cells, registers, strict=True):
             finished = builder.load(register)
             builder.store(finished, cell.place, align=4)
+
+    def _add_all(self, registers):
+        """Add all terms to the registers, by cell."""
+        with cgutils.for_range(self._builder, self._count) as loop:
+            self._prefetch(loop.index)
+            matrix = {column: self._load_vector(loop.index, column) for column in self._columns}
+            weights = {row: self._load_weight(row, loop.index) for row in self._rows}
+            for cell, register in registers.items():
+                self._add(weights[cell.row], matrix[cell.column], register)
 
     def _cell(self, row, column):
         builder = self._builder
@@ -288,3 +314,66 @@ class _Sums:
         for column in range(0, self._columns.stop, step):
             place = self._ahead.pointer(builder, row, INT64(column), INT8)
             prefetch(builder, place, locality=3)
+
+
+class _SumsOfPairs(_Sums):
+    """Code generator of one tile whose weights and matrix are bf16."""
+
+    def __init__(self, builder, operands, rows, columns, form):
+        super().__init__(builder, operands, rows, columns, form)
+        lanes = self._lanes
+        self._pairs = ir.VectorType(BF16, 2 * lanes)
+        self._words = _Array(operands.weights, operands.stride, INT16)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
+        kinds = [self._vector, self._pairs, self._pairs]
+        self._multiply = declare(builder, name, self._vector, kinds)
+
+    def _add_all(self, registers):
+        builder = self._builder
+        with cgutils.for_range(builder, builder.lshr(self._count, INT64(1))) as loop:
+            self._add_pair(builder.mul(loop.index, INT64(2)), registers, is_whole=True)
+        is_odd = builder.trunc(self._count, ir.IntType(1))
+        with builder.if_then(is_odd):
+            last = builder.sub(self._count, INT64(1))
+            self._add_pair(last, registers, is_whole=False)
+        factor = spread(builder, self._factor, self._lanes)
+        for register in registers.values():
+            builder.store(builder.fmul(builder.load(register), factor), register)
+
+    def _add_pair(self, row, registers, *, is_whole):
+        """Add the terms of the matrix's rows `row` and, if the pair `is_whole`, the next one."""
+        builder = self._builder
+        following = builder.add(row, INT64(1))
+        self._prefetch(row)
+        if is_whole:
+            self._prefetch(following)
+        matrix = {}
+        for column in self._columns:
+            first = self._load_vector(row, column)
+            second = ir.Constant(first.type, None)
+            if is_whole:
+                second = self._load_vector(following, column)
+            matrix[column] = self._interleaved(first, second)
+        weights = {number: self._load_weight_pair(number, row) for number in self._rows}
+        for cell, register in registers.items():
+            terms = [builder.load(register), weights[cell.row], matrix[cell.column]]
+            builder.store(builder.call(self._multiply, terms), register)
+
+    def _interleaved(self, first, second):
+        """Return a number of each vector in turn."""
+        builder = self._builder
+        lanes = self._lanes
+        order = [
+            lane
+            for pair in zip(range(lanes), range(lanes, 2 * lanes), strict=True)
+            for lane in pair
+        ]
+        mask = ir.Constant(ir.VectorType(INT32, 2 * lanes), order)
+        return builder.bitcast(builder.shuffle_vector(first, second, mask), self._pairs)
+
+    def _load_weight_pair(self, row, column):
+        """Load the weights at [row, column] and behind it into every pair of lanes."""
+        builder = self._builder
+        place = self._words.pointer(builder, INT64(row), column, INT32)
+        pair = builder.load(place, align=2)
+        return builder.bitcast(spread(builder, pair, self._lanes), self._pairs)
