@@ -39,6 +39,7 @@ from engine.kernels.numba.source.arithmetic import cap, fill, multiply, numbers_
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import (
     LANES,
+    add_in_lanes,
     array_at,
     highest,
     on_stack,
@@ -64,7 +65,7 @@ class Softmax(NamedTuple):
     queries: int  # [rows, dim], scaled
     outputs: int  # [rows, value_dim]: sums of weighted values
     tops: int  # [rows]: highest scores so far
-    totals: int  # [rows]: sums of weights
+    totals: int  # [rows, LANES]: sums of weights, one for each lane of a vector
     keep: int  # [rows]: factors of older sums once the highest scores have risen
     scores: int  # [rows, block_size]: scores in one block, then their weights
     values: int  # [block_size, value_dim]: those of one block, if they are parts of its keys
@@ -194,7 +195,7 @@ def see_block(softmax, task, t, tokens, index, block, call, height, form):
             if hides:
                 fill(scores, 0, begin, np.float32(0))
                 fill(scores, end, seen, np.float32(0))
-            add_weights(softmax, row, r, total(scores, seen))
+            add_weights(softmax, row, r, scores, seen)
             if has_scales:
                 multiply(scores, seen, block.value_scales + 4 * left)
                 if hides:  # a hidden key's scale may be NaN
@@ -267,12 +268,10 @@ def raise_top(softmax, row, r, new):
 
 
 @njit(inline="always")
-def add_weights(softmax, row, r, weight):
-    """Add a sum of weights to the total of the query `row` + `r`."""
-    totals = numbers_at(softmax.totals, 1)
+def add_weights(softmax, row, r, weights, count):
+    """Add weights to the totals of the query `row` + `r`."""
     keep = numbers_at(softmax.keep, 1)
-    kept = totals[row + r] * keep[r]
-    totals[row + r] = kept + weight
+    add_in_lanes(softmax.totals + 4 * LANES * (row + r), keep[r], weights, count)
 
 
 @njit(inline="always")
@@ -284,11 +283,13 @@ def begin_softmax(call, task, part, softmax, kind):
     rows = task.num_tokens * call.shared
     fill(softmax.outputs, 0, rows * call.value_dim, np.float32(0))
     fill(softmax.tops, 0, rows, np.float32(-np.inf))
-    fill(softmax.totals, 0, rows, np.float32(0))
+    fill(softmax.totals, 0, rows * LANES, np.float32(0))
     if call.sinks:
         sinks = array_at(call.sinks, (1,), kind)
         tops = numbers_at(softmax.tops, rows)
-        fill(softmax.totals, 0, rows, np.float32(1))
+        totals = numbers_at(softmax.totals, rows * LANES)
+        for r in range(rows):
+            totals[LANES * r] = 1
         for t in range(task.num_tokens):
             for g in range(call.shared):
                 score = to_fp32(sinks[part * call.shared + g])
@@ -300,7 +301,6 @@ def write_outputs(call, task, part, softmax, kind, item):
     shared = call.shared
     dim = call.value_dim
     parts = call.heads * call.parts
-    totals = numbers_at(softmax.totals, 1)
     for t in range(task.num_tokens):
         token = task.first_token + t
         for g in range(shared):
@@ -308,7 +308,7 @@ def write_outputs(call, task, part, softmax, kind, item):
             begin = ((token * parts + part) * shared + g) * dim
             out = array_at(call.out + item * begin, (dim,), kind)
             output = numbers_at(softmax.outputs + 4 * row * dim, dim)
-            share = np.float32(1) / totals[row]
+            share = np.float32(1) / total(softmax.totals + 4 * LANES * row, LANES)
             for d in range(dim):
                 number = output[d] * share
                 out[d] = to_element(number, out)
@@ -348,7 +348,7 @@ def attention_kernel(half: bool, form: int):
             on_stack(rows * call.dim),
             on_stack(rows * call.value_dim),
             on_stack(rows),
-            on_stack(rows),
+            on_stack(rows * LANES),
             on_stack(together * call.shared),
             on_stack(together * call.shared * call.block_size),
             on_stack(0 if call.values else kv_item * call.block_size * call.value_dim // 4),

@@ -17,6 +17,7 @@ from engine.kernels.numba.source.llvm import (
     INT64,
     declare,
     load,
+    spread,
     store,
     widen,
 )
@@ -193,6 +194,24 @@ def total(typing, numbers, count):
         return builder.call(lane_sum, [FP32(0), lanes], fastmath=("reassoc",))
 
     return types.float32(types.int64, types.int64), code
+
+
+@intrinsic
+def add_in_lanes(typing, sums, factor, numbers, count):
+    """Multiply LANES sums at an address by a factor, and add `count` numbers to them in turn.
+
+    `count` is a multiple of LANES.
+    """
+
+    def code(context, builder, signature, arguments):
+        sums, factor, *numbers = arguments
+        old = load(builder, sums, VECTOR, align=4)
+        kept = builder.fmul(old, spread(builder, factor, LANES))
+        added = _fold(builder, numbers, kept, ir.IRBuilder.fadd)
+        store(builder, added, sums, align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.int64), code
 
 
 def _fold(builder, numbers, start, combine):
