@@ -132,8 +132,12 @@ Contender = OverHttp | Worker | Started
 
 
 def penstock(folder: Path, *flags: str) -> OverHttp:
-    """Penstock as installed, but without drafts: random weights repeat themselves too often."""
-    given = ["--speculation", "off", *flags]
+    """Penstock as installed, but for two flags.
+
+    It makes no drafts, because random weights repeat themselves too often, and requests that come
+    at once wait for as long as the other servers let them.
+    """
+    given = ["--speculation", "off", "--max-queue-wait", "60", *flags]
     return OverHttp(lambda room: Penstock(folder, given), {})
 
 
