@@ -20,7 +20,7 @@ from engine.kernels.numba.source.multiply_codes import multiply_codes
 from engine.kernels.numba.source.panels import panels_kernel
 from engine.kernels.numba.source.round_codes import (
     add_squares,
-    largest_of_group,
+    largest_of_groups,
     lowest_bit,
     round_group,
 )
@@ -121,9 +121,7 @@ def round_kernel():
                 found = row * call.most_outliers
                 for span in range(call.spans):
                     groups = range(SPAN * span, min(SPAN * (span + 1), call.groups))
-                    largest = np.float32(0)
-                    for group in groups:
-                        largest = max(largest, largest_of_group(address, group, limit))
+                    largest = largest_of_groups(address, groups.start, groups.stop, limit)
                     step = largest / MOST
                     scales[row * call.spans + span] = step + poison
                     factor = MOST / largest if largest else MOST

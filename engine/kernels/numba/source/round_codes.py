@@ -61,16 +61,26 @@ def add_squares(typing, x, groups):
 
 
 @intrinsic
-def largest_of_group(typing, x, group, limit):
-    """Return the largest magnitude in a group of bf16 that is not above `limit`."""
+def largest_of_groups(typing, x, first, end, limit):
+    """Return the largest magnitude in groups of bf16 that is not above `limit`.
+
+    They are the groups [first, end), and at least one.
+    """
 
     def code(context, builder, signature, arguments):
-        x, group, limit = arguments
-        halves = _group(builder, x, group)
-        _, kept = _without_outliers(builder, halves, limit)
-        return _largest(builder, [_abs(builder, half) for half in kept])
+        x, first, end, limit = arguments
+        larger = declare(builder, f"llvm.maxnum.v{LANES}f32", NUMBERS, [NUMBERS] * 2)
+        reduce = declare(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", FP32, [NUMBERS])
+        largest = cgutils.alloca_once_value(builder, ZEROS)
+        builder.store(ZEROS, largest)
+        with cgutils.for_range(builder, builder.sub(end, first)) as loop:
+            halves = _group(builder, x, builder.add(first, loop.index))
+            _, kept = _without_outliers(builder, halves, limit)
+            both = builder.call(larger, [_abs(builder, half) for half in kept])
+            builder.store(builder.call(larger, [both, builder.load(largest)]), largest)
+        return builder.call(reduce, [builder.load(largest)])
 
-    return types.float32(types.int64, types.int64, types.float32), code
+    return types.float32(types.int64, types.int64, types.int64, types.float32), code
 
 
 @intrinsic
@@ -142,13 +152,6 @@ def _without_outliers(builder, halves, limit):
 def _abs(builder, numbers):
     function = declare(builder, f"llvm.fabs.v{LANES}f32", NUMBERS, [NUMBERS])
     return builder.call(function, [numbers])
-
-
-def _largest(builder, halves):
-    """Return the largest number of two vectors, without NaN."""
-    larger = declare(builder, f"llvm.maxnum.v{LANES}f32", NUMBERS, [NUMBERS] * 2)
-    reduce = declare(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", FP32, [NUMBERS])
-    return builder.call(reduce, [builder.call(larger, halves)])
 
 
 def _round(builder, numbers):
