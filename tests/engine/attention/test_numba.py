@@ -18,14 +18,14 @@ from numba import njit
 
 from engine.attention import numba as numba_backend
 from engine.attention.kv_cache import LayerKV
-from engine.attention.numba import NumbaBackend
+from engine.attention.numba import NumbaBackend, attention_form
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch.fused import FusedAttention
 from engine.device.openmp import parallel
 from engine.errors import ConfigError
-from engine.kernels.numba.call import TILE
-from engine.kernels.numba.cpu import has_avx512
+from engine.kernels.numba.call import IN_PAIRS, TILE
+from engine.kernels.numba.cpu import has_avx512, has_avx512_bf16
 from engine.kernels.numba.machine_code import KernelStore
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import to_element
@@ -79,6 +79,21 @@ def test_numba_shapes_match_dense(shape: tuple[int, int, int, int, torch.dtype])
     run.step([(i, 0, n - 1) for i, n in enumerate(lengths) if n > 1])
     run.step([(i, n - 1, 1) for i, n in enumerate(lengths)])
     check(sequences, run.outputs)
+
+
+@pytest.mark.skipif(not has_avx512_bf16(), reason="this CPU does not multiply bf16")
+def test_numba_weights_of_bf16_add_little_error() -> None:
+    """Weights are rounded to bf16, as the output is in any case."""
+    spec = AttentionSpec(9, 3, 64, scale=0.125)
+    assert attention_form(torch.bfloat16, torch.bfloat16) == IN_PAIRS
+    sequences = random_sequences(spec, [1000, 300], torch.bfloat16)
+    parts = (sequences.queries, sequences.keys, sequences.values)
+    wide = Sequences(spec, *([each.double() for each in part] for part in parts))
+    due = torch.cat([each.flatten() for each in dense(wide)])
+    found = torch.cat([each.flatten() for each in paged(sequences, 64).whole()])
+    rounding = (due.bfloat16() - due).square().mean().sqrt()
+    error = (found.double() - due).square().mean().sqrt()
+    assert error < 1.2 * rounding
 
 
 def test_numba_mixed_step_matches_dense() -> None:
