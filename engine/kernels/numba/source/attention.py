@@ -262,7 +262,7 @@ def raise_top(softmax, row, r, new):
     keep = numbers_at(softmax.keep, 1)
     old = tops[row + r]
     top = max(old, new)
-    keep[r] = exp2(old - top)
+    keep[r] = exp2(old - top) if top > old else np.float32(1)  # 2**0, which is usual, is 1
     tops[row + r] = top
     return top
 
