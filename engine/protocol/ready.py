@@ -106,6 +106,7 @@ class Ready(Message, frozen=True):
     start_token: int | None = None  # first decoder token of an encoder-decoder
     embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
     batch_variance: BatchVariance = None
+    amx_note: str = ""  # why our own kernels do not use the AMX that the CPU has
     emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1

@@ -30,7 +30,9 @@ from engine.kernels.numba.linear import (
     PANEL,
     can_multiply_head,
     has_kernel,
+    kernel_of,
     takes_few_outputs,
+    tiles_problem,
 )
 from engine.kernels.numba.machine_code import Kernel
 from engine.layers.attention import RotaryAttention
@@ -123,12 +125,14 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
         bits, has_offsets = BITS[kind], kind == "int4"
     elif is_head and can_multiply_head(inputs, plan.dtype):
-        yield "linear.rows_kernel", HEAD_PANEL, 0, 1
+        in_tiles = tiles_problem() is None
+        yield kernel_of(HEAD_PANEL, has_bias=False, wide=True, in_tiles=in_tiles)
         return
     else:
         if has_kernel(plan.dtype) and not is_head:
             few = not has_bias and takes_few_outputs(len(weight), inputs, plan.dtype)
-            yield "linear.rows_kernel", PANEL if few else USUAL_WIDTH, has_bias, 0
+            width, in_tiles = PANEL if few else USUAL_WIDTH, tiles_problem() is None
+            yield kernel_of(width, has_bias=bool(has_bias), wide=False, in_tiles=in_tiles)
         return
     yield ("codes.round_kernel",)
     yield "codes.multiply_kernel", bits, int(has_offsets), has_bias, int(is_head)

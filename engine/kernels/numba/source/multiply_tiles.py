@@ -226,8 +226,7 @@ class _Blocks:
         down = builder.mul(x_bytes, INT64(ROWS))
         places = [x, builder.add(x, down)][: self._form.row_tiles]
         inputs = [
-            tiles.load(rows, place, x_bytes)
-            for rows, place in zip(self._rows, places, strict=True)
+            tiles.load(rows, place, x_bytes) for rows, place in zip(self._rows, places, strict=True)
         ]
         new = list(sums)
         for column in self._columns:
