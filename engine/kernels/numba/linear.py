@@ -9,7 +9,7 @@ rows go through tiles, so that a row has the same bits whichever rows are with i
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -70,8 +70,7 @@ class LinearShape(NamedTuple):
 class PackedMultiply:
     """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs.
 
-    y is bf16, or fp32 if `wide`. oneDNN has no such fp32 products, so that `wide` takes any rows.
-    With `IN_TILES` for a split, AMX multiplies any rows.
+    y is bf16, or fp32 if `wide`. With `IN_TILES` for a split, AMX multiplies any rows.
     """
 
     def __init__(self, layer: PackedLinear, split: int | None, *, wide: bool = False) -> None:
@@ -97,7 +96,8 @@ class PackedMultiply:
             out_bytes=self._dtype.itemsize * outputs,
         )
         amx = uses_amx(layer.packed.device, layer.packed.dtype)
-        self.most = MOST_ROWS_AMX if amx and not wide and not in_tiles else ANY_ROWS
+        is_limited = amx and not in_tiles and layer.packed.is_mkldnn  # else oneDNN cannot help
+        self.most = MOST_ROWS_AMX if is_limited else ANY_ROWS
 
     @property
     def nbytes(self) -> int:
@@ -142,21 +142,31 @@ def narrow(weight: torch.Tensor) -> PackedMultiply:
     return PackedMultiply(_packed(weight, PANEL), split)
 
 
-def takes_few_outputs(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether `few_outputs` multiplies a weight of this size: oneDNN has no panel for it."""
-    few = outputs < FEW_OUTPUTS and outputs % max(WIDTHS) > 0
-    if not few or inputs % 2 or not has_kernel(dtype):
+def packs_padded(outputs: int, inputs: int, dtype: torch.dtype, *, has_bias: bool) -> bool:
+    """Return whether `padded_multiply` takes a weight of this size: oneDNN has no panel for it.
+
+    In tiles it takes all of them, because oneDNN then goes without AMX (see `forbid_amx`).
+    """
+    if outputs % max(WIDTHS) == 0 or inputs % 2 or not has_kernel(dtype):
         return False
-    return tiles_problem() is None or not uses_amx(torch.device("cpu"), dtype)
+    if tiles_problem() is None:
+        return True
+    is_few = outputs < FEW_OUTPUTS and not has_bias
+    return is_few and not uses_amx(torch.device("cpu"), dtype)
 
 
-def few_outputs(weight: torch.Tensor) -> PackedMultiply:
-    """Return our kernel for a weight [out, in] of few outputs, which is padded with zeros.
+def padded_multiply(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMultiply:
+    """Return our kernel for a weight [out, in], which is packed here and padded with zeros.
 
     The products have columns of zeros behind the others.
     """
     missing = -len(weight) % PANEL
-    return narrow(torch.cat((weight, weight.new_zeros(missing, weight.shape[1]))))
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+    if bias is None:
+        return narrow(padded)
+    bias = torch.nn.functional.pad(bias, (0, missing))
+    layer = replace(_packed(padded, PANEL), bias=bias)
+    return _in_tiles(layer) or PackedMultiply(layer, max(SPLITS))
 
 
 def head_multiply(weight: torch.Tensor) -> PackedMultiply:

@@ -25,14 +25,15 @@ from engine.kernels.numba.linear import (
     IN_TILES,
     PackedLinear,
     PackedMultiply,
-    few_outputs,
     multiply_for,
     narrow,
-    takes_few_outputs,
+    packs_padded,
+    padded_multiply,
 )
 from engine.kernels.numba.tiles import TileChecks, sums_agree
 from engine.layers.weights.head import HeadWeight
 from engine.layers.weights.onednn import PACKING_ROWS, PackedWeight
+from engine.layers.weights.pack import nbytes_of
 from tests.support.tile_model import in_guide_order, linear_in_tiles, tdpbf16ps
 
 ROOT = Path(__file__).parents[4]
@@ -358,10 +359,23 @@ def test_layers_with_tiles_multiply_all_rows_in_them(emulated: TileChecks) -> No
     assert torch.equal(layer(x[:1]), layer(x)[:1])
     head = HeadWeight(bf16(97, 96), kernels="numba")
     assert torch.equal(head(x), linear_in_tiles(x, bf16(97, 96), None))
-    assert takes_few_outputs(100, 96, torch.bfloat16)
-    few = few_outputs(bf16(100, 96))
-    assert torch.equal(few(x)[:, :100], linear_in_tiles(x, bf16(100, 96), None).bfloat16())
     assert emulated.failed == 0
+
+
+@on_bf16_cpu
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+def test_layers_without_a_panel_of_onednn_are_padded_for_tiles(
+    emulated: TileChecks, biased: bool
+) -> None:
+    """oneDNN would multiply them without AMX."""
+    weight, x = bf16(200, 96), bf16(40, 96, seed=2)
+    bias = bf16(200, seed=1) if biased else None
+    assert packs_padded(200, 96, torch.bfloat16, has_bias=biased)
+    layer = PackedWeight(weight, bias, kernels="numba")
+    assert torch.equal(layer(x), linear_in_tiles(x, weight, bias).bfloat16())
+    planned = nbytes_of(200, 96, False, torch.bfloat16, "numba", None, has_bias=biased)
+    assert layer.nbytes == planned == 208 * 96 * 2
+    assert not padded_multiply(weight, bias)(x)[:, 200:].any()
 
 
 @on_bf16_cpu
