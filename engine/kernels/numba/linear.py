@@ -139,7 +139,7 @@ def narrow(weight: torch.Tensor) -> PackedMultiply:
     The outputs are a multiple of `PANEL`, and the inputs even. All such weights have one kernel.
     """
     split = IN_TILES if tiles_problem() is None else max(SPLITS)
-    return PackedMultiply(_packed(weight, PANEL), split)
+    return PackedMultiply(pack_panels(weight, PANEL), split)
 
 
 def packs_padded(outputs: int, inputs: int, dtype: torch.dtype, *, has_bias: bool) -> bool:
@@ -165,7 +165,7 @@ def padded_multiply(weight: torch.Tensor, bias: torch.Tensor | None = None) -> P
     if bias is None:
         return narrow(padded)
     bias = torch.nn.functional.pad(bias, (0, missing))
-    layer = replace(_packed(padded, PANEL), bias=bias)
+    layer = replace(pack_panels(padded, PANEL), bias=bias)
     return _in_tiles(layer) or PackedMultiply(layer, max(SPLITS))
 
 
@@ -176,7 +176,7 @@ def head_multiply(weight: torch.Tensor) -> PackedMultiply:
     """
     missing = -len(weight) % HEAD_PANEL
     padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
-    layer = _packed(padded, HEAD_PANEL)
+    layer = pack_panels(padded, HEAD_PANEL)
     return _in_tiles(layer, wide=True) or PackedMultiply(layer, HEAD_SPLIT, wide=True)
 
 
@@ -185,7 +185,7 @@ def can_multiply_head(inputs: int, dtype: torch.dtype) -> bool:
     return inputs % 2 == 0 and has_kernel(dtype)
 
 
-def _packed(weight: torch.Tensor, width: int) -> PackedLinear:
+def pack_panels(weight: torch.Tensor, width: int) -> PackedLinear:
     """Return a weight [out, in] packed in panels of `width` outputs, which divide its outputs."""
     return PackedLinear(weight, aligned(_in_panels(weight, width)), None, width)
 
@@ -207,7 +207,7 @@ def tiles_problem() -> str | None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(2 * max(WIDTHS), 80, generator=generator).bfloat16()
     for width in (max(WIDTHS), PANEL):  # of most layers, and of those that `narrow` packs
-        layer = _packed(weight, width)
+        layer = pack_panels(weight, width)
         if not sums_agree(PackedMultiply(layer, IN_TILES), weight, None):
             return "its sums are wrong"
     return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from numba import njit
+from numba import carray, njit
 
 from engine.kernels.numba.call import LinearCall
+from engine.kernels.numba.source.intrinsics import take
 from engine.kernels.numba.source.multiply_tiles import multiply_tiles, outputs_together
-from engine.kernels.numba.source.panels import panels_kernel
 
 ROWS = 16  # of a tile
+CHUNK = 2**19  # bytes of rows that meet several panels: CPUs with AMX have 2 MB of L2 cache a core
 
 
 @njit(inline="always")
@@ -40,7 +41,6 @@ def tiles_kernel(width: int, biased: bool, wide: bool, emulated: bool):
 
     The products are fp32 if `wide`, else bf16. With `emulated`, no AMX instruction is used.
     """
-
     of_one, of_two = (outputs_together(row_tiles, width) for row_tiles in (1, 2))
 
     @njit(inline="always")
@@ -52,15 +52,27 @@ def tiles_kernel(width: int, biased: bool, wide: bool, emulated: bool):
         multiply_blocks(call, panel, row, blocks, last, 2, of_two, width, biased, wide, emulated)
 
     @njit(inline="always")
-    def multiply(call, panel):
-        blocks = call.rows // (2 * ROWS)
+    def multiply(call, panel, row, rows):
+        blocks = rows // (2 * ROWS)
         if blocks > 0:
-            multiply_two(call, panel, 0, blocks, ROWS)
-        row = 2 * ROWS * blocks
-        left = call.rows - row
+            multiply_two(call, panel, row, blocks, ROWS)
+        row += 2 * ROWS * blocks
+        left = rows - 2 * ROWS * blocks
         if left > ROWS:
             multiply_two(call, panel, row, 1, left - ROWS)
         elif left > 0:
             multiply_one(call, panel, row, left)
 
-    return panels_kernel(multiply, LinearCall)
+    def run(pointer):
+        call = carray(pointer, 1)[0]
+        blocks = max(1, CHUNK // (2 * ROWS * 4 * max(call.pairs, 1)))
+        together = 2 * ROWS * blocks
+        while True:
+            first = take(call.counter) * call.at_once
+            if first >= call.panels:
+                return
+            for row in range(0, call.rows, together):
+                for panel in range(first, min(first + call.at_once, call.panels)):
+                    multiply(call, panel, row, min(together, call.rows - row))
+
+    return run, LinearCall

@@ -61,7 +61,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> TileChecks:
 
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> PackedLinear:
-    layer = linear._packed(weight, width)
+    layer = linear.pack_panels(weight, width)
     return PackedLinear(weight, layer.packed, bias, width)
 
 
@@ -138,6 +138,16 @@ def test_emulated_kernel_equals_the_model_for_all_counts_of_rows(
             # The last rows: NaN follows them.
             found = multiply(x[-rows:])
             assert torch.equal(found, expected[-rows:]), f"{inputs} inputs, {rows} rows"
+
+
+@on_bf16_cpu
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_emulated_kernel_many_inputs_divide_the_rows(emulated: TileChecks, at_once: int) -> None:
+    """A chunk of rows meets several panels: here 32 of 70 rows, of 17 KB each."""
+    x, weight = bf16(70, 8322), bf16(3 * 64, 8322, seed=1)
+    multiply = PackedMultiply(packed(weight, None, 64), IN_TILES)
+    multiply.call.at_once = at_once
+    assert torch.equal(multiply(x), linear_in_tiles(x, weight, None).bfloat16())
 
 
 @on_bf16_cpu
