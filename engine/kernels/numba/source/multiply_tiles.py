@@ -57,8 +57,8 @@ def multiply_tiles(
     """out[r, :outputs] = x[r] times outputs of a panel [pairs, width, 2], plus their bias.
 
     `outputs` is that of `outputs_together`, and `weight` the address of the first one's weights. A
-    block has `row_tiles` tiles of rows, 1 or 2, of which the last one has `last_rows` rows, 1 to
-    16. `out` is fp32 if `wide`, else bf16. With `emulated`, no AMX instruction is used.
+    block has `row_tiles` tiles of rows, 1 or 2. The last one has `last_rows` rows, 1 to 16. `out`
+    is fp32 if `wide`, else bf16. With `emulated`, no AMX instruction is used.
     """
     operands = weight, bias, pairs, x, x_bytes, out, out_bytes, blocks, last_rows
     flags = row_tiles, width, biased, wide, emulated
@@ -77,7 +77,7 @@ def outputs_together(row_tiles, width):
 
 
 class _Form(NamedTuple):
-    """What distinguishes the functions that multiply."""
+    """The properties that distinguish the functions."""
 
     row_tiles: int
     width: int

@@ -435,7 +435,7 @@ def test_tiles_problem_with_wrong_sums_forbids_them(monkeypatch: pytest.MonkeyPa
     assert linear.tiles_problem.__wrapped__().startswith("it needs AMX")
 
 
-def test_permission_is_asked_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_permission_comes_from_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU without AMX refuses, and so does a container that forbids the call."""
     monkeypatch.setattr(permission, "cpu_has_amx", lambda: True)
     assert tiles_refused() == "ONEDNN_MAX_CPU_ISA forbids it"
