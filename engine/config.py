@@ -81,7 +81,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "Whether the bits of a request's logits are independent of other requests. auto: "
-            "where that costs nothing, on CPUs without AMX. on: always, or refuse to start. off: "
+            "on CPUs, unless only oneDNN can use their AMX. on: always, or refuse to start. off: "
             "no promise.",
         ),
     ] = "auto"

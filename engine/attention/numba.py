@@ -19,7 +19,7 @@ from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import chunk_groups
 from engine.attention.torch.fused import FusedAttention
 from engine.attention.torch.whole_texts import text_blocks
-from engine.device.facts import uses_amx
+from engine.device.facts import fuses_chunks
 from engine.device.openmp import in_threads, parallel
 from engine.kernels.numba.call import (
     AS_BF16,
@@ -88,9 +88,7 @@ class NumbaBackend:
         """Raises ImportError if kernels can be neither loaded nor compiled."""
         kernel_store().check()
         self._device = device
-        # With AMX, torch computes chunks, so a token has other bits in a chunk than as a decode.
-        # The linear layers have the same effect with AMX.
-        self._fuses_chunks = uses_amx(device, torch.bfloat16)
+        self._fuses_chunks = fuses_chunks(device)
         self.reads_masked_keys = self._fuses_chunks  # torch gathers whole blocks
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:

@@ -73,7 +73,7 @@ def onednn_has_matmul(device: torch.device, dtype: torch.dtype) -> bool:
 
 def onednn_emulates_bf16(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN computes bf16 matmuls here without bf16 instructions, on plain AVX-512."""
-    native = cpu_has_bf16() and _onednn_may_use("BF16", "FP16", "AMX")
+    native = cpu_has_bf16() and onednn_may_use("BF16", "FP16", "AMX")
     return dtype == torch.bfloat16 and onednn_has_matmul(device, dtype) and not native
 
 
@@ -92,14 +92,22 @@ def sum_in_fp32() -> None:
 
 def forbid_amx() -> None:
     """Let oneDNN compute without AMX. Call it before oneDNN's first use, which reads the limit."""
-    if _onednn_may_use("AMX"):
+    if onednn_may_use("AMX"):
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
 
 
 def uses_amx(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN uses AMX for this dtype. Its order of summation depends on the row count."""
     bf16 = device.type == "cpu" and dtype == torch.bfloat16
-    return bf16 and _onednn_may_use("AMX") and cpu_has_amx()
+    return bf16 and onednn_may_use("AMX") and cpu_has_amx()
+
+
+def fuses_chunks(device: torch.device) -> bool:
+    """Whether torch's fused attention computes prompt chunks in bf16, for the speed of AMX.
+
+    A token then has other bits in a chunk than as a decode. `forbid_amx` ends it.
+    """
+    return uses_amx(device, torch.bfloat16)
 
 
 def batch_variance_of(
@@ -123,7 +131,7 @@ def _onednn_version() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0,)
 
 
-def _onednn_may_use(*instructions: str) -> bool:
+def onednn_may_use(*instructions: str) -> bool:
     """Whether ONEDNN_MAX_CPU_ISA, the best instruction set oneDNN may use, allows any of these."""
     allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
     return allowed in ("", "ALL", "DEFAULT") or any(word in allowed for word in instructions)

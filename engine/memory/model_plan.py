@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
@@ -43,6 +44,7 @@ from engine.layers.state import state_specs
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.adapter_plan import plan_adapters
+from engine.memory.batch_invariance import keeps_order, multiplies_in_tiles
 from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
@@ -94,8 +96,6 @@ class ModelPlan:
             self.kind = "encoder"
         self.storage = storage_format(hf_config)
         self._has_codes = self.storage is not None or any(self.folder.glob("*.gguf"))
-        if config.batch_invariant == "on":
-            forbid_amx()
         self.device = device_of_rank(select_device(config.device), self.ranks)
         if self.device.type == "cuda":
             sum_in_fp32()
@@ -148,10 +148,16 @@ class ModelPlan:
         self.attention_specs = [layer.spec for layer in layers]
         # A lens needs all heads, so several ranks have none.
         self.lens_bytes = 0 if self.ranks.count > 1 else lens_bytes(self.attention_specs)
-        self.backend, self.attention_description = select_backend(
-            self.attention_specs, self.dtype, self.device, self.config.attention_backend
-        )
+        self.backend, self.attention_description = self._backend()
         self.kernels = select_kernels(self.device, self.backend.name)
+        in_tiles = multiplies_in_tiles(self.dtype, self.kernels)
+        if keeps_order(self.config.batch_invariant, in_tiles=in_tiles):
+            forbid_amx()
+            self.backend, _ = self._backend()  # it computes chunks itself now
+
+    def _backend(self) -> tuple[AttentionBackend, str]:
+        wanted = self.config.attention_backend
+        return select_backend(self.attention_specs, self.dtype, self.device, wanted)
 
     def _drop_head(self, hf_config: dict[str, Any]) -> None:
         """Remove what a decoder's trunk does not need."""

@@ -8,13 +8,14 @@ from typing import Literal
 from engine.protocol.message import Message, Record
 
 # Why the last bits of a sequence's logits depend on the other sequences in its step: the CPU's
-# matrix unit (AMX), an old oneDNN, or weights that are not prepacked. None: no known reason.
+# matrix unit (AMX) where oneDNN uses it, an old oneDNN, or weights that are not prepacked. None: no
+# known reason.
 BatchVariance = Literal["amx", "onednn", "unpacked", "gpu"] | None
 
 
 # Why the bits of logits depend on the batch, and what prevents it.
 BATCH_VARIANCE: dict[BatchVariance, tuple[str, str]] = {
-    "amx": ("this CPU computes bf16 with AMX", "use --batch-invariant on (slower)"),
+    "amx": ("oneDNN computes bf16 with AMX", "use --batch-invariant on (slower)"),
     "onednn": (
         "oneDNN in this version of torch splits a sum across threads",
         "use torch 2.11 or newer, or --threads 1",
@@ -106,6 +107,7 @@ class Ready(Message, frozen=True):
     start_token: int | None = None  # first decoder token of an encoder-decoder
     embedding_size: int = 0  # length of an encoder's vectors; 0 for other kinds of model
     batch_variance: BatchVariance = None
+    amx_note: str = ""  # why our own kernels do not use the AMX that the CPU has
     emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1

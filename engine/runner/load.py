@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.device.facts import available_memory, emulates_bf16
 from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
+from engine.memory.batch_invariance import amx_note
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
 from engine.memory.model_plan import ModelPlan
@@ -166,6 +167,7 @@ def _facts(
         start_token=plan.start_token,
         embedding_size=vector_size if head is None else 0,
         batch_variance=plan.batch_variance,
+        amx_note=amx_note(plan.dtype, plan.kernels),
         emulates_bf16=emulates_bf16(plan.device, plan.dtype),
         memory=memory,
         other_ranks=memory_of_others(plan, memory),

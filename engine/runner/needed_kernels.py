@@ -30,7 +30,9 @@ from engine.kernels.numba.linear import (
     PANEL,
     can_multiply_head,
     has_kernel,
-    takes_few_outputs,
+    kernel_of,
+    packs_padded,
+    tiles_problem,
 )
 from engine.kernels.numba.machine_code import Kernel
 from engine.layers.attention import RotaryAttention
@@ -116,7 +118,7 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     weight = layer.table if isinstance(layer, LMHead) else layer.weight
     assert weight is not None
     inputs = weight.shape[-1]
-    has_bias = int(isinstance(layer, Linear) and layer.bias is not None)
+    has_bias = isinstance(layer, Linear) and layer.bias is not None
     is_rounded = not isinstance(layer, Linear) or layer.is_rounded
     kind = kind_of(inputs, is_head, plan.rounds_to) if is_rounded else None
     if layer.tensors.stored_form is not None:
@@ -124,12 +126,14 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
         bits, has_offsets = BITS[kind], kind == "int4"
     elif is_head and can_multiply_head(inputs, plan.dtype):
-        yield "linear.rows_kernel", HEAD_PANEL, 0, 1
+        in_tiles = tiles_problem() is None
+        yield kernel_of(HEAD_PANEL, has_bias=False, wide=True, in_tiles=in_tiles)
         return
     else:
         if has_kernel(plan.dtype) and not is_head:
-            few = not has_bias and takes_few_outputs(len(weight), inputs, plan.dtype)
-            yield "linear.rows_kernel", PANEL if few else USUAL_WIDTH, has_bias, 0
+            is_padded = packs_padded(len(weight), inputs, plan.dtype, has_bias=has_bias)
+            width, in_tiles = PANEL if is_padded else USUAL_WIDTH, tiles_problem() is None
+            yield kernel_of(width, has_bias=has_bias, wide=False, in_tiles=in_tiles)
         return
     yield ("codes.round_kernel",)
-    yield "codes.multiply_kernel", bits, int(has_offsets), has_bias, int(is_head)
+    yield "codes.multiply_kernel", bits, int(has_offsets), int(has_bias), int(is_head)

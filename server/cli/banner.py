@@ -257,19 +257,22 @@ def memory(ready: Ready) -> list[str]:
 
 
 def arithmetic(ready: Ready) -> list[str]:
-    """Return a note where the dtype costs bitwise reproducibility or speed on this CPU."""
+    """Return notes where the dtype costs bitwise reproducibility or speed on this CPU."""
+    notes = []
+    if ready.amx_note:
+        notes.append(f"Penstock's own linear layers do not use AMX: {ready.amx_note}")
     if ready.batch_variance:
         why, cure = BATCH_VARIANCE[ready.batch_variance]
-        return [
-            f"  note      {why}: the last bits of logits depend on the other requests in a step; "
+        notes.append(
+            f"{why}: the last bits of logits depend on the other requests in a step; "
             f"to prevent it, {cure}"
-        ]
-    if ready.emulates_bf16:
-        return [
-            "  note      this CPU has no bf16 instructions: prompts and concurrent streams are "
+        )
+    elif ready.emulates_bf16:
+        notes.append(
+            "this CPU has no bf16 instructions: prompts and concurrent streams are "
             "several times slower than with --dtype float32, which needs twice the memory"
-        ]
-    return []
+        )
+    return [f"  note      {note}" for note in notes]
 
 
 def not_followed(settings: Sequence[str]) -> list[str]:

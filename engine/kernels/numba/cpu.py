@@ -33,5 +33,10 @@ def has_avx512_vnni() -> bool:
     return _has_feature("avx512vnni")
 
 
+def has_amx_bf16() -> bool:
+    """Whether the target CPU multiplies tiles of bf16."""
+    return _has_feature("amx-tile") and _has_feature("amx-bf16")
+
+
 def _has_feature(name: str) -> bool:
     return f"+{name}" in cpu_features().split(",")

@@ -1,27 +1,30 @@
-"""Linear layers on a CPU that multiplies bf16 (AVX512_BF16).
+"""Linear layers on a CPU that multiplies bf16 (AVX512_BF16, or AMX).
 
 oneDNN reads the weight for few rows below the memory bandwidth, and multiplies many rows no faster
-than this kernel. The kernel reads oneDNN's own packed bytes, so there is no second copy of the
-weight. It sums in oneDNN's order, so that a row has the same bits in both.
+than these kernels. They read oneDNN's own packed bytes, so there is no second copy of the weight.
+With vectors, the sums are in oneDNN's order, so that a row has the same bits in both. With AMX all
+rows go through tiles, so that a row has the same bits whichever rows are with it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
-from engine.device.facts import uses_amx
+from engine.device.facts import cpu_has_amx, uses_amx
 from engine.device.openmp import in_threads, parallel
+from engine.device.tiles import tiles_refused
 from engine.kernels.numba.call import CACHE_LINE, LinearCall
-from engine.kernels.numba.cpu import has_avx512_bf16
-from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.cpu import has_amx_bf16, has_avx512_bf16
+from engine.kernels.numba.machine_code import Kernel, kernel_store
 from engine.kernels.numba.prepared import PreparedRows, aligned
+from engine.kernels.numba.tiles import sums_agree, tile_checks
 
-# With AMX, oneDNN is faster above this number of rows. Without, it never is.
+# Of the kernel without tiles: oneDNN with AMX is faster above this number of rows.
 MOST_ROWS_AMX = 4
 ANY_ROWS = 2**31
 FEW_OUTPUTS = 128
@@ -31,6 +34,8 @@ HEAD_PANEL, HEAD_SPLIT = 64, 256  # of a head: the panel that is fastest, and on
 SPLITS = (256, 512, 2**30)  # pairs of inputs per partial sum that oneDNN is known to use
 SHARES = 4  # a thread takes its panels in about this number of parts
 PROBES = 128  # rows whose results are compared with oneDNN's
+IN_TILES = None  # in place of a split: the order of sums in tiles
+EMULATES_TILES = False  # tests set it: vector instructions instead of AMX's
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +70,10 @@ class LinearShape(NamedTuple):
 class PackedMultiply:
     """y = x W^T + b for up to `most` rows of x, summed in parts of `split` pairs of inputs.
 
-    y is bf16, or fp32 if `wide`. oneDNN has no such fp32 products, so that `wide` takes any rows.
+    y is bf16, or fp32 if `wide`. With `IN_TILES` for a split, AMX multiplies any rows.
     """
 
-    def __init__(self, layer: PackedLinear, split: int, *, wide: bool = False) -> None:
+    def __init__(self, layer: PackedLinear, split: int | None, *, wide: bool = False) -> None:
         outputs, inputs, width, has_bias = layer.shape
         panels = outputs // width
         shares = SHARES * torch.get_num_threads()
@@ -77,18 +82,22 @@ class PackedMultiply:
         self._bias = layer.bias
         self.outputs = outputs
         self._dtype = torch.float32 if wide else torch.bfloat16
-        self.kernel = kernel_store().address("linear.rows_kernel", width, has_bias, wide)
+        in_tiles = split is IN_TILES
+        self.in_tiles = in_tiles
+        name, *form = kernel_of(width, has_bias=has_bias, wide=wide, in_tiles=in_tiles)
+        self.kernel = kernel_store().address(str(name), *map(int, form))
         self.call = LinearCall(
             panels=panels,
             at_once=max(1, panels // shares),
             weight=layer.address,
             bias=0 if layer.bias is None else layer.bias.data_ptr(),
             pairs=inputs // 2,
-            split=split,
+            split=split or 0,
             out_bytes=self._dtype.itemsize * outputs,
         )
         amx = uses_amx(layer.packed.device, layer.packed.dtype)
-        self.most = MOST_ROWS_AMX if amx and not wide else ANY_ROWS
+        is_limited = amx and not in_tiles and layer.packed.is_mkldnn  # else oneDNN cannot help
+        self.most = MOST_ROWS_AMX if is_limited else ANY_ROWS
 
     @property
     def nbytes(self) -> int:
@@ -117,29 +126,47 @@ class PackedMultiply:
         return torch.empty(rows, self.outputs, dtype=self._dtype)
 
 
+def kernel_of(width: int, *, has_bias: bool, wide: bool, in_tiles: bool) -> Kernel:
+    """Return the kernel for panels of `width` outputs."""
+    if in_tiles:
+        return "linear_tiles.tiles_kernel", width, has_bias, wide, EMULATES_TILES
+    return "linear.rows_kernel", width, has_bias, wide
+
+
 def narrow(weight: torch.Tensor) -> PackedMultiply:
     """Return our kernel for a weight [out, in], which is packed here.
 
     The outputs are a multiple of `PANEL`, and the inputs even. All such weights have one kernel.
     """
-    packed = aligned(_in_panels(weight, PANEL))
-    return PackedMultiply(PackedLinear(weight, packed, None, PANEL), max(SPLITS))
+    split = IN_TILES if tiles_problem() is None else max(SPLITS)
+    return PackedMultiply(pack_panels(weight, PANEL), split)
 
 
-def takes_few_outputs(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether `few_outputs` multiplies a weight of this size: oneDNN has no panel for it."""
-    few = outputs < FEW_OUTPUTS and outputs % max(WIDTHS) > 0
-    takes_any_rows = not uses_amx(torch.device("cpu"), dtype)
-    return few and inputs % 2 == 0 and takes_any_rows and has_kernel(dtype)
+def packs_padded(outputs: int, inputs: int, dtype: torch.dtype, *, has_bias: bool) -> bool:
+    """Return whether `padded_multiply` takes a weight of this size: oneDNN has no panel for it.
+
+    In tiles it takes all of them, because oneDNN then goes without AMX (see `forbid_amx`).
+    """
+    if outputs % max(WIDTHS) == 0 or inputs % 2 or not has_kernel(dtype):
+        return False
+    if tiles_problem() is None:
+        return True
+    is_few = outputs < FEW_OUTPUTS and not has_bias
+    return is_few and not uses_amx(torch.device("cpu"), dtype)
 
 
-def few_outputs(weight: torch.Tensor) -> PackedMultiply:
-    """Return our kernel for a weight [out, in] of few outputs, which is padded with zeros.
+def padded_multiply(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedMultiply:
+    """Return our kernel for a weight [out, in], which is packed here and padded with zeros.
 
     The products have columns of zeros behind the others.
     """
     missing = -len(weight) % PANEL
-    return narrow(torch.cat((weight, weight.new_zeros(missing, weight.shape[1]))))
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+    if bias is None:
+        return narrow(padded)
+    bias = torch.nn.functional.pad(bias, (0, missing))
+    layer = replace(pack_panels(padded, PANEL), bias=bias)
+    return _in_tiles(layer) or PackedMultiply(layer, max(SPLITS))
 
 
 def head_multiply(weight: torch.Tensor) -> PackedMultiply:
@@ -149,13 +176,61 @@ def head_multiply(weight: torch.Tensor) -> PackedMultiply:
     """
     missing = -len(weight) % HEAD_PANEL
     padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
-    packed = aligned(_in_panels(padded, HEAD_PANEL))
-    return PackedMultiply(PackedLinear(padded, packed, None, HEAD_PANEL), HEAD_SPLIT, wide=True)
+    layer = pack_panels(padded, HEAD_PANEL)
+    return _in_tiles(layer, wide=True) or PackedMultiply(layer, HEAD_SPLIT, wide=True)
 
 
 def can_multiply_head(inputs: int, dtype: torch.dtype) -> bool:
     """Return whether `head_multiply` can run here for a head with this number of inputs."""
     return inputs % 2 == 0 and has_kernel(dtype)
+
+
+def pack_panels(weight: torch.Tensor, width: int) -> PackedLinear:
+    """Return a weight [out, in] packed in panels of `width` outputs, which divide its outputs."""
+    return PackedLinear(weight, aligned(_in_panels(weight, width)), None, width)
+
+
+# ---- tiles -----------------------------------------------------------------------------------
+
+
+@cache
+def tiles_problem() -> str | None:
+    """Return why no kernel of ours may multiply in tiles in this process; None if they may.
+
+    The first call decides. It must come before `forbid_amx`, which limits oneDNN but not us.
+    """
+    refused = tiles_refused()
+    if refused is not None:
+        return refused
+    if not has_amx_bf16() or not has_kernel(torch.bfloat16):
+        return "it needs AMX and AVX512_BF16 as compiler targets, and torch with OpenMP threads"
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(2 * max(WIDTHS), 80, generator=generator).bfloat16()
+    for width in (max(WIDTHS), PANEL):  # of most layers, and of those that `narrow` packs
+        layer = pack_panels(weight, width)
+        if not sums_agree(PackedMultiply(layer, IN_TILES), weight, None):
+            return "its sums are wrong"
+    return None
+
+
+def tiles_note() -> str | None:
+    """Return a note for the user if the CPU has AMX and our kernels do not use it everywhere."""
+    problem = tiles_problem()
+    if problem is not None:
+        return problem if cpu_has_amx() else None
+    failed = tile_checks().failed
+    return f"its sums are wrong for {failed} kinds of layers" if failed else None
+
+
+def _in_tiles(layer: PackedLinear, *, wide: bool = False) -> PackedMultiply | None:
+    """Return the kernel that multiplies in tiles, or None if it may not or gives wrong sums."""
+    if tiles_problem() is not None:
+        return None
+    multiply = PackedMultiply(layer, IN_TILES, wide=wide)
+    passes = tile_checks().passes(
+        (layer.shape, wide), lambda: sums_agree(multiply, layer.weight, layer.bias)
+    )
+    return multiply if passes else None
 
 
 # ---- recognizing oneDNN's format and order ---------------------------------------------------
@@ -166,10 +241,11 @@ def multiply_for(
 ) -> PackedMultiply | None:
     """Return our kernel for `packed`, which is `weight` [out, in] packed by oneDNN.
 
-    It takes any number of rows, unless the CPU has AMX.
+    It takes any number of rows, unless the CPU has AMX and our kernel multiplies without tiles.
 
-    Returns None if no kernel gives oneDNN's results bit by bit. With AMX they only have to be
-    close, because oneDNN's own bits depend on the number of rows (see docs/cpu.md).
+    Returns None if no kernel gives oneDNN's results bit by bit. In tiles they only have to be close
+    to the exact ones, and so with oneDNN's AMX, whose own bits depend on the number of rows (see
+    docs/cpu.md).
     """
     if not has_kernel(weight.dtype) or not _is_plain(weight, packed):
         return None
@@ -177,6 +253,9 @@ def multiply_for(
     if width is None:
         return None
     layer = PackedLinear(weight, packed, bias, width)
+    in_tiles = _in_tiles(layer)
+    if in_tiles is not None:
+        return in_tiles
     split = known_splits().find(layer)
     return None if split is None else PackedMultiply(layer, split)
 

@@ -21,8 +21,8 @@ PACKING_ROWS = 32  # packing hint; a good choice for any number of rows
 class PackedWeight:
     """A weight [out, in] in oneDNN's layout, with its matmul and optional bias.
 
-    With `kernels` "numba", our own kernel multiplies if it supports this weight, with AMX only few
-    rows (see `multiply_for`).
+    With `kernels` "numba", our own kernel multiplies if it supports this weight, in few cases only
+    few rows (see `multiply_for`).
     """
 
     def __init__(
@@ -39,10 +39,11 @@ class PackedWeight:
         self._max_rows = 0  # the largest number of rows for our own kernel
         self._outputs = len(weight)
         if kernels == "numba":
-            from engine.kernels.numba.linear import few_outputs, takes_few_outputs
+            from engine.kernels.numba.linear import packs_padded, padded_multiply
 
-            if bias is None and takes_few_outputs(len(weight), weight.shape[1], weight.dtype):
-                self._kernel = few_outputs(weight)
+            outputs, inputs = weight.shape
+            if packs_padded(outputs, inputs, weight.dtype, has_bias=bias is not None):
+                self._kernel = padded_multiply(weight, bias)
                 self._max_rows = self._kernel.most
                 return
         self._pack(weight, kernels)

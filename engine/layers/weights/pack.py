@@ -133,10 +133,10 @@ def nbytes_of(
         is_narrow_head = is_head and dtype != torch.float32
         if is_narrow_head:
             return head_nbytes(outputs, inputs, dtype, kernels)
-        if kernels == "numba" and not has_bias:
-            from engine.kernels.numba.linear import PANEL, takes_few_outputs
+        if kernels == "numba":
+            from engine.kernels.numba.linear import PANEL, packs_padded
 
-            if takes_few_outputs(outputs, inputs, dtype):
+            if packs_padded(outputs, inputs, dtype, has_bias=has_bias):
                 outputs = -(-outputs // PANEL) * PANEL
         return outputs * inputs * dtype.itemsize
     panel = LANES if kernels == "numba" else 1

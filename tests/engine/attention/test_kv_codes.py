@@ -153,7 +153,7 @@ def test_bits_do_not_depend_on_step(backend: str, codes: torch.dtype) -> None:
 def test_numba_on_amx_computes_chunks_over_codes(
     codes: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.attention.numba.uses_amx", lambda device, dtype: True)
+    monkeypatch.setattr("engine.attention.numba.fuses_chunks", lambda device: True)
     monkeypatch.setattr(FusedAttention, "supports", staticmethod(lambda *given: True))
     sequences = random_sequences(AttentionSpec(4, 2, 64, scale=0.125), [40, 70], torch.bfloat16)
     found = run_of(sequences, 16, BACKENDS["numba"], codes).chunked(30)

@@ -154,7 +154,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return compute(self, kv, query)
 
     compute = FusedAttention.__call__
-    monkeypatch.setattr(numba_backend, "uses_amx", lambda device, dtype: True)
+    monkeypatch.setattr(numba_backend, "fuses_chunks", lambda device: True)
     monkeypatch.setattr(FusedAttention, "supports", supports)
     monkeypatch.setattr(FusedAttention, "__call__", attend)
     return calls

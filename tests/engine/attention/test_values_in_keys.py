@@ -84,7 +84,7 @@ def test_numba_values_in_keys_have_the_same_bits_in_many_threads() -> None:
 
 def test_numba_on_amx_computes_chunks_of_values_in_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's fused kernel computes other chunks there. It needs keys as wide as values."""
-    monkeypatch.setattr(numba_backend, "uses_amx", lambda device, dtype: True)
+    monkeypatch.setattr(numba_backend, "fuses_chunks", lambda device: True)
     sequences = random_sequences(LATENT, [33, 48, 17], torch.bfloat16)
     run = paged(sequences)
     run.step([(0, 0, 32), (1, 0, 30)])

@@ -63,6 +63,13 @@ def test_arithmetic_with_batch_dependent_logits_names_the_setting(
     assert arithmetic(INFO) == []
 
 
+def test_arithmetic_without_use_of_amx_says_why() -> None:
+    given = msgspec.structs.replace(INFO, amx_note="Linux refuses the permission")
+    notes = arithmetic(msgspec.structs.replace(given, batch_variance="amx"))
+    assert notes[0].endswith("linear layers do not use AMX: Linux refuses the permission")
+    assert len(notes) == 2
+
+
 def test_arithmetic_with_emulated_bf16_recommends_float32() -> None:
     (note,) = arithmetic(msgspec.structs.replace(INFO, emulates_bf16=True))
     assert "--dtype float32" in note

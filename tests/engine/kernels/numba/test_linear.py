@@ -160,13 +160,20 @@ def test_kernel_unknown_packing_returns_none(monkeypatch: pytest.MonkeyPatch) ->
 
 
 WITH_AMX = """
-import torch
+import sys, torch
+from engine.kernels.numba import linear
 from engine.layers.weights.onednn import PackedWeight
 from tests.engine.kernels.numba.test_linear import SIZES, bf16
+most = 4
+if sys.argv[1] == "tiles":
+    assert linear.tiles_problem() is None, linear.tiles_problem()
+    most = linear.ANY_ROWS
+else:
+    linear.tiles_problem = lambda: "vectors are tested"
 for inputs, outputs in SIZES:
     x, weight, bias = bf16(4, inputs), bf16(outputs, inputs, seed=1), bf16(outputs, seed=2)
     ours = PackedWeight(weight, bias, kernels="numba")
-    assert ours._max_rows == 4, (inputs, outputs, ours._max_rows)
+    assert ours._max_rows == most, (inputs, outputs, ours._max_rows)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     for rows in range(1, 5):
         torch.testing.assert_close(ours(x[:rows]).double(), exact[:rows], rtol=2**-7, atol=2**-4)
@@ -178,10 +185,11 @@ print("close")
     "amx_bf16" not in Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"),
     reason="this CPU has no AMX",
 )
-def test_kernel_with_amx_packing_is_close_to_exact() -> None:
+@pytest.mark.parametrize("kernel", ["vectors", "tiles"])
+def test_kernel_with_amx_packing_is_close_to_exact(kernel: str) -> None:
     """AMX panels have another width. Results are compared within a tolerance, not bitwise."""
     ran = subprocess.run(
-        [sys.executable, "-c", WITH_AMX],
+        [sys.executable, "-c", WITH_AMX, kernel],
         env=os.environ | {"ONEDNN_MAX_CPU_ISA": "DEFAULT"},
         cwd=Path(__file__).parents[4],
         capture_output=True,
