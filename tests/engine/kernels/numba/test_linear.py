@@ -50,15 +50,15 @@ def test_kernel_equals_onednn_bitwise(sizes: tuple[int, int], biased: bool) -> N
     inputs, outputs = sizes
     bias = bf16(outputs, seed=1) if biased else None
     for x, weight in (
-        [tensor.bfloat16() for tensor in cancelling(128, *sizes)],
-        [bf16(128, inputs, seed=2), bf16(outputs, inputs, seed=3)],
+        [tensor.bfloat16() for tensor in cancelling(256, *sizes)],
+        [bf16(256, inputs, seed=2), bf16(outputs, inputs, seed=3)],
     ):
         ours = PackedWeight(weight, bias, kernels="numba")
         assert ours._max_rows == ANY_ROWS, "the kernel is not used"
         together = PackedWeight(weight, bias)(x)
         assert together.any()
-        for count in (*range(1, 10), 13, 33, 128):
-            for first in (0, 128 - count):
+        for count in (*range(1, 10), 13, 33, 65, 129, 256):
+            for first in (0, 256 - count):
                 rows = slice(first, first + count)
                 assert torch.equal(ours(x[rows]), together[rows]), f"{count} rows"
         assert torch.equal(ours(x), together), "oneDNN must compute more rows"
