@@ -1,16 +1,19 @@
-"""Recorded decodes: the same bits as a pass through Python, for every model and batch."""
+"""Recorded steps: the same bits as a pass through Python, for every model and batch."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from engine.attention.batch import ForwardBatch
 from engine.kernels.numba.codes import has_instructions
 from engine.kernels.numba.linear import has_kernel
-from engine.runner.decode_programs import MOST_SEQUENCES, DecodePrograms
+from engine.runner import step_programs
+from engine.runner.step_programs import MOST_ROWS_WITH_TORCH, StepPrograms
 from tests.engine.models import (
     test_deepseek_v2,
     test_deepseek_v3,
@@ -68,24 +71,112 @@ def answers(driver: Driver, count: int) -> list[Any]:
     return [(driver.tokens(request), driver.logprobs(request)) for request in ids]
 
 
+def programs(driver: Driver) -> dict[int, Any]:
+    """Return what was recorded, by number of rows; None for what cannot be replayed."""
+    found = driver.runner.programs
+    assert isinstance(found, StepPrograms)
+    return {shape.rows: program for shape, program in found._programs.items()}
+
+
 @pytest.mark.variants(9)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in CASES])
 def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) -> None:
-    """Sequences come and go, fill blocks and share them; up to more than are recorded."""
+    """Sequences come and go, fill blocks and share them."""
     folder = Golden(CASES[name], tmp_path).folder
     found = Driver(folder, dtype=dtype, **SMALL)
     due = Driver(folder, dtype=dtype, **SMALL)
-    assert isinstance(found.runner.programs, DecodePrograms)
     due.runner.programs = None
-    assert answers(found, MOST_SEQUENCES + 2) == answers(due, MOST_SEQUENCES + 2)
-    recorded = found.runner.programs._replays
-    assert {(n, False) for n in range(1, MOST_SEQUENCES + 1)} == recorded.keys()
+    few = MOST_ROWS_WITH_TORCH
+    assert answers(found, few + 2) == answers(due, few + 2)
+    recorded = programs(found)
+    assert recorded.keys() >= set(range(1, few + 3))
     has_experts = name in ("mixtral", "deepseek3")
     if has_experts and dtype == "float32":  # the host reads the experts' counts
         assert not any(recorded.values())
     elif has_experts or name in ("llama", "gemma2", "gemma4", "qwen3", "smollm3", "deepseek2"):
-        assert all(recorded.values()), "nothing was replayed"
+        assert all(recorded[rows] for rows in range(1, few + 1)), "nothing was replayed"
+
+
+# ---- steps with prompt chunks ----------------------------------------------------------------
+
+
+class Replayed(NamedTuple):
+    """The composition of a step that was replayed."""
+
+    rows: int
+    tokens: int  # less than the rows if some are padding
+    counts: tuple[int, ...]  # new tokens of each sequence
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
+    """Let all shapes be recorded, also with calls of torch. Returns the steps of replays."""
+    steps: list[Replayed] = []
+    compute = step_programs.StepProgram.__call__
+
+    def noting(self: step_programs.StepProgram, batch: ForwardBatch) -> torch.Tensor:
+        counts = tuple(batch.plan.layout.query_lens or ())
+        steps.append(Replayed(self.batch.num_tokens, batch.num_tokens, counts))
+        return compute(self, batch)
+
+    monkeypatch.setattr(step_programs, "MOST_ROWS_WITH_TORCH", step_programs.MOST_ROWS)
+    monkeypatch.setattr(step_programs.StepProgram, "__call__", noting)
+    return steps
+
+
+def traffic(driver: Driver, seed: int) -> list[Any]:
+    """Return the answers to requests of many lengths, some of which are aborted while they run."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(3, 200) for _ in range(48)]
+    ids = []
+    for number in range(28):
+        own = [rng.randrange(3, 200) for _ in range(rng.choice((1, 7, 20, 45)))]
+        prompt = shared[: rng.choice((0, 16, 33, 48))] + own
+        options: dict[str, Any] = {"temperature": 0.8, "seed": number, "logprobs": 1}
+        ids.append(driver.submit(prompt, rng.randrange(1, 24), **options))
+        driver.turn(rng.randrange(3))
+        if rng.random() < 0.2:
+            driver.abort(rng.choice(ids))
+    driver.run()
+    return [(driver.tokens(request), driver.logprobs(request)) for request in ids]
+
+
+# A small budget makes full steps common.
+BUSY: dict[str, Any] = {
+    "block_size": 16,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 40,
+    "max_model_len": 128,
+    "speculation": "off",
+}
+MIXED = ("llama", "gemma2", "gemma3", "gemma4", "mixtral", "deepseek2", "deepseek3")
+
+
+@pytest.mark.variants(2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in MIXED])
+def test_recorded_chunks_equal_python(
+    name: str, dtype: str, tmp_path: Path, replayed: list[Replayed]
+) -> None:
+    """Prompts are cut, share prefixes, are preempted and aborted; some layers have windows."""
+    folder = Golden(CASES[name], tmp_path).folder
+    # Few blocks make the scheduler preempt. Layers with windows have blocks of their own.
+    blocks = 44 if name.startswith("gemma") else 18
+    found, due = (
+        Driver(folder, dtype=dtype, num_gpu_blocks_override=blocks, **BUSY) for _ in range(2)
+    )
+    due.runner.programs = None
+    for seed in (0, 1):
+        assert traffic(found, seed) == traffic(due, seed)
+    assert found.stats.preemptions == due.stats.preemptions > 0
+    if name in ("mixtral", "deepseek3") and dtype == "float32":  # the host reads experts' counts
+        assert not replayed
+        return
+    mixed = [step for step in replayed if 1 in step.counts and max(step.counts) > 1]
+    assert len({step.counts for step in mixed if step.rows == 40}) > 5, "one composition"
+    assert any(len(step.counts) == 1 for step in replayed), "no chunk alone"
+    assert any(step.tokens < step.rows for step in replayed), "no padding"
 
 
 @pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
@@ -96,8 +187,7 @@ def test_decodes_with_quantized_weights_are_recorded(kind: str, tmp_path: Path) 
     found, due = Driver(folder, **options), Driver(folder, **options)
     due.runner.programs = None
     assert answers(found, 3) == answers(due, 3)
-    assert isinstance(found.runner.programs, DecodePrograms)
-    assert all(found.runner.programs._replays.values()), "nothing was replayed"
+    assert all(programs(found).values()), "nothing was replayed"
 
 
 @pytest.mark.skipif(not has_kernel(torch.bfloat16), reason="this CPU has no AVX512_BF16")
@@ -111,11 +201,10 @@ def test_threads_of_a_recorded_decode_never_wait_for_torch(family: Any, tmp_path
     case = Case("wide", lambda: family.config(**sizes))
     driver = Driver(Golden(case, tmp_path).folder, dtype="bfloat16", **SMALL)
     answers(driver, 2)
-    assert isinstance(driver.runner.programs, DecodePrograms)
-    for known in driver.runner.programs._replays.values():
-        assert known is not None
-        _, replay = known
-        assert not [call for call in replay._calls if call.launches]
+    assert programs(driver)
+    for program in programs(driver).values():
+        assert program is not None
+        assert not program.replay.waits_for_torch
 
 
 @pytest.mark.skipif(not has_kernel(torch.bfloat16), reason="this CPU has no AVX512_BF16")
@@ -134,10 +223,11 @@ def test_decodes_with_adapters_are_recorded(tmp_path: Path) -> None:
 
     for _ in range(2):
         assert logprobs(found) == logprobs(due)
-    assert isinstance(found.runner.programs, DecodePrograms)
-    replays = found.runner.programs._replays
-    assert any(has_adapters for _, has_adapters in replays)
-    assert all(replays.values()), "nothing was replayed"
+    assert isinstance(found.runner.programs, StepPrograms)
+    recorded = found.runner.programs._programs
+    assert any(shape.has_adapters for shape in recorded)
+    few = [p for shape, p in recorded.items() if shape.rows <= MOST_ROWS_WITH_TORCH]
+    assert all(few), "nothing was replayed"
 
 
 def test_contended_threads_compute_in_python(
@@ -145,17 +235,17 @@ def test_contended_threads_compute_in_python(
 ) -> None:
     """A program's threads spin while they wait. Other programs would lose their cores to them."""
     driver = Driver(checkpoint, **SMALL)
-    assert isinstance(driver.runner.programs, DecodePrograms)
-    driver.runner.programs._replays.clear()
+    assert isinstance(driver.runner.programs, StepPrograms)
+    driver.runner.programs._programs.clear()
     wait = driver.runner.programs._openmp_wait
     # If kernels are compiled here, a poll could end the contention that the test sets.
     monkeypatch.setattr(wait, "poll", lambda now: None)
     wait.contended = True
     answers(driver, 2)
-    assert not driver.runner.programs._replays
+    assert not driver.runner.programs._programs
     wait.contended = False
     answers(driver, 2)
-    assert driver.runner.programs._replays
+    assert driver.runner.programs._programs
 
 
 def test_other_backends_and_kinds_record_nothing(checkpoint: Path) -> None:
