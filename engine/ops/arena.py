@@ -19,7 +19,7 @@ import torch
 from engine.kernels.numba.call import CACHE_LINE
 
 CHUNK_BYTES = 4 << 20  # that are requested at least; the system gives the pages that are touched
-MOST_BYTES = 512 << 20
+MOST_BYTES = 128 << 20
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -54,11 +54,6 @@ class Replay:
         self._count = len(launches)
         self._calls = calls
 
-    @property
-    def waits_for_torch(self) -> bool:
-        """Whether it calls torch after the first kernel. All threads wait for each such call."""
-        return any(call.launches for call in self._calls)
-
     def arguments_of(self, kind: type[Call]) -> list[Call]:
         """Return the arguments of all kernels that take this kind. They may be changed."""
         return [call for call in self._arguments if isinstance(call, kind)]

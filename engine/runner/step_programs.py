@@ -19,16 +19,13 @@ from engine.attention.numba import NumbaBackend, NumbaPlan
 from engine.attention.numba_tasks import PlanMemory
 from engine.device.openmp_wait import OpenMPWait
 from engine.kernels.numba.call import AttentionCall
+from engine.memory.estimate import PROGRAM_ROWS, PROGRAMS
 from engine.ops.arena import Arena
 from engine.ops.lora import TokenAdapters
 from engine.ops.program import Replay, record
 from engine.runner.forward import FEW_TOKENS, STEP_TOKENS_MULTIPLE, ModelForward
 
-MOST_ROWS = 256  # with more, the time outside of kernels does not count
-# With more rows, calls of torch between kernels cost as much as they do in Python.
-MOST_ROWS_WITH_TORCH = 8
-MOST_PROGRAMS = 64  # of a few hundred kilobytes; the longest unused is forgotten
-RECORDED_AT = 2  # a number of tokens is recorded when it comes for the second time
+RECORDED_AT = 2  # a shape is recorded when it comes for the second time
 
 
 class Shape(NamedTuple):
@@ -76,9 +73,9 @@ class StepPrograms:
         self._blocks = blocks
         self._arena = Arena()
         self._memory: PlanMemory | None = None  # None: nothing was recorded yet
-        self._input_ids = torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._positions = torch.zeros(MOST_ROWS, dtype=torch.int64)
-        self._slots = torch.zeros(MOST_ROWS, dtype=torch.int32)
+        self._input_ids = torch.zeros(PROGRAM_ROWS, dtype=torch.int64)
+        self._positions = torch.zeros(PROGRAM_ROWS, dtype=torch.int64)
+        self._slots = torch.zeros(PROGRAM_ROWS, dtype=torch.int32)
         self._steps: Counter[Shape] = Counter()  # of shapes without a program
         # The last used is last. None: the model computes something that cannot be replayed.
         self._programs: dict[Shape, StepProgram | None] = {}
@@ -108,14 +105,14 @@ class StepPrograms:
         count = batch.num_tokens
         if batch.runs is not None and batch.plan.layout.num_decodes < count:
             return None
-        if count > (MOST_ROWS if batch.runs is None else FEW_TOKENS):
+        if count > (PROGRAM_ROWS if batch.runs is None else FEW_TOKENS):
             return None
         rows = self._forward.round_up(count, STEP_TOKENS_MULTIPLE)
         return Shape(rows, batch.adapters is not None)
 
     def _record(self, shape: Shape, batch: ForwardBatch) -> torch.Tensor:
         """Compute once, keep the program, and return the result."""
-        if len(self._programs) == MOST_PROGRAMS:
+        if len(self._programs) == PROGRAMS:
             del self._programs[next(iter(self._programs))]
         own, plan = self._inputs(shape, batch)
         _copy_inputs(own, batch)
@@ -125,9 +122,7 @@ class StepPrograms:
             self._arena = Arena()
             self._programs = {key: None for key in self._programs if not self._programs[key]}
         program = None
-        if replay is not None and (
-            shape.rows <= MOST_ROWS_WITH_TORCH or not replay.waits_for_torch
-        ):
+        if replay is not None:
             program = StepProgram(own, plan, replay, replay.arguments_of(AttentionCall))
         self._programs[shape] = program
         return result
@@ -136,7 +131,7 @@ class StepPrograms:
         """Return the batch of a program, whose inputs have memory of their own."""
         layout, rows = batch.plan.layout, shape.rows
         if self._memory is None:
-            self._memory = self._backend.plan_memory(layout, MOST_ROWS, self._blocks)
+            self._memory = self._backend.plan_memory(layout, PROGRAM_ROWS, self._blocks)
         plan = self._backend.recorded_plan(layout, self._memory, rows)
         own = replace(
             batch,
