@@ -160,7 +160,7 @@ class NumbaPlan:
         call.num_tasks = call.num_attended = self._num_tasks
         if not call.values:
             heads = call.parts * call.shared
-            call.parts = _parts(heads, call.heads, self._num_tasks)
+            call.parts = _parts_of_heads(heads, call.heads, self._num_tasks)
             call.shared = heads // call.parts
 
     def attend(
@@ -287,17 +287,14 @@ class NumbaPlan:
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
         assert spec.head_dim % 8 == size % 16 == 0
-        shared = spec.num_heads // spec.num_kv_heads
-        parts = 1
-        if spec.value_dim is not None:
-            parts = _parts(shared, spec.num_kv_heads, self._num_tasks)
+        parts = _parts(spec, self._num_tasks)
         return AttentionCall(
             num_tasks=self._num_tasks,
             num_attended=self._num_tasks,
             tasks=self._tasks.ctypes.data,
             heads=spec.num_kv_heads,
             parts=parts,
-            shared=shared // parts,
+            shared=spec.num_heads // spec.num_kv_heads // parts,
             dim=spec.head_dim,
             value_dim=spec.result_dim,
             block_size=size,
@@ -312,11 +309,17 @@ class NumbaPlan:
         )
 
 
-def _parts(heads: int, kv_heads: int, tasks: int) -> int:
-    """Return how many parts the `heads` of a kv head are computed in, if values are parts of keys.
+def _parts(spec: AttentionSpec, tasks: int) -> int:
+    """Return how many parts the query heads of a kv head are computed in. No bit depends on it."""
+    if spec.value_dim is None:
+        return 1
+    return _parts_of_heads(spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, tasks)
 
-    No bit depends on it. Each part transposes a block's values, so there are only as many as give
-    all threads a part.
+
+def _parts_of_heads(heads: int, kv_heads: int, tasks: int) -> int:
+    """Return the parts of the `heads` of a kv head, if values are parts of keys.
+
+    Each part transposes a block's values, so there are only as many as give all threads a part.
     """
     idle = -(-torch.get_num_threads() // (tasks * kv_heads))
     wanted = max(idle, -(-heads // MOST_HEADS))

@@ -19,6 +19,7 @@ from engine.attention.numba import NumbaBackend, NumbaPlan
 from engine.attention.numba_tasks import PlanMemory
 from engine.device.openmp_wait import OpenMPWait
 from engine.kernels.numba.call import AttentionCall
+from engine.kernels.numba.program import load_program_kernel
 from engine.memory.estimate import PROGRAM_ROWS, PROGRAMS
 from engine.ops.arena import Arena
 from engine.ops.lora import TokenAdapters
@@ -67,6 +68,7 @@ class StepPrograms:
         blocks: int,
         openmp_wait: OpenMPWait,
     ) -> None:
+        load_program_kernel()  # nothing is compiled while serving
         self._forward = forward
         self._openmp_wait = openmp_wait
         self._backend = backend

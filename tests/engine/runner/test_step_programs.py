@@ -124,7 +124,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
 
 
 def traffic(driver: Driver, seed: int) -> list[Any]:
-    """Return the answers to requests of many lengths, some of which are aborted while they run."""
+    """Return the answers to requests of many lengths. Some are aborted while they run."""
     rng = random.Random(seed)
     shared = [rng.randrange(3, 200) for _ in range(48)]
     ids = []
