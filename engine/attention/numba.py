@@ -8,13 +8,14 @@ AMX, torch computes the prefill chunks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.backend import GroupLayout, StepLayout
 from engine.attention.kv_cache import LayerKV
+from engine.attention.numba_tasks import PlanMemory, copy_layout, padding_tasks, step_tasks
 from engine.attention.spec import AttentionSpec
 from engine.attention.torch.batching import chunk_groups
 from engine.attention.torch.fused import FusedAttention
@@ -29,7 +30,6 @@ from engine.kernels.numba.call import (
     IN_PAIRS,
     LOG2_E,
     TASK,
-    TILE,
     AttentionCall,
 )
 from engine.kernels.numba.cpu import has_avx512_bf16
@@ -52,17 +52,6 @@ def attention_form(dtype: torch.dtype, kv_dtype: torch.dtype) -> int:
     """Return the form of keys and values of a model of `dtype` for the kernel that attends."""
     is_bf16 = dtype == kv_dtype == torch.bfloat16
     return IN_PAIRS if is_bf16 and has_avx512_bf16() else FORMS[kv_dtype]
-
-
-class Task(NamedTuple):
-    """The tokens of one sequence that a thread computes at a time; the fields of TASK."""
-
-    sequence: int
-    first_token: int
-    num_tokens: int
-    position: int  # of the first token
-    num_keys: int  # of the sequence
-    is_stored_ahead: bool
 
 
 @dataclass(slots=True)
@@ -107,36 +96,49 @@ class NumbaBackend:
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
-        return NumbaPlan(layout, fuses_chunks=self._fuses_chunks)
+        fuses_chunks = self._fuses_chunks and layout.num_decodes < len(layout.lengths)
+        tasks = np.array(step_tasks(layout, stores_chunks=fuses_chunks), dtype=TASK)
+        return NumbaPlan(layout, tasks, fuses_chunks=fuses_chunks)
 
-    def followed_plan(self, layout: StepLayout, blocks: int) -> NumbaPlan:
-        """Return a plan for decodes whose inputs have memory of their own, for `NumbaPlan.follow`.
+    def plan_memory(self, layout: StepLayout, rows: int, blocks: int) -> PlanMemory:
+        """Return memory for steps of up to `rows` tokens and tables of up to `blocks` blocks.
 
-        Its block tables have room for `blocks` blocks. All decodes are planned as if each filled
-        its block, so that every kernel that a later step needs is launched.
+        It is for layouts with the same KV groups.
         """
-        own = _with_own_memory(layout, blocks)
-        return NumbaPlan(own, fuses_chunks=False, stores_ahead=True)
+        return PlanMemory(layout, rows, blocks)
+
+    def recorded_plan(self, layout: StepLayout, memory: PlanMemory, rows: int) -> NumbaPlan:
+        """Return the plan of a recorded step of `rows` tokens, for `NumbaPlan.follow`.
+
+        Every kernel that a step of this size may need is launched.
+        """
+        return NumbaPlan(
+            memory.layout(layout, rows), memory.tasks[:rows], fuses_chunks=False, stores_ahead=True
+        )
 
 
 class NumbaPlan:
     """The tasks of one step, and the arguments that the kernels take in every layer."""
 
     def __init__(
-        self, layout: StepLayout, *, fuses_chunks: bool, stores_ahead: bool = False
+        self,
+        layout: StepLayout,
+        tasks: npt.NDArray[np.void],
+        *,
+        fuses_chunks: bool,
+        stores_ahead: bool = False,
     ) -> None:
         """With `fuses_chunks`, torch computes the chunks of layers that FusedAttention supports.
 
         With `stores_ahead`, the kernel that stores KV ahead runs even if no task needs it.
         """
-        has_chunks = layout.num_decodes < len(layout.lengths)
         self.layout = layout
-        self._fuses_chunks = fuses_chunks and has_chunks
-        tasks = _tasks(layout, stores_chunks=self._fuses_chunks)
-        self._tasks = np.array(tasks, dtype=TASK)
-        self._stores_ahead = stores_ahead or bool(self._tasks["is_stored_ahead"].any())
+        self.fuses_chunks = fuses_chunks
+        self._tasks = tasks
+        self._num_tasks = len(tasks)
+        self._stores_ahead = stores_ahead or bool(tasks["is_stored_ahead"].any())
         # Where the KV of all tasks is stored before: by the kernel that does, or an earlier layer.
-        self._reading_tasks = self._tasks.copy()
+        self._reading_tasks = tasks.copy()
         self._reading_tasks["is_stored_ahead"] = True
         # By KV group, spec, and whether the layer only reads KV.
         self._kernels: dict[tuple[int, AttentionSpec, bool], SpecKernels] = {}
@@ -147,14 +149,25 @@ class NumbaPlan:
         self._text_kvs: dict[tuple[int, int], LayerKV] = {}
 
     def follow(self, other: NumbaPlan) -> None:
-        """Take over the inputs of a step with the same number of sequences, in the same memory."""
-        self._tasks[:] = other._tasks
-        self._reading_tasks[:] = other._reading_tasks
-        own, given = self.layout, other.layout
-        own.token_offsets.copy_(given.token_offsets)
-        for group, new in zip(own.groups, given.groups, strict=True):
-            group.token_blocks.copy_(new.token_blocks)
-            group.block_tables[:, : new.block_tables.shape[1]].copy_(new.block_tables)
+        """Take over the inputs of a step of at most as many tokens, in the same memory.
+
+        The other tokens become padding. `set_counts` must be called next.
+        """
+        count, padding = other._num_tasks, len(self._tasks) - other._num_tokens
+        self._num_tasks = count + padding
+        self._tasks[:count] = other._tasks
+        self._tasks[count : count + padding] = padding_tasks(other.layout, padding)
+        self._reading_tasks[: count + padding] = self._tasks[: count + padding]
+        self._reading_tasks["is_stored_ahead"] = True
+        copy_layout(self.layout, other.layout)
+
+    def set_counts(self, call: AttentionCall) -> None:
+        """Set what depends on the number of tasks in the recorded arguments of a layer."""
+        call.num_tasks = call.num_attended = self._num_tasks
+        if not call.values:
+            heads = call.parts * call.shared
+            call.parts = _parts_of_heads(heads, call.heads, self._num_tasks)
+            call.shared = heads // call.parts
 
     def attend(
         self,
@@ -259,7 +272,7 @@ class NumbaPlan:
         form = FORMS[kv.keys.dtype]
         call = self._make_call(kv.group, spec)
         device = self.layout.positions.device
-        is_fused = self._fuses_chunks and spec.kind == "causal"
+        is_fused = self.fuses_chunks and spec.kind == "causal"
         if is_fused and FusedAttention.supports(spec, dtype, device):
             call.num_attended = self.layout.num_decodes
         return SpecKernels(
@@ -282,10 +295,10 @@ class NumbaPlan:
             assert tensor.dtype == torch.int64
             assert tensor.is_contiguous()
         assert spec.head_dim % 8 == size % 16 == 0
-        parts = _parts(spec, len(self._tasks))
+        parts = _parts(spec, self._num_tasks)
         return AttentionCall(
-            num_tasks=len(self._tasks),
-            num_attended=len(self._tasks),
+            num_tasks=self._num_tasks,
+            num_attended=self._num_tasks,
             tasks=self._tasks.ctypes.data,
             heads=spec.num_kv_heads,
             parts=parts,
@@ -305,58 +318,22 @@ class NumbaPlan:
 
 
 def _parts(spec: AttentionSpec, tasks: int) -> int:
-    """Return how many parts the query heads of a kv head are computed in. No bit depends on it.
+    """Return how many parts the query heads of a kv head are computed in. No bit depends on it."""
+    if spec.value_dim is None:
+        return 1
+    return _parts_of_heads(spec.num_heads // spec.num_kv_heads, spec.num_kv_heads, tasks)
+
+
+def _parts_of_heads(heads: int, kv_heads: int, tasks: int) -> int:
+    """Return the parts of the `heads` of a kv head, if values are parts of keys.
 
     Each part transposes a block's values, so there are only as many as give all threads a part.
     """
-    if spec.value_dim is None:
-        return 1
-    heads = spec.num_heads // spec.num_kv_heads
-    idle = -(-torch.get_num_threads() // (tasks * spec.num_kv_heads))
+    idle = -(-torch.get_num_threads() // (tasks * kv_heads))
     wanted = max(idle, -(-heads // MOST_HEADS))
     return next((parts for parts in range(wanted, heads) if heads % parts == 0), heads)
-
-
-def _with_own_memory(layout: StepLayout, blocks: int) -> StepLayout:
-    """Return the layout with copies of what differs between steps of equal shape."""
-    groups = []
-    for group in layout.groups:
-        tables = group.block_tables.new_zeros(len(group.block_tables), blocks)
-        own_blocks = group.token_blocks.clone()
-        groups.append(replace(group, block_tables=tables, token_blocks=own_blocks))
-    return replace(layout, groups=groups, token_offsets=layout.token_offsets.clone())
 
 
 def _contiguous_heads(x: torch.Tensor) -> torch.Tensor:
     """Return x [T, H, D] such that the heads of each token are contiguous, as kernels expect."""
     return x if x[0].is_contiguous() else x.contiguous()
-
-
-def _tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
-    """Return the units of work of a step. Decodes come first, a task each.
-
-    With `is_stored_ahead`, the task's KV is stored before any task attends. Tokens of a chunk need
-    this because later ones read earlier ones. A token that fills a block needs it because another
-    sequence of this step may read the block as a cached prefix. With drafts, any token is read by
-    the sequences behind it. The KV of any other single token is
-    read only by its own task, which stores it and so loads the block once. With `stores_chunks`,
-    the KV of every chunk is stored ahead.
-    """
-    assert layout.query_lens is not None, "the numba backend does not capture steps"
-    assert layout.seq_lens is not None
-    size = layout.block_size
-    tasks = []
-    first_token = 0
-    for sequence, (count, length) in enumerate(
-        zip(layout.query_lens, layout.seq_lens, strict=True)
-    ):
-        is_stored_chunk = stores_chunks and sequence >= layout.num_decodes
-        for done in range(0, count, TILE):
-            num_tokens = min(TILE, count - done)
-            position = length - count + done
-            fills_block = (position + 1) % size == 0
-            is_ahead = layout.has_drafts or is_stored_chunk or num_tokens > 1 or fills_block
-            first = first_token + done
-            tasks.append(Task(sequence, first, num_tokens, position, length, is_ahead))
-        first_token += count
-    return tasks

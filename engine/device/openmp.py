@@ -7,11 +7,13 @@ import ctypes
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 Parallel = Callable[[int, int, int, int], None]  # function, its argument, threads, flags
+Record = Callable[[int, ctypes.Structure, Any], None]  # kernel, its arguments, constants
 
 
 @cache
@@ -30,10 +32,13 @@ def parallel() -> Parallel | None:
     return run
 
 
-def in_threads(kernel: int, call: ctypes.Structure, *, alone: bool = False) -> None:
+def in_threads(
+    kernel: int, call: ctypes.Structure, *, alone: bool = False, constants: Any = None
+) -> None:
     """Run the kernel at this address on all threads until every task is taken.
 
-    With `alone` it runs on the caller's thread.
+    With `alone` it runs on the caller's thread. `constants` is memory of the arguments that Python
+    has filled for this call. A recorded call needs it again.
 
     It never runs on some of the threads: OpenMP would end those that a smaller team leaves out, and
     would have to start new ones for the next kernel.
@@ -41,15 +46,15 @@ def in_threads(kernel: int, call: ctypes.Structure, *, alone: bool = False) -> N
     run, counter = parallel(), ctypes.c_int64(0)
     assert run is not None
     for record in _records:
-        record(kernel, call)
+        record(kernel, call, constants)
     call.counter = ctypes.addressof(counter)
     threads = 1 if alone else torch.get_num_threads()
     run(kernel, ctypes.addressof(call), threads, 0)
 
 
 @contextlib.contextmanager
-def recorded(record: Callable[[int, ctypes.Structure], None]) -> Iterator[None]:
-    """Call `record` with the address and the arguments of each kernel before it runs."""
+def recorded(record: Record) -> Iterator[None]:
+    """Call `record` with the address, arguments and constants of each kernel before it runs."""
     _records.append(record)
     try:
         yield
@@ -63,4 +68,4 @@ def team_size_address() -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-_records: list[Callable[[int, ctypes.Structure], None]] = []
+_records: list[Record] = []

@@ -10,10 +10,12 @@ import torch
 from engine.attention.torch.batching import MAX_SCORES, SPLIT
 from engine.grammar import limits
 from engine.layers.embedding import LMHead
+from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
 from engine.memory.pooler_plan import pooler_bytes
+from engine.ops.arena import CHUNK_BYTES, MOST_BYTES
 from engine.ops.codes import Quantization
 from engine.scheduling.drafts import MOST_ROWS
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 Layer = TypeVar("Layer")
 
 GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a guess
+PROGRAM_ROWS = 256  # of the largest step that a CPU records
+PROGRAMS = 64  # most that are kept
+PROGRAM_BYTES = 256 << 10  # of a step's arguments: 150 KB with 30 layers; a guess for others
 ROW_PARAMETER_BYTES = 36  # lengths, sampling parameters and adapter of a row of SequenceRows
 # Python and the libraries of the engine, of the API process and of the one that renders templates,
 # measured as resident memory, with the kernels that oneDNN compiles for a model.
@@ -133,11 +138,7 @@ def step_bytes(plan: ModelPlan) -> int:
     logits of all sequences. A prediction head keeps hidden states, up to a block of each sequence.
     """
     size = plan.dtype.itemsize
-    linears = [layer.weight for layer in _layers(plan, Linear)]
-    widths = [sum(weight.shape) for weight in linears if weight is not None]
-    specs = plan.attention_specs
-    widths += [spec.num_heads * (spec.head_dim + spec.result_dim) for spec in specs]
-    layer = 2 * _layer_tokens(plan) * max(widths, default=0) * size
+    layer = _layer_bytes(plan, _layer_tokens(plan))
     samples = 0
     if plan.kind != "encoder":
         most = max(plan.config.max_num_seqs, MOST_ROWS)
@@ -148,6 +149,25 @@ def step_bytes(plan: ModelPlan) -> int:
         hidden = max(head.table.shape[1] for head in _layers(plan, LMHead))
         kept += plan.config.max_num_seqs * plan.config.block_size * hidden * size
     return max(layer, _attention_bytes(plan), logits) + kept
+
+
+def _layer_bytes(plan: ModelPlan, tokens: int) -> int:
+    """Most bytes that one layer takes for this number of tokens."""
+    linears = [layer.weight for layer in _layers(plan, Linear)]
+    widths = [sum(weight.shape) for weight in linears if weight is not None]
+    specs = plan.attention_specs
+    widths += [spec.num_heads * (spec.head_dim + spec.result_dim) for spec in specs]
+    return 2 * tokens * max(widths, default=0) * plan.dtype.itemsize
+
+
+def program_bytes(plan: ModelPlan) -> int:
+    """The memory that recorded steps share (`engine/ops/arena.py`), and their arguments."""
+    if plan.backend.name != "numba" or plan.ranks.count > 1 or plan.kind == "encoder":
+        return 0
+    rows = min(PROGRAM_ROWS, plan.max_num_batched_tokens)
+    copies = 1 + max((layer.shape.per_token for layer in _layers(plan, Experts)), default=0)
+    shared = 2 * CHUNK_BYTES + copies * _layer_bytes(plan, rows)
+    return min(shared, MOST_BYTES) + PROGRAMS * PROGRAM_BYTES
 
 
 def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:

@@ -129,10 +129,12 @@ class ModelPlan:
         self._plan_caches()
         self._estimate_weights()
         self.step_bytes = estimate.step_bytes(self)
+        self.program_bytes = estimate.program_bytes(self)
         self.adapters = plan_adapters(self)
         self.draft = plan_draft(self)
         if self.draft is not None:  # it runs between two steps
             self.step_bytes = max(self.step_bytes, self.draft.step_bytes)
+            self.program_bytes += self.draft.program_bytes
 
     def _estimate_weights(self) -> None:
         """Estimate what the weights take: now, because loading replaces them."""

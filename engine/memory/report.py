@@ -26,6 +26,7 @@ GRAMMARS = "grammars of structured output"
 REQUESTS = "bodies of requests, stored responses"
 ROWS = "state of running requests"
 GRAPHS = "CUDA graphs"
+PROGRAMS = "recorded steps"
 LARGEST_STEP = "working memory of the largest step"
 KV_CACHE = "KV cache"
 STATES = "states of recurrent layers"
@@ -76,6 +77,8 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     if plan.draft is not None:
         planned |= _planned_draft(plan.draft)
         planned[ROWS] += estimate.rows_bytes(plan.draft, plan.draft.max_model_len)
+    if plan.program_bytes:
+        planned[PROGRAMS] = plan.program_bytes
     planned[LARGEST_STEP] = plan.step_bytes
     if plan.lens_bytes:
         planned[LENS] = plan.lens_bytes

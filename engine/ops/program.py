@@ -6,15 +6,19 @@ may use torch's operations. These are called again, one by one.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.device.openmp import recorded
 from engine.kernels.numba.program import Launch, Program, copy_of
+from engine.ops.arena import Arena, aliases
+
+Call = TypeVar("Call", bound=ctypes.Structure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +38,25 @@ class TorchCall:
 
 
 class Replay:
-    """A recorded function. Its inputs and its result keep their memory."""
+    """A recorded function. Its inputs keep their memory.
+
+    Its result is valid until another function of the same arena is computed.
+    """
 
     def __init__(
         self, result: torch.Tensor, launches: list[Launch], calls: list[TorchCall], kept: list[Any]
     ) -> None:
+        """`kept` is the memory besides that of inputs, because kernels know only addresses."""
         self.result = result
-        self._kept = kept  # the kernels know only addresses
+        self._kept = kept
         self._program = Program(launches)
+        self._arguments = [launch.call for launch in launches]
         self._count = len(launches)
         self._calls = calls
+
+    def arguments_of(self, kind: type[Call]) -> list[Call]:
+        """Return the arguments of all kernels that take this kind. They may be changed."""
+        return [call for call in self._arguments if isinstance(call, kind)]
 
     def __call__(self) -> torch.Tensor:
         """Compute the result from what the inputs hold now."""
@@ -59,13 +72,15 @@ class Replay:
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the tensors that are made, so that none takes the memory of another."""
+    """Gives memory of the arena to each tensor that is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()
+        self.arena = arena
         self.launches: list[Launch] = []
         self.calls: list[TorchCall] = []
-        self.kept: list[Any] = []
+        self.constants: list[Any] = []
+        self.storages: dict[int, torch.UntypedStorage] = {}  # outside the arena, by address
         self.can_replay = True
 
     @classmethod
@@ -73,8 +88,10 @@ class _Recorder(TorchDispatchMode):
         """Tell torch that nothing here is compiled; it would import its compiler for a second."""
         return False
 
-    def launch(self, kernel: int, call: Any) -> None:
+    def launch(self, kernel: int, call: ctypes.Structure, constants: Any) -> None:
         self.launches.append(copy_of(kernel, call))
+        if constants is not None:
+            self.constants.append(constants)
 
     def __torch_dispatch__(
         self,
@@ -85,14 +102,46 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         options = kwargs or {}
         result = func(*args, **options)
-        self.kept.append(result)
+        if not self.can_replay:
+            return result
         schema, results = func._schema, _several(result)
-        is_empty = schema.name.startswith("aten::empty")
         if schema.is_mutable or not all(isinstance(each, torch.Tensor) for each in results):
             self.can_replay = False
-        elif not is_empty and not all(_is_view(each, args) for each in results):
-            self.calls.append(TorchCall(len(self.launches), func, args, options, results))
-        return result
+            return result
+        is_empty = schema.name.startswith("aten::empty")
+        if not is_empty and all(_is_view(each, args) for each in results):
+            self._keep(results)
+            return result
+        own = self._in_arena(results)
+        if own is None:
+            self.can_replay = False
+            return result
+        if not is_empty:
+            for place, each in zip(own, results, strict=True):
+                place.copy_(each)
+            arguments, named = aliases(self.arena, args), aliases(self.arena, options)
+            results = aliases(self.arena, own)
+            self.calls.append(TorchCall(len(self.launches), func, arguments, named, results))
+        if isinstance(result, torch.Tensor):
+            return own[0]
+        return list(own) if isinstance(result, list) else own
+
+    def _in_arena(self, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        """Return empty tensors like the results, or None if they cannot be in the arena."""
+        own = []
+        for each in results:
+            place = self.arena.take(each) if each.layout == torch.strided else None
+            if place is None:
+                return None
+            own.append(place)
+        return tuple(own)
+
+    def _keep(self, views: tuple[torch.Tensor, ...]) -> None:
+        """Keep memory outside the arena, as of a number that torch made a tensor."""
+        for view in views:
+            if view.layout == torch.strided and not self.arena.holds(view):
+                storage = view.untyped_storage()
+                self.storages[storage.data_ptr()] = storage
 
 
 def _several(result: Any) -> tuple[Any, ...]:
@@ -111,15 +160,19 @@ def _is_view(result: torch.Tensor, arguments: tuple[Any, ...]) -> bool:
     return any(each.untyped_storage().data_ptr() == place for each in plain)
 
 
-def record(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay | None]:
+def record(compute: Callable[[], torch.Tensor], arena: Arena) -> tuple[torch.Tensor, Replay | None]:
     """Compute once; return the result and its replay, or None if it cannot be replayed.
 
     It cannot if the function writes into its inputs by an operation of torch, or reads a number
-    from a tensor.
+    from a tensor; if its tensors do not fit into the arena; or if one of them outlives the
+    function, so that a replay would overwrite it.
     """
-    recorder = _Recorder()
+    before = arena.taken
+    recorder = _Recorder(arena)
     with recorder, recorded(recorder.launch):
         result = compute()
-    if not recorder.can_replay or not recorder.launches:
+    kept = [arena, *recorder.constants, *recorder.storages.values()]
+    outlive = len(arena.taken - before) > arena.holds(result)
+    if not recorder.can_replay or not recorder.launches or outlive:
         return result, None
-    return result, Replay(result, recorder.launches, recorder.calls, recorder.kept)
+    return result, Replay(arena.alias(result), recorder.launches, recorder.calls, kept)

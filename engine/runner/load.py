@@ -290,7 +290,7 @@ def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
         # The draft model's KV cache is not taken yet: it takes memory as it fills.
         adapters = 0 if plan.adapters is None else plan.adapters.num_bytes
         draft_kv = 0 if draft is None else draft_kv_bytes(draft)
-        rows += plan.lens_bytes + adapters
+        rows += plan.lens_bytes + adapters + plan.program_bytes
         return plan.step_bytes + rows + draft_kv + grammar_bytes(plan)
     step = profile.step_bytes
     if draft is not None:  # its steps are not measured

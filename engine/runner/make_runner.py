@@ -57,10 +57,10 @@ def make_runner(
     # A recorded pass would leave out what ranks send each other.
     if plan.backend.name == "numba" and is_alone:
         from engine.attention.numba import NumbaBackend
-        from engine.runner.decode_programs import DecodePrograms
+        from engine.runner.step_programs import StepPrograms
 
         assert isinstance(plan.backend, NumbaBackend)
-        programs = DecodePrograms(forward, plan.backend, rows.block_tables.shape[2], openmp_wait)
+        programs = StepPrograms(forward, plan.backend, rows.block_tables.shape[2], openmp_wait)
     graphs: StepGraphs | None = None
     if recorder is not None:
         graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)

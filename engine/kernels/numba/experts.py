@@ -77,10 +77,8 @@ class ExpertsMultiply:
 
     def _launch(self, given: Mapping[str, tuple[int, int]], starts: torch.Tensor) -> None:
         """Run all layers. Expert e gets the value of each field for the row starts[e]."""
-        # A tensor, which a recorder keeps for replays, filled through NumPy, which none sees.
-        fields = torch.empty(len(given), ROW_FIELD.itemsize // 8, dtype=torch.int64)
         rows = [(self._offset(name), base, step) for name, (base, step) in given.items()]
-        fields.numpy()[:] = rows
+        fields = np.array(rows, dtype=ROW_FIELD)
         call = ExpertsCall(
             experts=len(self._layers),
             starts=starts.data_ptr(),
@@ -88,11 +86,11 @@ class ExpertsMultiply:
             calls=ctypes.addressof(self._calls),
             call_bytes=ctypes.sizeof(self._kind),
             counters=self._counters.ctypes.data,
-            fields=fields.data_ptr(),
+            fields=fields.ctypes.data,
             num_fields=len(fields),
             rows_offset=self._offset("rows"),
         )
-        in_threads(self._share, call, alone=True)
+        in_threads(self._share, call, alone=True, constants=fields)
         in_threads(self._run, call)
 
     def _offset(self, name: str) -> int:

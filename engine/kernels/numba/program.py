@@ -37,7 +37,7 @@ class Program:
             launch.call.counter = counter.ctypes.data
             pairs.append((launch.kernel, ctypes.addressof(launch.call)))
         self._launches = np.array(pairs, dtype=LAUNCH)
-        self._kernel = kernel_store().address("program.program_kernel")
+        self._kernel = load_program_kernel()
         self._call = ProgramCall(
             launches=self._launches.ctypes.data,
             team_size=team_size_address(),
@@ -49,6 +49,11 @@ class Program:
         self._call.first = first
         self._call.end = end
         in_threads(self._kernel, self._call)
+
+
+def load_program_kernel() -> int:
+    """Return the address of the kernel that runs programs. The first call may compile it."""
+    return kernel_store().address("program.program_kernel")
 
 
 def copy_of(kernel: int, call: ctypes.Structure) -> Launch:

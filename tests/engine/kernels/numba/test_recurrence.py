@@ -11,6 +11,7 @@ from engine.device.openmp import parallel
 from engine.kernels.numba import causal_conv as conv_kernels
 from engine.kernels.numba import gated as gated_kernels
 from engine.kernels.numba import recurrence as recurrence_kernels
+from engine.ops.arena import Arena
 from engine.ops.causal_conv import causal_conv
 from engine.ops.gated import sigmoid_mul
 from engine.ops.gated_delta import gated_delta
@@ -64,7 +65,7 @@ def test_recorded_decodes_replay_without_an_operation_of_torch(dtype: torch.dtyp
     x = projection(3, dtype, seed=6)
     reads, writes = torch.tensor([1, 0, 3]), torch.tensor([1, 2, 3])
     runs = StateRuns(torch.arange(4), reads, writes)
-    result, replay = record(lambda: recorded(x, runs, "numba"))
+    result, replay = record(lambda: recorded(x, runs, "numba"), Arena())
     assert replay is not None
     assert replay._calls == []
     assert torch.equal(result, due(x, runs, "numba"))
