@@ -155,7 +155,7 @@ def _facts(
         parameters=plan.num_parameters,
         weight_bytes=weight_bytes,
         kv_cache_bytes=kv_cache_bytes,
-        load_seconds=load_seconds - compiled.seconds,
+        load_seconds=load_seconds - compiled.blocked_seconds,
         compiled_kernels=compiled.count,
         compile_seconds=compiled.seconds,
         attention_backend=plan.attention_description,
