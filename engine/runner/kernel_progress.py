@@ -78,7 +78,7 @@ class CompileProgress:
         self._tell(self._number, self._number + len(self._left), left)
 
     def begin_ahead(self, processes: int) -> None:
-        """Note that so many processes begin with the missing kernels, the slowest ones first."""
+        """Note that `processes` begin with the missing kernels, the slowest ones first."""
         self._begin = self._last_end = time.monotonic()
         free_at = [FIRST_SECONDS] * processes
         for kernel in self.missing:
