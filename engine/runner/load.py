@@ -80,7 +80,8 @@ def load_engine(
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     compiled = CompiledKernels(plan, report)
     adapters = _make_adapters(plan, recorder)  # before the weights are packed
-    loaded_bytes = fill_weights(plan, report)
+    with openmp_wait.asleep():
+        loaded_bytes = fill_weights(plan, report)
     if adapters is not None:
         report(Progress("loading adapters", 0.0))
         adapters.load_sources()

@@ -94,7 +94,7 @@ class KernelStore:
         if self._folder is None or count == 0:
             self._compilers = None
             return 0
-        if self._compilers is None:
+        if self._compilers is None or self._compilers.kernels:  # those have another model's list
             self._compilers = Compilers(self._folder)
         self._compilers.compile(kernels, count)
         return count

@@ -28,6 +28,8 @@ processes = store.compile_ahead(kernels, 2)
 told = []
 store.waiting = lambda: told.append(1)
 addresses = [store.address(*kernel) for kernel in kernels]
+while store._compilers.wait():  # the last lock is deleted after the kernel is there
+    pass
 here = [store.compiled, "numba" in sys.modules]
 print(json.dumps([processes, all(addresses), len(told) > 0, *here]))
 """
@@ -112,6 +114,17 @@ def test_no_process_compiles_without_a_folder_or_without_memory(
     assert KernelStore(tmp_path).compile_ahead(KERNELS, 2) == 0
     monkeypatch.setattr(machine_code, "free_memory", lambda: machine_code.COMPILER_BYTES)
     assert KernelStore(tmp_path).compile_ahead(KERNELS, 2) == 1
+
+
+def test_second_model_of_a_process_has_a_list_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_program(monkeypatch, "import sys; print('ready'); sys.stdin.readline()")
+    store = KernelStore(tmp_path)
+    for kernel in KERNELS:
+        assert store.compile_ahead([kernel], 2) == 1
+        assert store._compilers is not None
+        assert store._compilers.kernels == {kernel}
 
 
 def test_processes_end_with_the_object_that_started_them(
