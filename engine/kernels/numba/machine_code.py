@@ -81,13 +81,18 @@ class KernelStore:
         elif not next(self._folder.glob(f"*{_digest()}"), None):
             if find_spec("numba") is None:
                 raise ModuleNotFoundError("No module named 'numba'", name="numba")
-            self._compilers = Compilers(self._folder)
-            self._compilers.check()
+            compilers = Compilers(self._folder)
+            try:
+                compilers.check()
+            except OSError:  # no more processes may be started
+                importlib.import_module("numba")
+            else:
+                self._compilers = compilers
 
     def compile_ahead(self, kernels: Sequence[Kernel], processes: int) -> int:
         """Let up to `processes` other processes compile missing kernels, the first ones first.
 
-        Returns how many do. Without a folder, or without memory for them, none does: `address`
+        Returns how many do. Without a folder, or if no process can be started, none does: `address`
         compiles when it is called.
         """
         count = min(processes, len(kernels), free_memory() // COMPILER_BYTES)
@@ -96,7 +101,11 @@ class KernelStore:
             return 0
         if self._compilers is None or self._compilers.kernels:  # those have another model's list
             self._compilers = Compilers(self._folder)
-        self._compilers.compile(kernels, count)
+        try:
+            self._compilers.compile(kernels, count)
+        except OSError:
+            self._compilers = None
+            return 0
         return count
 
     def compile_if_free(self, name: str, *shape: int) -> None:

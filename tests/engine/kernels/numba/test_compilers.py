@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -114,6 +115,21 @@ def test_no_process_compiles_without_a_folder_or_without_memory(
     assert KernelStore(tmp_path).compile_ahead(KERNELS, 2) == 0
     monkeypatch.setattr(machine_code, "free_memory", lambda: machine_code.COMPILER_BYTES)
     assert KernelStore(tmp_path).compile_ahead(KERNELS, 2) == 1
+
+
+def test_start_without_a_right_to_more_processes_compiles_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object, **facts: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(compilers.subprocess, "Popen", refused)
+    store = KernelStore(tmp_path)
+    store.check()
+    assert store.compile_ahead(KERNELS, 2) == 0
+    name, *shape = KERNELS[1]
+    assert store.address(str(name), *map(int, shape))
+    assert store.compiled == 1
 
 
 def test_second_model_of_a_process_has_a_list_of_its_own(
