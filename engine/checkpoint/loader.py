@@ -31,16 +31,19 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    tensors: Mapping[str, CheckpointTensor] | None = None,
     progress: Callable[[float], None] = lambda fraction: None,
     on_filled: Callable[[nn.Module], None] = lambda layer: None,
 ) -> None:
     """Fill every parameter of `model`, which is on the meta device.
 
     `on_filled` gets each layer when all its own parameters are filled, and may replace them.
+    `tensors` are those of `folder`, if they are known.
 
     Raises ConfigError if the tensors in `folder` do not fit the model.
     """
-    tensors = checkpoint_tensors(folder)
+    if tensors is None:
+        tensors = checkpoint_tensors(folder)
     targets, copies = assign(tensors, weight_map, folder)
     _check_copies(tensors, copies)
     wanted = [name for name in tensors if name in targets]  # in the order of the files
@@ -69,12 +72,13 @@ class StoredCodes(NamedTuple):
     kind: str | None  # None: no codes
 
 
-def stored_codes(weight_map: WeightMap, folder: Path) -> StoredCodes:
-    """Return which codes of a quantised checkpoint can be kept.
+def stored_codes(
+    weight_map: WeightMap, folder: Path, tensors: Mapping[str, CheckpointTensor]
+) -> StoredCodes:
+    """Return which codes of a quantised checkpoint, the `tensors` of `folder`, can be kept.
 
     A parameter is left out if one of its parts has no codes that can.
     """
-    tensors = checkpoint_tensors(folder)
     targets, _ = assign(tensors, weight_map, folder)
     forms: dict[str, list[CodesForm | None]] = {}
     kinds: Counter[str] = Counter()

@@ -14,12 +14,13 @@ A team of idle threads is enough to cause that.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -90,6 +91,23 @@ class OpenMPWait:
         elif self.contended and now - self._woken_at > CALM:
             log.info("The engine's threads have not had to queue for cores for %d s.", CALM)
             self.contended, self._pause = False, FIRST_PAUSE
+
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Let the threads sleep while they wait, if that can be chosen.
+
+        While weights are packed, one thread often works alone. The others would spin through that
+        time, and on a busy machine for several times as long.
+        """
+        wake: Callable[[], None] | None = None
+        if self._sleep is not None:
+            with contextlib.suppress(RuntimeError):  # no more threads
+                wake = self._sleep()
+        try:
+            yield
+        finally:
+            if wake is not None:
+                wake()
 
     def gauges(self) -> dict[str, float]:
         """Return the measurements for /metrics; empty until threads have computed for a while."""

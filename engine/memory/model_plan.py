@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from engine.checkpoint.folder import model_folder
 from engine.checkpoint.loader import stored_codes
 from engine.checkpoint.logit_score import read_logit_score
 from engine.checkpoint.quantized.formats import storage_format
+from engine.checkpoint.tensors import CheckpointTensor, checkpoint_tensors
 from engine.checkpoint.weight_map import WeightMap
 from engine.config import EngineConfig
 from engine.device.facts import (
@@ -119,6 +121,8 @@ class ModelPlan:
         if config.batch_invariant == "on" and self.batch_variance:
             why, cure = BATCH_VARIANCE[self.batch_variance]
             raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
+        # Of a quantised checkpoint, so that loading need not read their names again.
+        self.tensors: Mapping[str, CheckpointTensor] | None = None
         self.stored_kind = self._keep_stored_codes()
         self._check_kernels()
         check_groups(self)
@@ -289,7 +293,8 @@ class ModelPlan:
             return None
         if not keeps_stored_codes(self.dtype, self.kernels):
             return None
-        stored = stored_codes(self.weight_map(), self.folder)
+        self.tensors = checkpoint_tensors(self.folder)
+        stored = stored_codes(self.weight_map(), self.folder, self.tensors)
         names = {module: name for name, module in self.module.named_modules()}
         keeps_codes = False
         for layer in names:

@@ -57,6 +57,7 @@ def _fill(
             plan.folder,
             dtype=plan.dtype,
             device=plan.device,
+            tensors=plan.tensors,
             progress=lambda fraction: report(Progress(stage, fraction)),
             on_filled=on_filled,
         )

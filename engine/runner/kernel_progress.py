@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from engine.device.cache import protect_triton_folder
+from engine.device.limits import cpu_count
 from engine.memory.model_plan import ModelPlan
 from engine.protocol.ready import Progress
 
 if TYPE_CHECKING:
-    from engine.kernels.numba.machine_code import Kernel, KernelStore
+    from engine.kernels.numba.compilers import Kernel
+    from engine.kernels.numba.machine_code import KernelStore
 
 # Seconds to compile a kernel on a core of an AMD EPYC (Zen 4), by module or name. The progress
 # measures how fast this machine is, so only the ratios count.
@@ -31,7 +35,7 @@ FIRST_SECONDS = 1.2  # more for the first kernel: Numba prepares itself
 
 
 class CompileProgress:
-    """Reports each kernel that is compiled, and how long all that are left will take.
+    """Reports the kernels that are compiled, and how long all that are left will take.
 
     `needed` are the kernels that the model is expected to need. Those of `store` need no time.
     """
@@ -40,25 +44,66 @@ class CompileProgress:
         self, store: KernelStore, needed: Iterable[Kernel], report: Callable[[Progress], None]
     ) -> None:
         self._store = store
-        self._left = {kernel for kernel in needed if not store.has(kernel)}
+        missing = [kernel for kernel in needed if not store.has(kernel)]
+        self.missing = sorted(missing, key=usual_seconds, reverse=True)
+        self._left = set(missing)
         self._report = report
-        self._number = 0
+        self._number = 0  # of the last kernel that this process compiles
+        self._number_told = 0  # of the last kernel compiled ahead
         self._usual_seconds = FIRST_SECONDS  # of the kernels that are compiled
+        self._ends: dict[Kernel, float] = {}  # of kernels compiled ahead, in usual seconds
+        self._begin = self._last_end = time.monotonic()
+
+    @property
+    def count(self) -> int:
+        """The number of kernels that were missing and are compiled now."""
+        return self._number + sum(map(self._store.has, self._ends))
+
+    @property
+    def ahead_seconds(self) -> float:
+        """How long kernels have been compiled ahead, until the last one that was waited for."""
+        return self._last_end - self._begin
 
     def begin(self, kernel: Kernel) -> None:
-        """Report that `kernel` will be compiled. The first one is the measure for the others."""
+        """Report that this process will compile `kernel`. The first is the measure for others."""
         self._left.discard(kernel)
-        left = ""
+        self._ends.pop(kernel, None)
+        left = None
         own = usual_seconds(kernel)
         if self._store.compile_seconds:
             slowness = self._store.compile_seconds / self._usual_seconds
-            seconds = slowness * (own + sum(map(usual_seconds, self._left)))
-            left = f", about {max(round(seconds), 1)} s left"
+            left = slowness * (own + sum(map(usual_seconds, self._left)))
         self._usual_seconds += own
         self._number += 1
-        count = self._number + len(self._left)
-        stage = f"compiling kernels for this CPU, once: {self._number} of {count}{left}"
-        self._report(Progress(stage, (self._number - 1) / count))
+        self._tell(self._number, self._number + len(self._left), left)
+
+    def begin_ahead(self, processes: int) -> None:
+        """Note that `processes` begin with the missing kernels, the slowest ones first."""
+        self._begin = self._last_end = time.monotonic()
+        free_at = [FIRST_SECONDS] * processes
+        for kernel in self.missing:
+            end = heapq.heappop(free_at) + usual_seconds(kernel)
+            self._ends[kernel] = end
+            heapq.heappush(free_at, end)
+
+    def wait(self) -> None:
+        """Report how many kernels are compiled ahead by now, if one more is."""
+        done = {kernel for kernel in self._ends if self._store.has(kernel)}
+        count, number = len(self._ends), len(done) + 1
+        if number == self._number_told:
+            return
+        self._number_told = number
+        left = None
+        self._last_end = time.monotonic()
+        if done:
+            slowness = self.ahead_seconds / max(self._ends[kernel] for kernel in done)
+            left = slowness * max(self._ends.values()) - self.ahead_seconds
+        self._tell(min(number, count), count, left)
+
+    def _tell(self, number: int, count: int, left: float | None) -> None:
+        text = "" if left is None else f", about {max(round(left), 1)} s left"
+        stage = f"compiling kernels for this CPU, once: {number} of {count}{text}"
+        self._report(Progress(stage, (number - 1) / count))
 
 
 def usual_seconds(kernel: Kernel) -> float:
@@ -74,6 +119,7 @@ class CompiledKernels:
     def __init__(self, plan: ModelPlan, report: Callable[[Progress], None]) -> None:
         """`report` gets the progress of all kernels that are compiled from now on."""
         self._store: KernelStore | None = None
+        self._progress: CompileProgress | None = None
         if plan.kernels == "triton":
             protect_triton_folder()
         if plan.kernels != "numba":
@@ -86,12 +132,27 @@ class CompiledKernels:
         needed = needed_kernels(plan)
         if plan.draft is not None and plan.draft.kernels == "numba":
             needed |= needed_kernels(plan.draft)
-        self._store.compiling = CompileProgress(self._store, needed, report).begin
+        self._progress = CompileProgress(self._store, needed, report)
+        self._store.compiling = self._progress.begin
+        self._store.waiting = self._progress.wait
+        cores = max(cpu_count() // plan.ranks.count, 1)
+        if processes := self._store.compile_ahead(self._progress.missing, cores):
+            self._progress.begin_ahead(processes)
 
     @property
     def count(self) -> int:
-        return 0 if self._store is None else self._store.compiled
+        return 0 if self._progress is None else self._progress.count
 
     @property
     def seconds(self) -> float:
-        return 0.0 if self._store is None else self._store.compile_seconds
+        """How long they took, by the clock."""
+        if self._store is None or self._progress is None:
+            return 0.0
+        return self._store.compile_seconds + self._progress.ahead_seconds
+
+    @property
+    def blocked_seconds(self) -> float:
+        """The part of `seconds` in which the start did nothing else."""
+        return (
+            0.0 if self._store is None else self._store.compile_seconds + self._store.wait_seconds
+        )

@@ -81,7 +81,8 @@ def load_engine(
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     compiled = CompiledKernels(plan, report)
     adapters = _make_adapters(plan, recorder)  # before the weights are packed
-    loaded_bytes = fill_weights(plan, report)
+    with openmp_wait.asleep():
+        loaded_bytes = fill_weights(plan, report)
     if adapters is not None:
         report(Progress("loading adapters", 0.0))
         adapters.load_sources()
@@ -156,7 +157,7 @@ def _facts(
         parameters=plan.num_parameters,
         weight_bytes=weight_bytes,
         kv_cache_bytes=kv_cache_bytes,
-        load_seconds=load_seconds - compiled.seconds,
+        load_seconds=load_seconds - compiled.blocked_seconds,
         compiled_kernels=compiled.count,
         compile_seconds=compiled.seconds,
         attention_backend=plan.attention_description,

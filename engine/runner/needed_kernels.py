@@ -1,7 +1,8 @@
 """The kernels that a model needs on a CPU.
 
 Layers request kernels one after another, while weights are packed and the first token is computed.
-`needed_kernels` lists them before, only for the progress: a kernel that it misses is compiled, too.
+`needed_kernels` lists them before, so that they are compiled at the same time: a kernel that it
+misses is compiled when it is requested.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from engine.kernels.numba.call import (
     ROTATION,
     SIGMOID_MUL,
 )
+from engine.kernels.numba.compilers import Kernel
 from engine.kernels.numba.linear import (
     HEAD_PANEL,
     PANEL,
@@ -34,7 +36,6 @@ from engine.kernels.numba.linear import (
     packs_padded,
     tiles_problem,
 )
-from engine.kernels.numba.machine_code import Kernel
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead
 from engine.layers.experts import Experts

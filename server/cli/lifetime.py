@@ -20,6 +20,7 @@ from fastapi import FastAPI
 
 from engine.client.interface import EngineClient
 from engine.config import EngineConfig
+from engine.device.limits import release_unused
 from engine.errors import ConfigError, EngineDeadError
 from server import exit_codes
 from server.app import create_app
@@ -48,6 +49,7 @@ def run(
     except ConfigError as error:
         logger_for(config, "error")(f"penstock: {error}")
         return exit_codes.BAD_CONFIG
+    release_unused()  # reading a tokenizer leaves more freed memory than the tokenizer takes
     lifetime = Lifetime(app, listener, _max_connections())
     with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
         status = runner.run(lifetime.run())

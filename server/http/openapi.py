@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 from pydantic import AliasChoices
@@ -12,6 +13,7 @@ REFERENCE = "#/components/schemas/{model}"
 TOKEN_ID = "Token id"  # the title of schemas of token ids, which depend on the model
 TASK = "x-task"  # the member of an operation that names its task
 Task = Literal["generate", "embed", "score", "classify"]
+BODY = "x-body"  # the member in place of a schema: "module:class" of the body
 # Members of the schema of a body, and of one of its fields.
 ACCEPTED = "x-accepted-without-effect"  # names of fields
 UNSUPPORTED = "x-unsupported"  # names of fields, with the values that are accepted
@@ -47,7 +49,29 @@ def body_schema(
     With `streams`, its response may also be a stream of server-sent events, and with `binary`
     bytes. `task` is the one that a model must do; operations that stream generate. None: an
     operation of every model.
+
+    The schema of the body is made with the document, by `describe_body`: those of all bodies take
+    a fifth of the start of a server.
     """
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    extra: dict[str, Any] = {"requestBody": {"required": True, "content": {JSON: {BODY: place}}}}
+    if streams:
+        extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
+        task = "generate"
+    if binary:
+        extra["responses"] = {"200": {"content": {"application/octet-stream": {}}}}
+    if task is not None:
+        extra[TASK] = task
+    return extra
+
+
+def describe_body(content: dict[str, Any]) -> None:
+    """Put the schema of a body in the place that `body_schema` left for it, if it did."""
+    if (place := content.pop(BODY, None)) is not None:
+        content["schema"] = _without_null(_schema_of(resolve_name(place)))
+
+
+def _schema_of(kind: type[Body]) -> dict[str, Any]:
     schema = kind.model_json_schema(ref_template=REFERENCE)
     _complete_properties(kind, schema["properties"])
     schema[ACCEPTED] = sorted(kind.ACCEPTED)
@@ -57,17 +81,16 @@ def body_schema(
         for name, field in kind.model_fields.items()
         if name not in schema["properties"]
     }
-    extra: dict[str, Any] = {
-        "requestBody": {"required": True, "content": {JSON: {"schema": schema}}}
-    }
-    if streams:
-        extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
-        task = "generate"
-    if binary:
-        extra["responses"] = {"200": {"content": {"application/octet-stream": {}}}}
-    if task is not None:
-        extra[TASK] = task
-    return extra
+    return schema
+
+
+def _without_null(node: Any) -> Any:
+    """Leave out members that are null, as FastAPI does in the rest of the document."""
+    if isinstance(node, list):
+        return [_without_null(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {name: _without_null(value) for name, value in node.items() if value is not None}
 
 
 def _complete_properties(kind: type[Body], properties: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import FastAPI
 
-from server.http.openapi import TOKEN_ID
+from server.http.openapi import TOKEN_ID, describe_body
 
 ERROR = {
     "type": "object",
@@ -98,6 +98,7 @@ class OpenApiApp(FastAPI):
         for operations in document["paths"].values():
             for operation in operations.values():
                 for content in operation.get("requestBody", {}).get("content", {}).values():
+                    describe_body(content)
                     for name, schema in content["schema"].pop("$defs", {}).items():
                         known = schemas.setdefault(name, schema)
                         assert known == schema, f"two models are named {name}"

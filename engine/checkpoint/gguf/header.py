@@ -25,6 +25,7 @@ MAX_VALUES = 4_000_000  # of all arrays; the largest vocabularies have 2 million
 MAX_DEPTH = 4  # of arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's limit
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")  # of a text, before its bytes
 SCALARS = {
     0: "B",
     1: "b",
@@ -157,10 +158,28 @@ class _Reader:
             data = self._take(count * struct.calcsize(letter))
             return list(struct.unpack(f"<{count}{letter}", data))
         self._check_room(count * 8)  # each of them begins with a length
+        if element == STRING:
+            return self._texts(count)
         return [self._value(element, name, depth + 1) for _ in range(count)]
 
     def _text(self) -> str:
         return self._take(self._number("Q")).decode(errors="replace")
+
+    def _texts(self, count: int) -> list[str]:
+        """Read texts as `_text` does, but faster: a vocabulary and its merges are 100,000 texts."""
+        content, size, at = self._content, self._size, self._at
+        texts: list[str] = []
+        for _ in range(count):
+            begin = at + LENGTH.size
+            if begin > size:
+                self._check_room(begin - self._at)
+            end = begin + LENGTH.unpack_from(content, at)[0]
+            if end > size:
+                self._check_room(end - self._at)
+            texts.append(content[begin:end].decode(errors="replace"))
+            at = end
+        self._at = at
+        return texts
 
     def _count(self, what: str) -> int:
         count = self._number("Q")

@@ -19,8 +19,9 @@ from engine.device.facts import cpu_has_amx, uses_amx
 from engine.device.openmp import in_threads, parallel
 from engine.device.tiles import tiles_refused
 from engine.kernels.numba.call import CACHE_LINE, LinearCall
+from engine.kernels.numba.compilers import Kernel
 from engine.kernels.numba.cpu import has_amx_bf16, has_avx512_bf16
-from engine.kernels.numba.machine_code import Kernel, kernel_store
+from engine.kernels.numba.machine_code import kernel_store
 from engine.kernels.numba.prepared import PreparedRows, aligned
 from engine.kernels.numba.tiles import sums_agree, tile_checks
 

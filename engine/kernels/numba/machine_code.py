@@ -15,10 +15,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -32,12 +33,13 @@ from engine.device.cache import (
     make_cache_folder,
     mark_used,
 )
+from engine.device.limits import free_memory
+from engine.kernels.numba.compilers import Compilers, Kernel
 from engine.kernels.numba.cpu import cpu_features, cpu_name
 
 log = logging.getLogger(__name__)
 
-Kernel = tuple[str | int, ...]  # "module.function" of `source/`, and the shape
-
+COMPILER_BYTES = 300_000_000  # the most memory that a process takes to compile, rounded up
 MOST_WAIT_S = 60.0  # for another process that compiles the same kernel; it takes a few seconds
 
 
@@ -57,21 +59,61 @@ class KernelStore:
         """Without a `folder`, every process compiles; also if others could change its files."""
         # Called before a kernel compiles.
         self.compiling: Callable[[Kernel], None] = lambda kernel: None
-        self.compiled = 0  # kernels that were not in the folder
+        # Called again and again while a kernel is compiled ahead.
+        self.waiting: Callable[[], None] = lambda: None
+        self.compiled = 0  # kernels that this process compiled, since they were not in the folder
         self.compile_seconds = 0.0
+        self.wait_seconds = 0.0  # for kernels that other processes compile ahead
         self._folder = folder
         if folder is not None:
             if cache_problem(folder.parent, folder) is None:
                 delete_unused(folder, lambda name: name.endswith(_digest()))
             else:
                 self._folder = None
+        self._compilers: Compilers | None = None
         self._engine: llvm.ExecutionEngine | None = None
         self._addresses: dict[Kernel, int] = {}
 
     def check(self) -> None:
         """Raises ImportError if kernels cannot be compiled here, and none was compiled before."""
-        if self._folder is None or not next(self._folder.glob(f"*{_digest()}"), None):
+        if self._folder is None:
             importlib.import_module("numba")
+        elif not next(self._folder.glob(f"*{_digest()}"), None):
+            if find_spec("numba") is None:
+                raise ModuleNotFoundError("No module named 'numba'", name="numba")
+            compilers = Compilers(self._folder)
+            try:
+                compilers.check()
+            except OSError:  # no more processes may be started
+                importlib.import_module("numba")
+            else:
+                self._compilers = compilers
+
+    def compile_ahead(self, kernels: Sequence[Kernel], processes: int) -> int:
+        """Let up to `processes` other processes compile missing kernels, the first ones first.
+
+        Returns how many do. Without a folder, or if no process can be started, none does: `address`
+        compiles when it is called.
+        """
+        count = min(processes, len(kernels), free_memory() // COMPILER_BYTES)
+        if self._folder is None or count == 0:
+            self._compilers = None
+            return 0
+        if self._compilers is None or self._compilers.kernels:  # those have another model's list
+            self._compilers = Compilers(self._folder)
+        try:
+            self._compilers.compile(kernels, count)
+        except OSError:
+            self._compilers = None
+            return 0
+        return count
+
+    def compile_if_free(self, name: str, *shape: int) -> None:
+        """Compile a kernel into the folder, unless it is there or another process compiles it."""
+        file_name = self._file_name(name, *shape)
+        with self._turn(file_name, waits=False) as is_locked:
+            if is_locked and self._read(file_name) is None:
+                self._write(file_name, self._compile(name, shape))
 
     def address(self, name: str, *shape: int) -> int:
         """Return the address of a kernel: `name` is "module.function" of `source/`."""
@@ -90,7 +132,7 @@ class KernelStore:
 
     def _find(self, name: str, shape: tuple[int, ...]) -> MachineCode:
         file_name = self._file_name(name, *shape)
-        code = self._read(file_name)
+        code = self._read(file_name) or self._compiled_ahead(name, shape)
         if code is None:
             with self._turn(file_name):
                 code = self._read(file_name)  # another process may have compiled it meanwhile
@@ -99,22 +141,39 @@ class KernelStore:
                     self._write(file_name, code)
         return code
 
+    def _compiled_ahead(self, name: str, shape: tuple[int, ...]) -> MachineCode | None:
+        """Wait for a kernel that is compiled ahead; return None if it is not."""
+        compilers = self._compilers
+        kernel: Kernel = (name, *map(int, shape))
+        if compilers is None or kernel not in compilers.kernels:
+            return None
+        begin = time.monotonic()
+        while not self.has(kernel) and time.monotonic() < begin + MOST_WAIT_S and compilers.wait():
+            self.waiting()
+        self.wait_seconds += time.monotonic() - begin
+        return self._read(self._file_name(name, *shape))
+
     @staticmethod
     def _file_name(name: str | int, *shape: str | int) -> str:
         return "_".join([str(name), *map(str, map(int, shape)), _digest()])
 
     @contextlib.contextmanager
-    def _turn(self, file_name: str) -> Iterator[None]:
-        """Wait while another process compiles this kernel, as ranks do that start together."""
+    def _turn(self, file_name: str, *, waits: bool = True) -> Iterator[bool]:
+        """Wait while another process compiles this kernel, as ranks do that start together.
+
+        Yields whether the kernel is locked now. If not `waits`, another process may have it.
+        """
+        is_locked = False
         with contextlib.ExitStack() as stack:
             if self._folder is not None:
                 with contextlib.suppress(OSError):  # without a place for files, all compile
                     make_cache_folder(self._folder)
                     lock = self._folder / f".{file_name}.lock"
                     file = stack.enter_context(lock.open("a"))
-                    stack.callback(lock.unlink, missing_ok=True)
-                    _wait_for(file)
-            yield
+                    is_locked = _lock(file, MOST_WAIT_S if waits else 0.0)
+                    if is_locked or waits:
+                        stack.callback(lock.unlink, missing_ok=True)
+            yield is_locked
 
     def _compile(self, name: str, shape: tuple[int, ...]) -> MachineCode:
         self.compiling((name, *map(int, shape)))
@@ -175,14 +234,16 @@ class KernelStore:
         return int(self._engine.get_function_address(code.symbol))
 
 
-def _wait_for(file: IO[str]) -> None:
-    """Lock a file until it is closed. Gives up after MOST_WAIT_S: the owner may be stopped."""
-    deadline = time.monotonic() + MOST_WAIT_S
-    while time.monotonic() < deadline:
+def _lock(file: IO[str], most_wait_s: float) -> bool:
+    """Lock a file until it is closed. False: its owner had it all the time, and may be stopped."""
+    deadline = time.monotonic() + most_wait_s
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
             time.sleep(0.05)
 
 

@@ -160,6 +160,29 @@ def test_wait_policy_sleep_raises_keeps_spinning(caplog: pytest.LogCaptureFixtur
     assert not machine.policy.contended
 
 
+def test_asleep_lets_the_threads_sleep_until_its_end_also_after_an_error() -> None:
+    machine = Machine()
+    with machine.policy.asleep():
+        assert machine.sleeps
+    assert not machine.sleeps
+    with pytest.raises(KeyError), machine.policy.asleep():
+        raise KeyError
+    assert not machine.sleeps
+    machine.run(60)
+    assert machine.slept == 2, "without contention, steps spin"
+
+
+def test_asleep_without_a_way_to_sleep_changes_nothing() -> None:
+    def refused() -> Callable[[], None]:
+        raise RuntimeError("can't start new thread")
+
+    for sleep in (None, refused):
+        done = False
+        with OpenMPWait(dict, sleep).asleep():
+            done = True
+        assert done
+
+
 def test_wait_policy_infrequent_steps_detect_contention() -> None:
     machine = Machine(awake=0.47, asleep=0.3)
     machine.run(3, step=1.0)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.kernels.numba.machine_code import Kernel, KernelStore, MachineCode, kernel_store
+from engine.kernels.numba.compilers import Kernel
+from engine.kernels.numba.machine_code import KernelStore, MachineCode, kernel_store
 from engine.memory.model_plan import ModelPlan
 from engine.protocol.ready import Progress
+from engine.runner import kernel_progress
 from engine.runner.kernel_progress import FIRST_SECONDS, CompileProgress, usual_seconds
 from engine.runner.load import load_engine
 from engine.runner.needed_kernels import needed_kernels
@@ -56,6 +58,53 @@ def test_progress_counts_no_kernel_that_an_earlier_start_compiled(tmp_path: Path
     KernelStore(tmp_path).address(*PROGRAM)
     (first,) = compile_each(KernelStore(tmp_path), {PROGRAM, NORM}, NORM)
     assert first.stage.endswith("1 of 1")
+
+
+class HalfDone(KernelStore):
+    """A store without a folder, with the kernels `done`."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.done: set[Kernel] = set()
+
+    def has(self, kernel: Kernel) -> bool:
+        return kernel in self.done
+
+
+def test_progress_of_kernels_compiled_ahead_counts_them_and_estimates_by_their_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(kernel_progress.time, "monotonic", lambda: now)
+    store, reported = HalfDone(), []
+    progress = CompileProgress(store, {ATTENTION, NORM, PROGRAM}, reported.append)
+    assert progress.missing == [ATTENTION, NORM, PROGRAM], "the slowest one begins first"
+    progress.begin_ahead(2)
+    progress.wait()
+    progress.wait()
+    # The second process takes twice the usual time for NORM, while the first has ATTENTION.
+    now += 2 * (FIRST_SECONDS + usual_seconds(NORM))
+    store.done = {NORM}
+    progress.wait()
+    left = round(2 * (usual_seconds(ATTENTION) - usual_seconds(NORM)))
+    assert [each.stage.rpartition("once: ")[2] for each in reported] == [
+        "1 of 3",
+        f"2 of 3, about {left} s left",
+    ]
+    assert progress.count == 1
+    store.done = {NORM, ATTENTION, PROGRAM}
+    progress.wait()
+    assert reported[-1].stage.endswith("3 of 3, about 1 s left")
+    assert progress.count == 3
+
+
+def test_progress_counts_a_kernel_once_that_was_given_up_and_compiled_here() -> None:
+    store = HalfDone()
+    progress = CompileProgress(store, {NORM, PROGRAM}, lambda progress: None)
+    progress.begin_ahead(1)
+    progress.begin(NORM)
+    store.done = {NORM, PROGRAM}
+    assert progress.count == 2
 
 
 @pytest.mark.parametrize(

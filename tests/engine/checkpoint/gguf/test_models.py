@@ -13,6 +13,10 @@ import torch
 
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
+from engine.checkpoint.gguf import tensors as gguf_tensors
+from engine.checkpoint.gguf.header import Header
+from engine.config import EngineConfig
+from engine.runner.load import load_engine
 from tests.support.forward import forward, whole
 from tests.support.gguf_files import DELTAS, write_gguf
 from tests.support.golden import TOLERANCE, load, of_transformers
@@ -334,6 +338,25 @@ def test_quantized_logits_equal_those_of_the_rounded_checkpoint(kind: str, tmp_p
         prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
         due = reference(torch.tensor([prompt])).logits[0]
     torch.testing.assert_close(logits_of(file, prompt), due, **TOLERANCE)
+
+
+def test_header_of_a_gguf_file_is_read_once_by_the_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has the whole vocabulary. The plan reads it if codes are kept, else loading does."""
+    read: list[Path] = []
+    read_header = gguf_tensors.read_header
+
+    def counted(file: Path) -> Header:
+        read.append(file)
+        return read_header(file)
+
+    of_transformers(llama(), tmp_path / "checkpoint")
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "llama", "Q8_0")
+    config = EngineConfig(model=str(file), max_model_len=64, num_gpu_blocks_override=8, threads=1)
+    monkeypatch.setattr(gguf_tensors, "read_header", counted)
+    load_engine(config)
+    assert len(read) == 1
 
 
 def test_quantized_experts_equal_those_of_the_rounded_checkpoint(tmp_path: Path) -> None:

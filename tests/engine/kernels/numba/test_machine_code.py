@@ -15,8 +15,9 @@ import pytest
 
 from engine.device.cache import UNUSED_S, cache_problem
 from engine.kernels.numba import machine_code
+from engine.kernels.numba.compilers import Kernel
 from engine.kernels.numba.cpu import has_avx512_bf16
-from engine.kernels.numba.machine_code import Kernel, KernelStore
+from engine.kernels.numba.machine_code import KernelStore
 
 ROWS = ("rowwise.rows_kernel", 1, False)
 
