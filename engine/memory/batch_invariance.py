@@ -1,10 +1,32 @@
-"""Whether a row's bits are kept independent of the other rows on a CPU with AMX."""
+"""Whether a row's bits are independent of the other rows, and kept so on a CPU with AMX."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from engine.device.facts import batch_variance_of
+from engine.errors import ConfigError
 from engine.ops.kernels import Kernels
+from engine.protocol.ready import BATCH_VARIANCE, BatchVariance
+
+if TYPE_CHECKING:
+    from engine.memory.model_plan import ModelPlan
+
+
+def check_variance(plan: ModelPlan) -> BatchVariance:
+    """Return why bits depend on the batch; None if they do not.
+
+    Raises ConfigError if they do, and `--batch-invariant on` forbids it.
+    """
+    variance = batch_variance_of(
+        plan.device, plan.dtype, packed=plan.prepacks, threads=plan.threads
+    )
+    if plan.config.batch_invariant == "on" and variance:
+        why, cure = BATCH_VARIANCE[variance]
+        raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
+    return variance
 
 
 def multiplies_in_tiles(dtype: torch.dtype, kernels: Kernels) -> bool:

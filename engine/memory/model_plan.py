@@ -24,7 +24,6 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.config import EngineConfig
 from engine.device.facts import (
     available_memory,
-    batch_variance_of,
     device_of_rank,
     forbid_amx,
     onednn_has_matmul,
@@ -46,7 +45,7 @@ from engine.layers.state import state_specs
 from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.adapter_plan import plan_adapters
-from engine.memory.batch_invariance import keeps_order, multiplies_in_tiles
+from engine.memory.batch_invariance import check_variance, keeps_order, multiplies_in_tiles
 from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
@@ -74,7 +73,6 @@ from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
 from engine.ops.kernels import Kernels, select_kernels
-from engine.protocol.ready import BATCH_VARIANCE
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 ATTENTION_SLOWNESS = 2.5  # of a multiplication on a CPU, relative to that in a linear layer
@@ -115,12 +113,7 @@ class ModelPlan:
         is_cpu = self.device.type == "cpu"
         if is_cpu:
             self.threads = max(self.threads // self.ranks.count, 1)
-        self.batch_variance = batch_variance_of(
-            self.device, self.dtype, packed=self.prepacks, threads=self.threads
-        )
-        if config.batch_invariant == "on" and self.batch_variance:
-            why, cure = BATCH_VARIANCE[self.batch_variance]
-            raise ConfigError(f"--batch-invariant on is not possible: {why}. Instead, {cure}.")
+        self.batch_variance = check_variance(self)
         # Of a quantised checkpoint, so that loading need not read their names again.
         self.tensors: Mapping[str, CheckpointTensor] | None = None
         self.stored_kind = self._keep_stored_codes()
