@@ -118,6 +118,7 @@ class LinearCall(ctypes.Structure):
         ("counter", INT),  # address of the index of the next group of panels
         ("panels", INT),  # number of panels: groups of outputs that the packed weight interleaves
         ("at_once", INT),  # panels that a thread takes at a time
+        ("threads", INT),
         ("weight", INT),  # address of [panels, pairs, outputs of a panel, 2] bf16
         ("bias", INT),  # address of [panels, outputs of a panel] bf16, or 0
         ("pairs", INT),  # number of pairs of inputs

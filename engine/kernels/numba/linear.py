@@ -90,6 +90,7 @@ class PackedMultiply:
         self.call = LinearCall(
             panels=panels,
             at_once=max(1, panels // shares),
+            threads=torch.get_num_threads(),
             weight=layer.address,
             bias=0 if layer.bias is None else layer.bias.data_ptr(),
             pairs=inputs // 2,

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from numba import njit
 
-from engine.kernels.numba.call import LinearCall
-from engine.kernels.numba.source.multiply_panel import multiply_panel
+from engine.kernels.numba.call import CACHE_LINE, LinearCall
+from engine.kernels.numba.source.multiply_panel import ALL, PREFETCH, multiply_panel
 from engine.kernels.numba.source.panels import panels_kernel
+
+PANEL_BYTES = 2**19  # of the largest panels two of which are in the L2 cache of a core
+ROWS = 4  # that registers hold sums of, with the widest panels
+LINES, HALF = 4, 2  # cache lines of a pair of inputs in the widest panels
 
 
 @njit(inline="always")
 def multiply_rows(call, panel, row, rows, width, biased, wide):
+    """Multiply rows with a panel that is read once, and prefetched shortly before."""
+    multiply_ahead(call, panel, row, PREFETCH, rows, width, ALL, biased, wide)
+
+
+@njit(inline="always")
+def multiply_ahead(call, panel, row, ahead, rows, width, lines, biased, wide):
     first_output = width * panel
     multiply_panel(
         weight=call.weight + 4 * first_output * call.pairs,
+        ahead=ahead,
         bias=call.bias + 2 * first_output,
         pairs=call.pairs,
         split=call.split,
@@ -23,14 +34,42 @@ def multiply_rows(call, panel, row, rows, width, biased, wide):
         out_bytes=call.out_bytes,
         rows=rows,
         width=width,
+        lines=lines,
         biased=biased,
         wide=wide,
     )
 
 
 @njit(inline="always")
+def multiply_fours(call, panel, row, end, width, biased, wide):
+    """Multiply four rows at a time, and return the first row that is left.
+
+    The panel is read several times, first from memory. Meanwhile the next one is prefetched, a part
+    with each four rows.
+    """
+    passes = (end - row + ROWS - 1) // ROWS
+    panel_bytes = 4 * width * call.pairs
+    last = panel % call.at_once == call.at_once - 1  # of those that this thread has taken
+    panels = 1 + (call.threads - 1) * call.at_once if last else 1
+    behind = panels * panel_bytes
+    line = 0
+    while end - row >= ROWS:
+        ahead = behind + CACHE_LINE * line
+        if passes < LINES:
+            multiply_ahead(call, panel, row, ahead, ROWS, width, HALF, biased, wide)
+            line = (line + HALF) % LINES
+        else:
+            multiply_ahead(call, panel, row, ahead, ROWS, width, 1, biased, wide)
+            line = (line + 1) % LINES
+        row += ROWS
+    return row
+
+
+@njit(inline="always")
 def multiply_all_rows(call, panel, row, end, together, width, biased, wide):
     """Multiply up to `together` rows at a time, and at most 8. The counts must be literals."""
+    if together == ROWS and end - row > ROWS and 4 * width * call.pairs <= PANEL_BYTES:
+        row = multiply_fours(call, panel, row, end, width, biased, wide)
     while row < end:
         left = end - row
         if together >= 8 and left >= 8:

@@ -29,7 +29,8 @@ from engine.kernels.numba.source.llvm import (
 )
 
 LANES = 16  # outputs of one vector
-PREFETCH = 4096  # how many bytes ahead of the current read a weight is prefetched
+PREFETCH = 4096  # how many bytes ahead of the only read of a weight it is prefetched
+ALL = 0  # cache lines: those of the pair
 SUMS = ir.VectorType(FP32, LANES)
 PAIRS = ir.VectorType(BF16, 2 * LANES)  # a pair of inputs for each lane
 ROUNDED = ir.VectorType(BF16, LANES)
@@ -37,21 +38,27 @@ ROUNDED = ir.VectorType(BF16, LANES)
 
 @intrinsic(prefer_literal=True)
 def multiply_panel(
-    typing, weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased, wide
-):
+    typing, weight, ahead, bias, pairs, split, x, x_bytes, out, out_bytes,
+    rows, width, lines, biased, wide,
+):  # fmt: skip
     """out[r, :width] = x[r] times a panel [pairs, width, 2] of a weight, plus the bias.
 
     `out` is fp32 if `wide`, else bf16.
     Pairs of inputs are multiplied and added in order (AVX512_BF16). A new partial sum begins after
     every `split` pairs, and the partial sums are added in order. oneDNN uses the same order.
+
+    For each pair, `lines` cache lines, or ALL, are prefetched from `ahead` bytes behind it on.
     """
-    arguments = weight, bias, pairs, split, x, x_bytes, out, out_bytes, rows, width, biased, wide
+    arguments = (
+        weight, ahead, bias, pairs, split, x, x_bytes, out, out_bytes,
+        rows, width, lines, biased, wide,
+    )  # fmt: skip
     num_rows = rows.literal_value
     num_vectors = width.literal_value // LANES
 
     def code(context, builder, signature, values):
-        operands = _Operands(*values[:8])
-        flags = biased.literal_value, wide.literal_value
+        operands = _Operands(*values[:9])
+        flags = lines.literal_value, biased.literal_value, wide.literal_value
         panel = _Panel(builder, operands, num_rows, num_vectors, *flags)
         panel.multiply()
         return context.get_dummy_value()
@@ -63,6 +70,7 @@ class _Operands(NamedTuple):
     """Addresses and numbers that are known only when the kernel runs."""
 
     weight: ir.Value
+    ahead: ir.Value
     bias: ir.Value
     pairs: ir.Value
     split: ir.Value
@@ -83,11 +91,12 @@ class _RowSums(NamedTuple):
 class _Panel:
     """Code generator of `multiply_panel` for one shape."""
 
-    def __init__(self, builder, operands, rows, vectors, biased, wide):
+    def __init__(self, builder, operands, rows, vectors, lines, biased, wide):
         self._builder = builder
         self._operands = operands
         self._rows = range(rows)
         self._vectors = range(vectors)
+        self._lines = self._vectors if lines == ALL else range(lines)
         self._biased = biased
         self._wide = wide
         extension = "llvm.x86.avx512bf16"
@@ -143,7 +152,7 @@ class _Panel:
                 builder.store(builder.call(self._multiply, operands), partial)
 
     def _load_weights(self, pair):
-        """Load a pair of inputs' weights, and prefetch those of a later pair."""
+        """Load a pair of inputs' weights, and prefetch others."""
         builder = self._builder
         size = CACHE_LINE * len(self._vectors)
         begin = builder.add(self._operands.weight, builder.mul(pair, INT64(size)))
@@ -151,7 +160,9 @@ class _Panel:
         for vector in self._vectors:
             address = offset(builder, begin, CACHE_LINE * vector)
             weights.append(load(builder, address, PAIRS, align=CACHE_LINE))
-            prefetch(builder, offset(builder, address, PREFETCH), locality=2)
+        later = builder.add(begin, self._operands.ahead)
+        for line in self._lines:
+            prefetch(builder, offset(builder, later, CACHE_LINE * line), locality=2)
         return weights
 
     def _load_inputs(self, row, pair):
