@@ -61,15 +61,16 @@ def answers(driver: Driver, together: bool) -> list[list[int]]:
 def test_answers_are_equal_alone_together_chunked_and_preempted(
     model: Path, kind: Quantization
 ) -> None:
-    fields = {"quantization": kind, "dtype": "bfloat16", "attention_backend": "auto"}
+    mode: dict[str, Any] = {"dtype": "bfloat16", "attention_backend": "auto", "block_size": 16}
+    fields = {"quantization": kind, **mode}
     alone = answers(Driver(model, enable_prefix_caching=False, **fields), together=False)
     assert len({token for answer in alone for token in answer}) > 50
-    plain = answers(Driver(model, dtype="bfloat16", attention_backend="auto"), together=False)
+    plain = answers(Driver(model, **mode), together=False)
     assert alone != plain, "the weights are rounded"
     roomy = Driver(model, **fields)
     assert answers(roomy, together=True) == alone
     assert answers(roomy, together=True) == alone, "with prefix hits"
-    small = Driver(model, block_size=16, max_num_seqs=8, **SMALL, **fields)
+    small = Driver(model, max_num_seqs=8, **SMALL, **fields)
     assert answers(small, together=True) == alone
     assert small.stats.preemptions > 0
 

@@ -102,6 +102,7 @@ def test_tiles_are_for_bf16_and_our_own_kernels(on_amx: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(not has_avx512_bf16(), reason="this CPU does not multiply bf16 (AVX512_BF16)")
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("hidden", [32, 64], ids=["padded", "packed"])
 def test_engine_in_emulated_tiles_bits_of_a_prompt_ignore_the_crowd(
     tmp_path: Path, on_amx: pytest.MonkeyPatch, hidden: int

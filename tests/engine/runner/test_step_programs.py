@@ -78,7 +78,7 @@ def programs(driver: Driver) -> dict[int, Any]:
     return {shape.rows: program for shape, program in found._programs.items()}
 
 
-@pytest.mark.variants(9)
+@pytest.mark.variants(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in CASES])
 def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) -> None:
@@ -180,6 +180,7 @@ def test_recorded_chunks_equal_python(
 
 
 @pytest.mark.skipif(not has_instructions(), reason="this CPU has no kernel for codes")
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_decodes_with_quantized_weights_are_recorded(kind: str, tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "model", hidden_size=64, intermediate_size=96)

@@ -8,7 +8,7 @@ from engine.kernels.numba.call import CACHE_LINE, LinearCall
 from engine.kernels.numba.source.multiply_panel import ALL, PREFETCH, multiply_panel
 from engine.kernels.numba.source.panels import panels_kernel
 
-PANEL_BYTES = 2**19  # of the largest panels two of which are in the L2 cache of a core
+PANEL_BYTES = 2**19  # at most, if two panels shall be in the L2 cache of a core
 ROWS = 4  # that registers hold sums of, with the widest panels
 LINES, HALF = 4, 2  # cache lines of a pair of inputs in the widest panels
 

@@ -114,6 +114,7 @@ def test_model_takes_numbers_below_the_normal_range_for_zeros() -> None:
 
 
 @on_bf16_cpu
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("wide", [False, True], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize("width", [16, 32, 64])
@@ -271,6 +272,7 @@ def count(lines: list[str], instruction: str) -> int:
     return sum(line.split()[:1] == [instruction] for line in lines)
 
 
+@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("width", "biased", "wide"),
     [
