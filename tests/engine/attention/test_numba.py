@@ -215,7 +215,7 @@ ROWS = {
 }
 
 
-@pytest.mark.variants(15)
+@pytest.mark.variants(8)
 @dtypes
 @pytest.mark.parametrize("kind", [None, noisy_scores, noisy_values])
 @pytest.mark.parametrize("spec", ROWS.values(), ids=ROWS)

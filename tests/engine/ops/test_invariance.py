@@ -205,7 +205,7 @@ def noisy_values(sequences: Sequences) -> Sequences:
     return replace(sequences, queries=queries, values=values)
 
 
-@pytest.mark.variants(16)
+@pytest.mark.variants(8)
 @dtypes
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("block_size", [pytest.param(16, marks=pytest.mark.slow), 64])

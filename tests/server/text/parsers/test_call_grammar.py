@@ -177,7 +177,7 @@ def test_reasoning_comes_before_structured_output(vocabulary) -> None:
     assert reasoning_grammar(answers_of(BY_NAME["hermes"], vocabulary), State.CONTENT, {}) == ""
 
 
-@pytest.mark.variants(25)
+@pytest.mark.variants(14)
 @pytest.mark.parametrize("name", HOSTILE_PARAMETERS)
 def test_hostile_parameters_give_a_grammar_or_the_reason_why_not(name, vocabulary) -> None:
     """A schema that the grammar's compiler refuses is a 400; nothing else may fail."""
