@@ -26,6 +26,7 @@ def fingerprint_settings(
         "kv_cache_dtype": info.kv_cache_dtype or "auto",
         "device": info.device,
         "attention_backend": info.attention_backend,
+        "block_size": str(info.block_size),  # a softmax is summed block by block
         "tensor_parallel_size": str(info.tensor_parallel_size),
         "batch_invariant": "on" if info.batch_variance is None else f"off ({info.batch_variance})",
     }

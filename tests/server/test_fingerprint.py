@@ -27,6 +27,7 @@ def fingerprint(adapter: ServedAdapter | None = None, **facts: Any) -> str:
         {"kv_cache_dtype": "int8"},
         {"device": "cuda:0"},
         {"attention_backend": "torch"},
+        {"block_size": 2 * INFO.block_size},
         {"other_ranks": (INFO.memory,)},
         {"batch_variance": "amx"},
     ],
