@@ -100,13 +100,6 @@ class NumbaBackend:
         tasks = np.array(step_tasks(layout, stores_chunks=fuses_chunks), dtype=TASK)
         return NumbaPlan(layout, tasks, fuses_chunks=fuses_chunks)
 
-    def plan_memory(self, layout: StepLayout, rows: int, blocks: int) -> PlanMemory:
-        """Return memory for steps of up to `rows` tokens and tables of up to `blocks` blocks.
-
-        It is for layouts with the same KV groups.
-        """
-        return PlanMemory(layout, rows, blocks)
-
     def recorded_plan(self, layout: StepLayout, memory: PlanMemory, rows: int) -> NumbaPlan:
         """Return the plan of a recorded step of `rows` tokens, for `NumbaPlan.follow`.
 

@@ -133,7 +133,7 @@ class StepPrograms:
         """Return the batch of a program, whose inputs have memory of their own."""
         layout, rows = batch.plan.layout, shape.rows
         if self._memory is None:
-            self._memory = self._backend.plan_memory(layout, PROGRAM_ROWS, self._blocks)
+            self._memory = PlanMemory(layout, PROGRAM_ROWS, self._blocks)
         plan = self._backend.recorded_plan(layout, self._memory, rows)
         own = replace(
             batch,

@@ -124,17 +124,18 @@ class _Reader:
         allowed = _of_keywords(schema)
         if "$ref" in schema:
             allowed = _both(allowed, self.read(referred(schema["$ref"], self._root), depth + 1))
-        for part in _list(schema, "allOf"):
+        for part in listed(schema, "allOf"):
             allowed = _both(allowed, self.read(part, depth + 1))
         for keyword in ("anyOf", "oneOf"):
-            options = _list(schema, keyword)
+            options = listed(schema, keyword)
             if options:
                 read = [self.read(option, depth + 1) for option in options]
                 allowed = _both(allowed, _either(read))
         return allowed
 
 
-def _list(schema: Schema, keyword: str) -> list[Any]:
+def listed(schema: Schema, keyword: str) -> list[Any]:
+    """Return the list of a keyword; empty if it has none."""
     value = schema.get(keyword)
     return value if isinstance(value, list) else []
 
@@ -145,7 +146,7 @@ def _of_keywords(schema: Schema) -> Allowed:
     if schema.get("nullable") is True:
         allowed = {**allowed, "null": None}
     if "enum" in schema:
-        allowed = _both(allowed, _of_values(_list(schema, "enum")))
+        allowed = _both(allowed, _of_values(listed(schema, "enum")))
     if "const" in schema:
         allowed = _both(allowed, _of_values([schema["const"]]))
     return allowed

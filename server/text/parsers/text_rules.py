@@ -6,7 +6,14 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from server.text.parsers.allowed import MAX_DEPTH, MAX_SCHEMAS, Schema, allowed_values, referred
+from server.text.parsers.allowed import (
+    MAX_DEPTH,
+    MAX_SCHEMAS,
+    Schema,
+    allowed_values,
+    listed,
+    referred,
+)
 from server.text.parsers.rules import escaped
 from server.text.text_formats import FORMATS
 
@@ -36,9 +43,9 @@ class _Reader:
         if not isinstance(schema, dict) or depth > MAX_DEPTH or self._num_read > MAX_SCHEMAS:
             return ANY
         terms = [*_of_keywords(schema), self.read(self._referred(schema), depth + 1)]
-        terms += [self.read(part, depth + 1) for part in _list(schema, "allOf")]
+        terms += [self.read(part, depth + 1) for part in listed(schema, "allOf")]
         for keyword in ("anyOf", "oneOf"):
-            options = [option for option in _list(schema, keyword) if self._has_text(option)]
+            options = [option for option in listed(schema, keyword) if self._has_text(option)]
             terms.append(_joined("|", (self.read(option, depth + 1) for option in options)))
         return _joined("&", terms)
 
@@ -58,15 +65,10 @@ def _joined(operator: str, terms: Iterable[str]) -> str:
     return f"({f' {operator} '.join(kept)})" if len(kept) > 1 else "".join(kept)
 
 
-def _list(schema: Schema, keyword: str) -> list[Any]:
-    value = schema.get(keyword)
-    return value if isinstance(value, list) else []
-
-
 def _of_keywords(schema: Schema) -> list[str]:
     """Return what `const`, `enum`, the length, `pattern` and `format` say of a text."""
     terms = []
-    values = [*_list(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
+    values = [*listed(schema, "enum"), *([schema["const"]] if "const" in schema else [])]
     texts = [value for value in values if isinstance(value, str)]
     if texts:
         terms.append(_joined("|", (f"/{escaped(text)}/" for text in texts)))
