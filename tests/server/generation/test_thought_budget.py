@@ -12,12 +12,12 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken
 
-from server.replay.recorded import read_record
 from server.replay.request import replay_body
 from server.text.parsers.formats import BY_NAME, REASONING_BY_NAME, ChannelFormat
 from tests.server.conftest import EOS, write_model
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.limited_thoughts import thinking
+from tests.support.recorded import written_record
 from tests.support.rig import Served, serving
 from tests.support.written_calls import written
 
@@ -296,7 +296,7 @@ async def test_recorded_answer_is_replayed_with_its_budget(
     thinking_server: Served, tmp_path: Path
 ) -> None:
     await whole(thinking_server, thinking_token_budget=4, max_tokens=60)
-    [recorded] = read_record(tmp_path / "record.jsonl").values()
+    [recorded] = (await written_record(tmp_path / "record.jsonl", 1)).values()
     body = replay_body(recorded, 1000)
     assert body["thinking_token_budget"] == 4
     response = await thinking_server.http.post("/v1/completions", json=body)

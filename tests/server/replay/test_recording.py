@@ -14,6 +14,7 @@ from server.cli.banner import banner
 from server.replay.recorded import REPLAY_HEADER, RecordedAnswer, read_record
 from tests.server.conftest import BOS, EOS
 from tests.support.fake_engine import INFO, NOT_FINITE, FakeEngine
+from tests.support.recorded import written_record
 from tests.support.rig import Served, eventually, serving
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -25,8 +26,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 async def answers_of(record_file: Path, count: int) -> list[RecordedAnswer]:
     """Wait for `count` lines and return them."""
-    await eventually(lambda: record_file.read_text().count("\n") >= count, f"{count} lines")
-    return list(read_record(record_file).values())
+    return list((await written_record(record_file, count)).values())
 
 
 async def test_line_has_the_engine_request_and_its_tokens(

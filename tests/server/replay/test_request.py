@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from engine.protocol.generate import Grammar, SamplingParams
-from server.replay.recorded import RecordedGrammar, params_fields, read_record
+from server.replay.recorded import RecordedGrammar, params_fields
 from server.replay.request import CannotReplay, replay_body, replayed_tokens
 from tests.server.conftest import EOS
 from tests.server.replay.test_recorded import answer
 from tests.support.fake_engine import INFO
-from tests.support.rig import Served, eventually
+from tests.support.recorded import written_record
+from tests.support.rig import Served
 
 VOCAB = INFO.vocab_size
 
@@ -47,8 +48,8 @@ async def test_replay_makes_the_same_engine_request(
 ) -> None:
     assert (await recording.complete(**fields)).status_code == 200
     originals = [request.params for request in recording.engine.requests]
-    await eventually(lambda: record_file.read_text().count("\n") == len(originals), "recorded")
-    for recorded, params in zip(list(read_record(record_file).values()), originals, strict=True):
+    answers = await written_record(record_file, len(originals))
+    for recorded, params in zip(list(answers.values()), originals, strict=True):
         response = await recording.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
         assert response.status_code == 200, response.text
         request = recording.engine.requests[-1]
@@ -69,8 +70,7 @@ async def test_seed_that_means_random_is_replayed_as_a_second_choice(
     recording: Served, record_file: Path
 ) -> None:
     await recording.complete(seed=-2, n=2)
-    await eventually(lambda: record_file.read_text().count("\n") == 2, "recorded")
-    recorded = read_record(record_file)[2]
+    recorded = (await written_record(record_file, 2))[2]
     assert recorded.sampling.seed == -1
     response = await recording.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
     assert [each.params.seed for each in recording.engine.requests[-2:]] == [-2, -1]
@@ -83,8 +83,7 @@ async def test_answer_cut_by_a_stop_text_is_replayed_to_its_length(
     recording: Served, record_file: Path
 ) -> None:
     await recording.complete(stop="l", max_tokens=40, min_tokens=2)
-    await eventually(lambda: record_file.read_text().count("\n") == 1, "recorded")
-    recorded = read_record(record_file)[1]
+    recorded = (await written_record(record_file, 1))[1]
     response = await recording.http.post("/v1/completions", json=replay_body(recorded, VOCAB))
     assert len(recorded.tokens) == 3
     assert replayed_tokens(recorded, response.json()) == recorded.tokens

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 from engine.protocol.generate import SamplingParams
 from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
 from server.cli.main import app
-from server.replay.recorded import params_fields, params_of, read_record
+from server.replay.recorded import params_fields, params_of
 from server.replay.request import replay_body
 from tests.server.replay.test_recorded import answer
 from tests.support.every_parameter import every_parameter, value_of
 from tests.support.fake_engine import INFO
-from tests.support.rig import Served, eventually
+from tests.support.recorded import written_record
+from tests.support.rig import Served
 
 
 @every_parameter
@@ -28,8 +29,7 @@ async def test_replay_repeats_the_parameter(
         first = len(recording.engine.requests)
         assert (await recording.complete(**{name: value})).status_code == 200
         lines = 1 + first // 2
-        await eventually(lambda: record_file.read_text().count("\n") == lines, "recorded")  # noqa: B023
-        recorded = read_record(record_file)[lines]
+        recorded = (await written_record(record_file, lines))[lines]
         body = replay_body(recorded, INFO.vocab_size)
         replay = {"x-penstock-replay": "1"}
         response = await recording.http.post("/v1/completions", json=body, headers=replay)

@@ -9,18 +9,18 @@ import pytest
 from msgspec.structs import replace
 
 from server.replay.client import ReplayClient
-from server.replay.recorded import RecordedAnswer, read_record
+from server.replay.recorded import RecordedAnswer
 from server.replay.verify import CannotVerify, Plan, Report, Verification, different_settings
 from tests.support.fake_engine import INFO
-from tests.support.rig import Served, eventually
+from tests.support.recorded import written_record
+from tests.support.rig import Served
 
 
 @pytest.fixture
 async def answers(recording: Served, record_file: Path) -> dict[int, RecordedAnswer]:
     """One recorded answer of `recording`."""
     await recording.complete()
-    await eventually(lambda: record_file.read_text().count("\n") == 1, "a line is written")
-    return read_record(record_file)
+    return await written_record(record_file, 1)
 
 
 async def verified(served: Served, answers: dict[int, RecordedAnswer]) -> Report:
