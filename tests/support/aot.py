@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from engine.kernels.triton.overlap import CHIPS
+from engine.kernels.triton.chips import CHIPS
 
 TYPES = {
     torch.float32: "fp32",
@@ -66,7 +66,11 @@ class Launch:
         attributes = {(i,): [["tt.divisibility", 16]] for i in self.aligned}
         constants = dict(self.constants)
         if "OVERLAP" in constants:  # launchers set it for the chip of the device
-            constants["OVERLAP"] = divmod(arch, 10) in CHIPS
+            constants["OVERLAP"] = any(
+                features.overlap
+                for chip, features in CHIPS.items()
+                if chip.capability == divmod(arch, 10)
+            )
         return ASTSource(self.kernel, dict(self.signature), constants, attributes)
 
 

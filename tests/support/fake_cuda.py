@@ -22,6 +22,8 @@ from torch.utils._device import _device_constructors
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from engine.kernels.triton.chips import H200
+
 CUDA = torch.device("cuda", 0)
 MAX_PROGRAMS = 65535  # limit along the second and third axis of a grid
 aten = torch.ops.aten
@@ -84,7 +86,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.runner.make_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_tiles.max_shared_mem": lambda device: 227 << 10,
-        "engine.kernels.triton.overlap.capability": lambda device: (9, 0),
+        "engine.kernels.triton.chips.chip_of": lambda device: H200,
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.
     _device_constructors()

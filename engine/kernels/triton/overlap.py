@@ -9,26 +9,18 @@ Kernels that do not call it start, as ever, when all earlier ones have ended.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-# Compute capabilities on which the tests passed and a step was faster with it. See docs/gpu.md.
-CHIPS = {(9, 0)}
-
-
-@cache
-def capability(device: torch.device) -> tuple[int, int] | None:
-    """Return the compute capability of a GPU, and None for another device."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+from engine.kernels.triton.chips import features_of
 
 
 def launch_options(device: torch.device) -> dict[str, Any]:
     """Return the arguments of a launch on `device`: the constant OVERLAP, and Triton's own."""
-    if capability(device) in CHIPS:
+    if features_of(device).overlap:
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
 

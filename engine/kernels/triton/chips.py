@@ -1,0 +1,55 @@
+"""The optimisations that each GPU gets: one frozen table, each line with its measurement.
+
+A chip that has no line gets kernels that start one after another, which is right everywhere.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+
+class Chip(NamedTuple):
+    """A GPU by what decides how fast a kernel is on it."""
+
+    capability: tuple[int, int]
+    num_sms: int  # streaming multiprocessors
+    l2_bytes: int
+
+
+class Features(NamedTuple):
+    """The optimisations that are on. Without any, each kernel waits for the one before."""
+
+    overlap: bool = False  # programmatic dependent launch (engine/kernels/triton/overlap.py)
+
+
+PLAIN = Features()
+H200 = Chip((9, 0), 132, 50 << 20)
+CHIPS: dict[Chip, Features] = {
+    H200: Features(overlap=True),  # docs/benchmarks/gpu-h200.json
+}
+_forced: list[Features] = []
+
+
+@cache
+def chip_of(device: torch.device) -> Chip | None:
+    """Return the chip of a GPU, and None for another device."""
+    if device.type != "cuda":
+        return None
+    facts = torch.cuda.get_device_properties(device)
+    return Chip((facts.major, facts.minor), facts.multi_processor_count, facts.L2_cache_size)
+
+
+def features_of(device: torch.device) -> Features:
+    """Return what is on for kernels on `device`."""
+    if _forced:
+        return _forced[-1]
+    chip = chip_of(device)
+    return PLAIN if chip is None else CHIPS.get(chip, PLAIN)
+
+
+def force(features: Features | None) -> None:
+    """Use these on every chip of this process; None goes back to the table."""
+    _forced[:] = [] if features is None else [features]
