@@ -11,7 +11,6 @@ from engine.device.ranks import Ranks, Shard
 from engine.layers.position_tables import PositionTables
 from engine.layers.weights.table import LogitsWeight, Table
 from engine.ops.codes import Quantization
-from engine.ops.embedding import embed
 from engine.ops.kernels import Kernels
 
 
@@ -49,11 +48,11 @@ class TokenEmbedding(LoadedLayer):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         shard = self.tensors.shard
         if shard is None or not self.divisible:
-            return embed(ids, self.weight, self.scale, kernels=self.kernels)
+            return self.tensors.lookup(ids, self.scale, self.kernels)
         first, past = shard.rows[""].start, shard.rows[""].stop
         elsewhere = (ids < first) | (ids >= past)
         indices = (ids - first).masked_fill_(elsewhere, 0)
-        rows = embed(indices, self.weight, self.scale, kernels=self.kernels)
+        rows = self.tensors.lookup(indices, self.scale, self.kernels)
         return self._ranks.sum(rows.masked_fill(elsewhere[:, None], 0))
 
 
@@ -132,7 +131,7 @@ class LMHead(LoadedLayer):
         return self.tensors.plain
 
     def prepack(self, quantization: Quantization | None = None) -> None:
-        """Pack the weight, see `Weight.pack`; of a tied head, the table stays."""
+        """Pack the weight, see `Weight.pack`; of a tied head, the table may be freed."""
         self.tensors.pack(self.kernels, quantization)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from engine.grammar import limits
 from engine.layers.embedding import LMHead
 from engine.layers.experts import Experts
 from engine.layers.linear import Linear
-from engine.layers.weights.pack import is_packed, nbytes_of
+from engine.layers.weights.pack import gives_rows, is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
 from engine.memory.pooler_plan import pooler_bytes
 from engine.ops.arena import CHUNK_BYTES, MOST_BYTES
@@ -41,15 +41,24 @@ LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders w
 def weight_bytes(plan: ModelPlan) -> int:
     """Parameters in the served dtype, and the tables computed from the configuration.
 
-    If weights are packed, a tied head is packed too, and the token embedding keeps its own table.
+    A tied head is packed too. The token embedding keeps its own table if that changes numbers.
     """
     numbers = plan.rank_parameters
     heads = _layers(plan, LMHead)
-    tied = [head for head in heads if head.weight is None and _packs(plan, head, head.table)]
-    numbers += sum(head.table.numel() for head in tied)
+    numbers += sum(head.table.numel() for head in heads if _copies_table(plan, head))
     tables = sum(buffer.nbytes for buffer in plan.module.buffers())
     pooler = pooler_bytes(plan.pooler)
     return numbers * plan.dtype.itemsize + _wider_bytes(plan) + tables + pooler
+
+
+def _copies_table(plan: ModelPlan, head: LMHead) -> bool:
+    """Whether the packed form of a tied head is another copy of the table."""
+    if head.weight is not None or not _packs(plan, head, head.table):
+        return False
+    if head.tensors.stored_form is not None:
+        return False
+    inputs, dtype = head.table.shape[1], _dtype_of(plan, head)
+    return not gives_rows(inputs, dtype, plan.kernels, _rounds_to(plan, head))
 
 
 def _wider_bytes(plan: ModelPlan) -> int:

@@ -36,6 +36,7 @@ from engine.kernels.numba.linear import (
     packs_padded,
     tiles_problem,
 )
+from engine.kernels.numba.lookup import PANELS_LOOKUP, codes_lookup
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead
 from engine.layers.experts import Experts
@@ -124,11 +125,15 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     kind = kind_of(inputs, is_head, plan.rounds_to) if is_rounded else None
     if layer.tensors.stored_form is not None:
         bits, has_offsets = layer.tensors.stored_form
+        if layer.weight is None:
+            yield codes_lookup(bits, has_offsets=has_offsets)
     elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
         bits, has_offsets = BITS[kind], kind == "int4"
     elif is_head and can_multiply_head(inputs, plan.dtype):
         in_tiles = tiles_problem() is None
         yield kernel_of(HEAD_PANEL, has_bias=False, wide=True, in_tiles=in_tiles)
+        if layer.weight is None:
+            yield PANELS_LOOKUP
         return
     else:
         if has_kernel(plan.dtype) and not is_head:

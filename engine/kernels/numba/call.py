@@ -178,6 +178,22 @@ class RoundCall(ctypes.Structure):
     ]
 
 
+class LookupCall(ctypes.Structure):
+    """Arguments of the lookup of rows in a packed weight."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next group of rows
+        ("rows", INT),
+        ("at_once", INT),  # rows that a thread takes at a time
+        ("ids", INT),  # address of [rows]: the outputs of the weight
+        ("weight", INT),  # address of panels, as in LinearCall or CodesCall
+        ("scales", INT),  # address of the scales of codes
+        ("width", INT),  # outputs of a panel of bf16
+        ("inputs", INT),
+        ("out", INT),  # address of [rows, inputs] bf16
+    ]
+
+
 class ExpertsCall(ctypes.Structure):
     """Arguments of the linear layers of several experts, whose calls are of one type."""
 

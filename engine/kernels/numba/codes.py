@@ -20,6 +20,7 @@ from engine.kernels.numba.call import (
     RoundCall,
 )
 from engine.kernels.numba.cpu import has_avx512_bf16, has_avx512_vnni
+from engine.kernels.numba.lookup import code_rows
 from engine.kernels.numba.machine_code import kernel_store
 from engine.kernels.numba.prepared import PreparedRows, aligned
 
@@ -96,6 +97,10 @@ class CodesLinear:
     def empty(self, rows: int) -> torch.Tensor:
         """Return room for the products [rows, outputs], and for those of padding."""
         return torch.empty(rows, self._padded, dtype=self._dtype)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, inputs] of the weight, rounded to bf16, for ids [T]."""
+        return code_rows(ids, self._codes, self._scales, self._groups * GROUP, self._bits)
 
     def prepared(self, x: torch.Tensor) -> PreparedRows:
         """Round x [rows, inputs] for this weight, or another one of the same shape and form."""

@@ -21,6 +21,7 @@ from engine.device.tiles import tiles_refused
 from engine.kernels.numba.call import CACHE_LINE, LinearCall
 from engine.kernels.numba.compilers import Kernel
 from engine.kernels.numba.cpu import has_amx_bf16, has_avx512_bf16
+from engine.kernels.numba.lookup import panel_rows
 from engine.kernels.numba.machine_code import kernel_store
 from engine.kernels.numba.prepared import PreparedRows, aligned
 from engine.kernels.numba.tiles import sums_agree, tile_checks
@@ -81,6 +82,7 @@ class PackedMultiply:
         # The call holds only their addresses.
         self._packed = layer.packed
         self._bias = layer.bias
+        self._width = width
         self.outputs = outputs
         self._dtype = torch.float32 if wide else torch.bfloat16
         in_tiles = split is IN_TILES
@@ -117,6 +119,10 @@ class PackedMultiply:
         call.out = out.data_ptr()
         in_threads(self.kernel, call)
         return out
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, inputs] of the weight, which was packed here, for ids [T]."""
+        return panel_rows(ids, self._packed, 2 * self.call.pairs, self._width)
 
     def prepared(self, x: torch.Tensor) -> PreparedRows:
         """Return x [rows, inputs] as the kernel reads it."""

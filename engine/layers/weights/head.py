@@ -5,10 +5,12 @@ oneDNN returns the dtype of the inputs: logits of a bf16 weight would be rounded
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from engine.layers.weights.onednn import PackedWeight
-from engine.layers.weights.packed import PackedForm
+from engine.layers.weights.packed import PackedForm, RowsForm
 from engine.ops.kernels import Kernels
 
 
@@ -32,6 +34,10 @@ class HeadWeight:
     @property
     def nbytes(self) -> int:
         return self._product.nbytes
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows [T, hidden] of the weight. Our own kernel must multiply it."""
+        return cast(RowsForm, self._product).rows(ids)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, vocabulary], fp32."""

@@ -9,7 +9,7 @@ import torch
 
 from engine.kernels.numba.call import LANES
 from engine.layers.weights.code_rows import CodeRowsWeight
-from engine.layers.weights.head import HeadWeight, head_nbytes
+from engine.layers.weights.head import HeadWeight, has_head_kernel, head_nbytes
 from engine.layers.weights.onednn import PackedWeight
 from engine.layers.weights.packed import PackedForm
 from engine.ops.codes import GROUPS, Quantization
@@ -104,6 +104,20 @@ def is_packed(
 ) -> bool:
     """Return whether `pack` packs this weight: on a GPU, only if it is quantised."""
     return kernels != "triton" or kind_of(inputs, is_head, quantization) is not None
+
+
+def gives_rows(
+    inputs: int,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    quantization: Quantization | None,
+) -> bool:
+    """Return whether a head with these inputs, whose plain values are packed, is a RowsForm.
+
+    Codes of a checkpoint always are.
+    """
+    is_rounded = kind_of(inputs, True, quantization) is not None
+    return not is_rounded and has_head_kernel(inputs, dtype, kernels)
 
 
 def kind_of(inputs: int, is_head: bool, quantization: Quantization | None) -> Quantization | None:

@@ -19,3 +19,10 @@ class PackedForm(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, in] -> [T, out] in the dtype of x, or fp32 for logits."""
+
+
+class RowsForm(PackedForm, Protocol):
+    """A form that gives back the rows that were packed, so that a tied embedding needs no copy."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Ids [T] -> rows [T, in] of the weight, bit by bit; of codes, the numbers in bf16."""

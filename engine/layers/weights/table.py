@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from engine.checkpoint.parameters import Parameters
 from engine.checkpoint.source import Source
 from engine.checkpoint.weight_map import Target
+from engine.layers.weights.pack import gives_rows
+from engine.layers.weights.packed import RowsForm
 from engine.layers.weights.weight import Weight
+from engine.ops.codes import Quantization
+from engine.ops.embedding import embed
+from engine.ops.kernels import Kernels
 from engine.ops.quantize import CodesForm
 
 
 class Table(Weight):
-    """The table [count, dim] of a token embedding. Codes that it loads are for a tied head."""
+    """The table [count, dim] of a token embedding. Codes that it loads are for a tied head.
 
-    def load(self, name: str, target: Target, source: Source) -> None:
-        if self.stored_form is not None:
-            self.load_codes(target, source)
-        self.load_values(name, target, source)
+    If a tied head keeps the numbers of the table, the table is freed, and rows come from the head.
+    """
+
+    _head: RowsForm | None = None
+
+    def load_codes(self, target: Target, source: Source) -> None:
+        """Take the codes. The head gives their rows back, so that there are no plain values."""
+        super().load_codes(target, source)
+        self._parameters["weight"] = None
+
+    def move_to(self, head: RowsForm) -> None:
+        """Free the table: `head` has the same rows."""
+        self._head = head
+        self._parameters["weight"] = None
+
+    def lookup(self, ids: torch.Tensor, scale: float, kernels: Kernels) -> torch.Tensor:
+        """Return the rows times `scale` [T, dim], for ids [T]."""
+        if self._head is None:
+            return embed(ids, self.plain, scale, kernels=kernels)
+        rows = self._head.rows(ids)
+        return rows if scale == 1.0 else rows * scale
 
 
 class LogitsWeight(Weight):
@@ -34,6 +58,16 @@ class LogitsWeight(Weight):
     @property
     def plain(self) -> torch.Tensor:
         return super().plain if self._tied_to is None else self._tied_to.plain
+
+    def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
+        table = self._tied_to
+        shares = table is not None and (
+            bool(self.stored)
+            or gives_rows(self.plain.shape[1], self.plain.dtype, kernels, quantization)
+        )
+        super().pack(kernels, quantization)
+        if table is not None and shares:
+            table.move_to(cast(RowsForm, self.packed))
 
     def keep_codes(self, form: CodesForm | None) -> None:
         super().keep_codes(form)

@@ -298,3 +298,19 @@ def test_on_a_gpu_weights_stay_plain_or_have_codes() -> None:
     use_kernels(layer, "triton")
     layer.prepack("int4")
     assert layer.weight is not None
+
+
+@needs_vnni
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("has_offsets", [False, True], ids=["middle", "offsets"])
+def test_rows_of_packed_codes_are_the_dequantised_numbers(bits: int, has_offsets: bool) -> None:
+    """Also with scales below the normal numbers of fp16, and in the last, padded panel."""
+    generator = torch.Generator().manual_seed(4)
+    codes = torch.randint(0, 2**bits, (41, 96), dtype=torch.uint8, generator=generator)
+    scales = (random(41, 3) * 2.0 ** torch.randint(-24, 3, (41, 3), generator=generator)).half()
+    offsets = (random(41, 3, seed=1) * 10).half() if has_offsets else None
+    assert ((scales != 0) & (scales.abs() < torch.finfo(torch.float16).tiny)).any()
+    table = Codes(codes, scales, offsets, bits).dequantize().bfloat16()
+    packed = CodesLinear(codes, scales, offsets, bits, wide=True)
+    for ids in (torch.arange(41), torch.tensor([40, 3, 3]), torch.tensor([17])):
+        assert torch.equal(packed.rows(ids), table[ids])

@@ -122,3 +122,41 @@ def test_head_with_amx_multiplies_any_number_of_rows(monkeypatch: pytest.MonkeyP
     together = head(x)
     for rows in ROWS:
         assert torch.equal(head(x[:rows]), together[:rows]), "the batch changes bits"
+
+
+# ---- the rows of a tied embedding ------------------------------------------------------------
+
+
+def lookup_of(head: LMHead, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids, with repetitions and the last one, and the rows that the embedding finds."""
+    assert head.tied_to is not None
+    ids = torch.randint(0, vocab_size, (70,), generator=torch.Generator().manual_seed(3))
+    ids[5], ids[6] = vocab_size - 1, ids[7]
+    return ids, head.tied_to(ids)
+
+
+@pytest.mark.parametrize("vocab_size", VOCABULARIES)
+@pytest.mark.parametrize("kernels", ["torch", numba])
+def test_rows_of_a_tied_embedding_are_those_of_its_table(kernels: Kernels, vocab_size: int) -> None:
+    """Where our own kernel multiplies the head, the table is not kept a second time."""
+    head = make_head(vocab_size, torch.bfloat16, kernels, tied=True)
+    table = head.table.data.clone()
+    assert head.tied_to is not None
+    use_kernels(head.tied_to, kernels)
+    head.prepack()
+    assert (head.tied_to.weight is None) == (kernels == "numba")
+    ids, rows = lookup_of(head, vocab_size)
+    assert torch.equal(rows, table[ids])
+    assert torch.equal(head.tied_to(ids[:1]), table[ids[:1]])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize("kernels", ["torch", numba])
+def test_rows_of_a_tied_embedding_are_not_rounded_with_the_head(
+    kernels: Kernels, quantization: Quantization
+) -> None:
+    head = make_head(97, torch.bfloat16, kernels, tied=True)
+    table = head.table.data.clone()
+    head.prepack(quantization)
+    ids, rows = lookup_of(head, 97)
+    assert torch.equal(rows, table[ids])
