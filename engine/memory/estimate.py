@@ -56,7 +56,7 @@ def _copies_table(plan: ModelPlan, head: LMHead) -> bool:
     if head.weight is not None or not _packs(plan, head, head.table):
         return False
     if head.tensors.stored_form is not None:
-        return False
+        return not head.tensors.stored_form.is_exact
     inputs, dtype = head.table.shape[1], _dtype_of(plan, head)
     return not gives_rows(inputs, dtype, plan.kernels, _rounds_to(plan, head))
 

@@ -18,10 +18,14 @@ FLOAT8 = torch.float8_e4m3fn
 
 
 class CodesForm(NamedTuple):
-    """How codes are kept: the bits of one, and whether groups have offsets."""
+    """How codes are kept: the bits of one, and whether groups have offsets.
+
+    If `is_exact`, they stand for the same numbers as those of the checkpoint.
+    """
 
     bits: int
     has_offsets: bool
+    is_exact: bool = False
 
     def nbytes(self, outputs: int, inputs: int) -> int:
         """Return the bytes of a weight [outputs, inputs] with its scales and offsets."""
@@ -31,7 +35,11 @@ class CodesForm(NamedTuple):
 
 def common_form(forms: Sequence[CodesForm]) -> CodesForm:
     """Return the smallest form that keeps codes of all these forms without loss."""
-    return CodesForm(max(form.bits for form in forms), any(form.has_offsets for form in forms))
+    return CodesForm(
+        max(form.bits for form in forms),
+        any(form.has_offsets for form in forms),
+        all(form.is_exact for form in forms),
+    )
 
 
 @dataclass(frozen=True, slots=True)

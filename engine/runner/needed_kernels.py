@@ -124,8 +124,8 @@ def _of_weight(plan: ModelPlan, layer: Linear | LMHead) -> Iterator[Kernel]:
     is_rounded = not isinstance(layer, Linear) or layer.is_rounded
     kind = kind_of(inputs, is_head, plan.rounds_to) if is_rounded else None
     if layer.tensors.stored_form is not None:
-        bits, has_offsets = layer.tensors.stored_form
-        if layer.weight is None:
+        bits, has_offsets, is_exact = layer.tensors.stored_form
+        if is_exact and layer.weight is None:
             yield codes_lookup(bits, has_offsets=has_offsets)
     elif kind is not None and has_codes_kernel(kind, plan.dtype, plan.kernels):
         bits, has_offsets = BITS[kind], kind == "int4"

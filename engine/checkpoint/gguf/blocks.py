@@ -143,11 +143,11 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # How `regrouped` keeps each encoding.
 FORMS = {
-    "Q4_0": CodesForm(4, has_offsets=False),
-    "Q4_1": CodesForm(4, has_offsets=True),
-    "Q5_0": CodesForm(8, has_offsets=False),
-    "Q5_1": CodesForm(8, has_offsets=True),
-    "Q8_0": CodesForm(8, has_offsets=False),
+    "Q4_0": CodesForm(4, has_offsets=False, is_exact=True),
+    "Q4_1": CodesForm(4, has_offsets=True, is_exact=True),
+    "Q5_0": CodesForm(8, has_offsets=False, is_exact=True),
+    "Q5_1": CodesForm(8, has_offsets=True, is_exact=True),
+    "Q8_0": CodesForm(8, has_offsets=False, is_exact=True),
     "Q4_K": CodesForm(4, has_offsets=True),
     "Q5_K": CodesForm(8, has_offsets=True),
     "Q6_K": CodesForm(8, has_offsets=False),

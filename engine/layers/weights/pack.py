@@ -114,7 +114,7 @@ def gives_rows(
 ) -> bool:
     """Return whether a head with these inputs, whose plain values are packed, is a RowsForm.
 
-    Codes of a checkpoint always are.
+    Codes of a checkpoint are if they are exact.
     """
     is_rounded = kind_of(inputs, True, quantization) is not None
     return not is_rounded and has_head_kernel(inputs, dtype, kernels)

@@ -26,10 +26,15 @@ class Table(Weight):
 
     _head: RowsForm | None = None
 
-    def load_codes(self, target: Target, source: Source) -> None:
-        """Take the codes. The head gives their rows back, so that there are no plain values."""
-        super().load_codes(target, source)
-        self._parameters["weight"] = None
+    def load(self, name: str, target: Target, source: Source) -> None:
+        """Take plain values, except if the codes of a tied head stand for the same numbers."""
+        form = self.stored_form
+        if form is not None:
+            self.load_codes(target, source)
+        if form is not None and form.is_exact:
+            self._parameters["weight"] = None
+        else:
+            self.load_values(name, target, source)
 
     def move_to(self, head: RowsForm) -> None:
         """Free the table: `head` has the same rows."""
@@ -62,8 +67,9 @@ class LogitsWeight(Weight):
     def pack(self, kernels: Kernels, quantization: Quantization | None) -> None:
         table = self._tied_to
         shares = table is not None and (
-            bool(self.stored)
-            or gives_rows(self.plain.shape[1], self.plain.dtype, kernels, quantization)
+            self.stored_form.is_exact
+            if self.stored_form is not None
+            else gives_rows(self.plain.shape[1], self.plain.dtype, kernels, quantization)
         )
         super().pack(kernels, quantization)
         if table is not None and shares:

@@ -61,6 +61,9 @@ def check(model: Path, kind: str) -> None:
     assert all(isinstance(linear.tensors.packed, CodesLinear) for linear in linears)
     errors = [(logits(driver) - exact).norm() / exact.norm() for driver in (kept, plain)]
     assert errors[0] < 3 * errors[1] < 0.12
+    ids = torch.arange(288)
+    rows = [driver.runner.model.embed(ids) for driver in (kept, plain)]
+    assert torch.equal(*rows), "the codes of a tied head change the inputs"
     assert kept.loaded.facts.weight_bytes < plain.loaded.facts.weight_bytes
     for entry in kept.loaded.facts.memory:
         assert entry.measured in (None, entry.planned), entry.name

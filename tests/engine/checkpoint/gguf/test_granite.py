@@ -147,7 +147,8 @@ def test_codes_of_joined_experts_stand_for_their_numbers(tmp_path: Path) -> None
         numbers = tensor.read()
         assert numbers.shape == shape
         codes = tensor.codes()
-        assert codes.form == tensor.form
+        assert tensor.form is not None
+        assert codes.form[:2] == tensor.form[:2]
         torch.testing.assert_close(codes.dequantize(), numbers.view(-1, shape[-1]))
 
 
