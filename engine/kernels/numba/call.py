@@ -138,6 +138,7 @@ class CodesCall(ctypes.Structure):
         ("counter", INT),  # address of the index of the next group of panels
         ("panels", INT),  # number of panels of 16 outputs
         ("at_once", INT),  # panels that a thread takes at a time
+        ("threads", INT),
         ("codes", INT),  # address of [panels, groups, quads of inputs, 16, 4] codes
         ("scales", INT),  # address of [panels, groups, 16] fp16; with offsets [..., 2, 16]
         ("bias", INT),  # address of [panels, 16] bf16, or 0

@@ -69,6 +69,7 @@ class CodesLinear:
         self.call = CodesCall(
             panels=panels,
             at_once=max(1, panels // (SHARES * torch.get_num_threads())),
+            threads=torch.get_num_threads(),
             codes=self._codes.data_ptr(),
             scales=self._scales.data_ptr(),
             bias=0 if self._bias is None else self._bias.data_ptr(),

@@ -48,10 +48,7 @@ def multiply_fours(call, panel, row, end, width, biased, wide):
     with each four rows.
     """
     passes = (end - row + ROWS - 1) // ROWS
-    panel_bytes = 4 * width * call.pairs
-    last = panel % call.at_once == call.at_once - 1  # of those that this thread has taken
-    panels = 1 + (call.threads - 1) * call.at_once if last else 1
-    behind = panels * panel_bytes
+    behind = 4 * width * call.pairs
     line = 0
     while end - row >= ROWS:
         ahead = behind + CACHE_LINE * line
