@@ -74,6 +74,7 @@ class Bench:
             "threads": 1 if self.smoke else None,
             "load_format": "dummy",
             "enable_prefix_caching": False,
+            "speculation": "off",  # a step with drafts is no decode step
             "dtype": "bfloat16",
         }
         return Engine(EngineConfig(model=str(folder), **(settings | config)), depth)

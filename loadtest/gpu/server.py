@@ -28,6 +28,7 @@ def http(bench: Bench) -> list[Row]:
         "device": bench.device,
         "load_format": "dummy",
         "dtype": "bfloat16",
+        "speculation": "off",
         **bench.nano_limits(works),
         "threads": 1 if bench.smoke else CLIENTS,
     }
