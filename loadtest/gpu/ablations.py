@@ -34,7 +34,7 @@ def layers_in_torch(*types: type[nn.Module]) -> Iterator[None]:
             if isinstance(layer, types):
                 setattr(layer, "kernels", "torch")  # noqa: B010 - see use_kernels
 
-    with mock.patch("engine.runner.load.use_kernels", use):
+    with mock.patch("engine.runner.fill_weights.use_kernels", use):
         yield
 
 
@@ -51,7 +51,7 @@ def sampling_in_torch() -> Iterator[None]:
         return draw(logits, rows, "torch", static=True)
 
     with ExitStack() as patches:
-        for module in ("step_graphs", "model_runner"):
+        for module in ("step_graphs", "make_runner"):
             patches.enter_context(mock.patch(f"engine.runner.{module}.draw", draw_in_torch))
         yield
 
