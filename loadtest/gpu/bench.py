@@ -20,6 +20,8 @@ from loadtest.gpu.models import CONFIGS, SMALL, Chip, Shape, write_model
 from loadtest.inprocess import Engine, Work
 
 NANO_MODEL = "qwen3-0.6b"
+# Features of inline assembly, which Triton's interpreter refuses, and their values without it.
+NOT_INTERPRETED: dict[str, Any] = {"overlap": False, "prefetch_bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,13 @@ class Bench:
         return "cpu" if self.smoke else "cuda"
 
     def features(self, features: Features) -> Features:
-        """Return what a variant forces here: the interpreter knows no overlapped launches."""
-        return features._replace(overlap=False) if self.smoke else features
+        """Return what a variant forces here: without a GPU, what Triton's interpreter can run."""
+        if not self.smoke:
+            return features
+        fields = {
+            name: value for name, value in NOT_INTERPRETED.items() if name in features._fields
+        }
+        return features._replace(**fields)
 
     def config(self, model: str) -> dict[str, Any]:
         return CONFIGS[model] | (SMALL if self.smoke else {})

@@ -118,7 +118,7 @@ def sweep_row(what: str, bound: float, cublas: float, seconds: dict[LinearTile, 
     """Return the row of one weight and row count, in shares of the rate of reading.
 
     `bound` and the other times are seconds; the first of the tiles is today's. A time of 0 means
-    that our kernel does not take so many rows.
+    that our kernel does not take that number of rows.
     """
     first, best = next(iter(seconds)), min(seconds, key=seconds.__getitem__)
     figures = {"cublas_us": 1e6 * cublas, "tile_us": 1e6 * seconds[first]}

@@ -14,7 +14,7 @@ from engine.kernels.triton.chips import PLAIN, Features
 
 
 class Variant(NamedTuple):
-    """What is on, the field that it adds to the variant before, and its value."""
+    """Its features, and the field that it adds to those of the variant before."""
 
     name: str
     adds: str
@@ -37,8 +37,8 @@ PROMPT_STEPS: list[tuple[str, str, Any]] = [
     ("P1", "longest_first", True),
     ("P2", "rotates_heads_together", True),
 ]
-# Values that a sweep finds, and no measurement with and without.
-SWEPT = {"tiles"}
+# Fields without a step, and why.
+APART = {"tiles": "section sweep-linear finds them", "rank_sums": "it needs several GPUs"}
 
 
 def variants(steps: Sequence[tuple[str, str, Any]], first: Features = PLAIN) -> list[Variant]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -111,6 +112,28 @@ def test_dry_run_of_gpu_check_walks_every_section_within_its_limit() -> None:
         assert f"{name}: done after" in done.stdout
     assert any(row["what"].startswith("timeline, llama-3.1-8b") for row in written["rows"])
     assert any(row["what"].startswith("0.6B, 1 stream, GPU idle") for row in written["rows"])
+
+
+ON_CPU = "hidden_states or logits_for_each_chunk_size_equal_golden and None or adapters and eager"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_gpu_tests_pass_on_the_cpu_double() -> None:
+    """One test of each model of `make gpu-check`, so that none is broken when a GPU is there."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "-k", ON_CPU]
+    environment = os.environ | {"GPU_TESTS_ON": "cpu"}
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
 
 
 def test_facts_without_git_have_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:
