@@ -141,9 +141,9 @@ class Bench:
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
     """Return a function that replays `run` as a graph, so that launches take no time."""
-    run()
     if not torch.cuda.is_available():
         return run
+    run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -151,10 +151,14 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def device_seconds(run: Callable[[], object]) -> float:
-    """Return the median seconds of `run` on the device, after a warm-up."""
-    run()
+    """Return the median seconds of `run` on the device, after a warm-up.
+
+    Without a GPU it is a dry run, which runs once.
+    """
     times: list[float] = []
     has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        run()
     for _ in range(10 if has_gpu else 1):
         if has_gpu:
             begin, end = (
