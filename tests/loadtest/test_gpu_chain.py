@@ -136,8 +136,10 @@ def test_sweep_covers_1_16_32_and_64_rows_of_each_weight(tmp_path: Path) -> None
 
 
 def test_chain_has_a_row_for_each_variant_with_its_launches(tmp_path: Path) -> None:
-    rows = chain(bench(tmp_path))
-    assert [row.what.split(", ")[-1] for row in rows] == [f"{v.name} {v.adds}" for v in VARIANTS]
+    measured = list(dict.fromkeys((VARIANTS[0], VARIANTS[-1])))
+    with mock.patch("loadtest.gpu.chain.VARIANTS", measured):
+        rows = chain(bench(tmp_path))
+    assert [row.what.split(", ")[-1] for row in rows] == [f"{v.name} {v.adds}" for v in measured]
     first = rows[0].figures
     # Nine kernels a layer, as one split needs no reduction; the embedding and the norm at the end.
     assert first["launches"] == (2 * 9 + 2) / 2
