@@ -113,7 +113,7 @@ demo-train: setup ## make the demo models again: text, tokenizer, weights
 GPU_PYTHON ?= $(if $(wildcard .venv/stamp),.venv/bin/python,python3)
 GPU_PYTHON_VERSION ?= 3.12
 GPU_SITE := build/gpu-site
-GPU_JSON ?= build/gpu-check.json
+GPU_JSON ?= build/$@.json
 
 gpu-wheels: setup ## download what a GPU machine without network needs
 	rm -rf build/gpu-wheels
@@ -125,13 +125,19 @@ gpu-wheels: setup ## download what a GPU machine without network needs
 		structlog truststore typer typing-inspection uvicorn
 
 GPU_SECONDS ?= 540
+# `GPU_DRY=1` walks the same sections on a CPU, with small models: its times say nothing.
+GPU_DRY ?=
+DRY_RUN = mkdir -p build; $(BIN)/python -m loadtest.gpu --smoke --json build/$@-dry.json \
+	--budget $(GPU_SECONDS)
 GPU_READY = if [ -d build/gpu-wheels ]; then rm -rf $(GPU_SITE); \
 	$(GPU_PYTHON) -m pip install -q --no-index --no-deps --target $(GPU_SITE) build/gpu-wheels/*; fi; \
 	mkdir -p build; export PYTHONPATH=$(CURDIR):$(CURDIR)/$(GPU_SITE)
 NO_GPU = @echo "$@: nvidia-smi was not found, so there is no GPU to check. Nothing was run."
 
 gpu-check: ## on a machine with a GPU: its tests, then its figures against the bounds (9 minutes)
-ifeq ($(GPU),)
+ifneq ($(GPU_DRY),)
+	@$(DRY_RUN)
+else ifeq ($(GPU),)
 	$(NO_GPU)
 else
 	@began=$$(date +%s); status=0; $(GPU_READY); \
@@ -141,7 +147,9 @@ else
 endif
 
 gpu-ablations: ## on a machine with a GPU: kernel sweeps, the value of each optimisation, a peer
-ifeq ($(GPU),)
+ifneq ($(GPU_DRY),)
+	@$(DRY_RUN) --group ablations
+else ifeq ($(GPU),)
 	$(NO_GPU)
 else
 	@$(GPU_READY); $(GPU_PYTHON) -m loadtest.gpu --group ablations --json $(GPU_JSON) \

@@ -66,14 +66,22 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "auto"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], setting(MODEL, "Device; auto uses a GPU if there is one.")
+        Literal["auto", "cpu", "cuda"], setting(MODEL, "auto uses a GPU if there is one.")
     ] = "auto"
     attention_backend: Annotated[
         Literal["auto", "torch", "triton", "numba"],
         setting(
             MODEL,
             "Kernels of attention and other operations. auto: Triton's on a GPU, Numba's on a "
-            "CPU, and torch's where those do not support a model.",
+            "CPU, and torch's where those do not fit.",
+        ),
+    ] = "auto"
+    kernels: Annotated[
+        Literal["auto", "plain"],
+        setting(
+            MODEL,
+            "Optimisations of GPU kernels. auto: those measured on this GPU. plain: none, for bug "
+            "reports.",
         ),
     ] = "auto"
     batch_invariant: Annotated[
@@ -87,7 +95,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     load_format: Annotated[
         Literal["safetensors", "dummy"],
-        setting(MODEL, "dummy: random weights, for benchmarks; only config.json is needed."),
+        setting(MODEL, "dummy: random weights, for benchmarks; needs only config.json."),
     ] = "safetensors"
     max_model_len: Annotated[
         Tokens | None,
@@ -101,8 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             MODEL,
-            "Processes that compute the model together: each has a share of every layer's "
-            "weights, of the KV cache and the threads.",
+            "Processes that share the model: every layer's weights, the KV cache and the threads.",
             ge=1,
             le=64,
         ),
@@ -130,8 +137,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             MODEL,
-            "A smaller model with the same tokenizer, given like --model, that drafts. "
-            "Answers stay the same.",
+            "A smaller model with the same tokenizer that drafts. Answers stay the same.",
         ),
     ] = None
     pooling: Annotated[
@@ -154,8 +160,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count | None,
         setting(
             MODEL,
-            "Most adapters in memory; the least recently used one leaves for another. "
-            "Default: 8 with --lora-modules, else none, and none can be loaded later.",
+            "Most adapters in memory; the least recently used one leaves. Default: 8 with "
+            "--lora-modules, else none, and none can be loaded later.",
         ),
     ] = None
     max_lora_rank: Annotated[
@@ -165,9 +171,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "Largest rank of an adapter. Default: the largest of --lora-modules, at least 16.",
         ),
     ] = None
-    enforce_eager: Annotated[
-        bool, setting(MODEL, "Launch kernels one by one, without CUDA graphs.")
-    ] = False
+    enforce_eager: Annotated[bool, setting(MODEL, "Launch kernels without CUDA graphs.")] = False
     max_num_seqs: Annotated[
         int, setting(SCHEDULING, "Most sequences in one step.", ge=1, le=4096)
     ] = 128
@@ -190,7 +194,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         setting(
             SCHEDULING,
-            "Share of a GPU's memory to use; the KV cache gets what the model leaves of it.",
+            "Share of a GPU's memory to use; the KV cache gets the rest of it.",
             gt=0,
             le=1,
         ),
@@ -199,8 +203,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         KVCacheDtype,
         setting(
             SCHEDULING,
-            "Dtype of keys and values in the cache; int8 and fp8 (e4m3) have scales per token and "
-            "head. auto: that of --dtype.",
+            "Dtype of the cache; int8 and fp8 (e4m3) have scales per token and head. auto: that of "
+            "--dtype.",
         ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
@@ -222,7 +226,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     num_gpu_blocks_override: Annotated[
         Count | None,
-        setting(SCHEDULING, "Number of KV blocks on any device; overrides the size in bytes."),
+        setting(SCHEDULING, "Number of KV blocks; overrides the size in bytes."),
     ] = None
     enable_prefix_caching: Annotated[
         bool, setting(SCHEDULING, "Reuse the KV of prompts with a common prefix.")

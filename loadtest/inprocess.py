@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 
@@ -19,6 +20,7 @@ from engine.protocol.wire import ToEngine
 from engine.runner.load import load_engine
 
 WARM_UP = 8  # steps
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +95,44 @@ class Engine:
 
     def decode_seconds(self, works: Sequence[Work], steps: int) -> list[float]:
         """Return the seconds of each of `steps` decode steps in which all of `works` run."""
-        ids = self.submit(works)
-        self._begun.clear()
-        while not self._begun.issuperset(ids):
-            self.core.turn()
-        for _ in range(WARM_UP):
-            self.core.turn()
+        ids = self._begin(works, WARM_UP)
         self.steps.clear()
         while len(self.steps) <= steps:
             self.core.turn()
         times = self.steps[: steps + 1]
         self.abort(ids)
         return [b - a for a, b in pairwise(times)]
+
+    def while_decoding(
+        self,
+        works: Sequence[Work],
+        steps: int,
+        measure: Callable[[Callable[[], None]], Found],
+        warm_up: int = WARM_UP,
+    ) -> Found:
+        """Return what `measure` returns; it gets a function that launches `steps` decode steps.
+
+        All of `works` run in each step, and in `warm_up` steps before.
+        """
+        ids = self._begin(works, warm_up)
+
+        def run() -> None:
+            for _ in range(steps):
+                self.core.turn()
+
+        found = measure(run)
+        self.abort(ids)
+        return found
+
+    def _begin(self, works: Sequence[Work], warm_up: int) -> list[int]:
+        """Submit `works`, run until all of them have decoded `warm_up` steps; return their ids."""
+        ids = self.submit(works)
+        self._begun.clear()
+        while not self._begun.issuperset(ids):
+            self.core.turn()
+        for _ in range(warm_up):
+            self.core.turn()
+        return ids
 
     def abort(self, ids: list[int]) -> None:
         """Abort these requests, and run until no work is left."""

@@ -30,6 +30,8 @@ def fingerprint_settings(
         "tensor_parallel_size": str(info.tensor_parallel_size),
         "batch_invariant": "on" if info.batch_variance is None else f"off ({info.batch_variance})",
     }
+    if info.kernel_features is not None:  # some round at another place
+        settings["kernel_features"] = ", ".join(info.kernel_features) or "none"
     if adapter is not None:
         settings["adapter"] = f"{adapter.name} ({adapter.path})"
     return settings

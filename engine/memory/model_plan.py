@@ -38,7 +38,6 @@ from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.divide import divide
 from engine.layers.embedding import LMHead
-from engine.layers.experts import ExpertLinear
 from engine.layers.linear import Linear
 from engine.layers.pooler import Pooler
 from engine.layers.state import state_specs
@@ -46,6 +45,7 @@ from engine.layers.weights.pack import has_kernel, keeps_stored_codes
 from engine.memory import estimate
 from engine.memory.adapter_plan import plan_adapters
 from engine.memory.batch_invariance import check_variance, keeps_order, multiplies_in_tiles
+from engine.memory.check_kernels import check_kernels
 from engine.memory.check_ranks import check_groups, check_ranks
 from engine.memory.draft_plan import plan_draft
 from engine.memory.graph_shapes import GraphShape, mixed_shapes
@@ -72,7 +72,7 @@ from engine.models.base import Classifier, Model, classifier_of, on_meta_device
 from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
-from engine.ops.kernels import Kernels, select_kernels
+from engine.ops.kernels import select_kernels
 
 KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 ATTENTION_SLOWNESS = 2.5  # of a multiplication on a CPU, relative to that in a linear layer
@@ -117,7 +117,7 @@ class ModelPlan:
         # Of a quantised checkpoint, so that loading need not read their names again.
         self.tensors: Mapping[str, CheckpointTensor] | None = None
         self.stored_kind = self._keep_stored_codes()
-        self._check_kernels()
+        check_kernels(self)
         check_groups(self)
         step_tokens, encoder_tokens = default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
@@ -268,14 +268,6 @@ class ModelPlan:
             return kind
         return self.stored_kind
 
-    def _check_kernels(self) -> None:
-        """Raise ConfigError if there is no kernel for the weights as configured."""
-        if self.rounds_to and not self.packs:
-            raise ConfigError(f"--quantization needs {_packing_needs(self.device)}.")
-        has_experts = any(isinstance(each, ExpertLinear) for each in self.module.modules())
-        if has_experts and self.device.type == "cuda":
-            _check_experts(self.rounds_to, self.kernels)
-
     def _keep_stored_codes(self) -> str | None:
         """Let layers keep the codes of a quantised checkpoint if a kernel multiplies them.
 
@@ -363,23 +355,6 @@ class ModelPlan:
             most=self.of_rank(machine_memory()) if total is None else free,
             fill=total is not None,
         )
-
-
-def _check_experts(rounds_to: Quantization | None, kernels: Kernels) -> None:
-    """Raise ConfigError if a mixture of experts cannot be computed on a GPU."""
-    if rounds_to is not None:
-        raise ConfigError(
-            "--quantization is not possible on a GPU for a mixture of experts: there is no kernel "
-            "for codes of experts. Leave the flag out."
-        )
-    if kernels != "triton":
-        raise ConfigError("A mixture of experts needs the package triton on a GPU.")
-
-
-def _packing_needs(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "a CPU with oneDNN's kernels, and not --no-prepack"
-    return "the package triton on a GPU"
 
 
 def _start_token(folder: Path, hf_config: dict[str, Any], vocab_size: int) -> int:

@@ -128,6 +128,8 @@ class Ready(Message, frozen=True):
     # What follows a layer's name in the tensors of a quantised checkpoint, such as ".scales".
     weight_parts: tuple[str, ...] = ()
     num_labels: int = 0  # of an encoder with a head: texts become this many logits, no vectors
+    # Optimisations of a GPU's kernels that are on (engine/kernels/triton/chips.py); None on a CPU.
+    kernel_features: tuple[str, ...] | None = None
 
     @property
     def tensor_parallel_size(self) -> int:

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.device.facts import available_memory, emulates_bf16
 from engine.device.limits import release_unused
 from engine.device.openmp_wait import OpenMPWait
+from engine.kernels.triton.chips import PLAIN, active, features_of, force
 from engine.memory.batch_invariance import amx_note
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
@@ -72,9 +73,7 @@ def load_engine(
     is number `rank` of those that share the model. `connect` is called if there are several.
     """
     start = time.monotonic()
-    plan = ModelPlan(config, rank)
-    if rank == 0:
-        plan_memory(plan)  # refuses what does not fit before anything is loaded
+    plan = _plan(config, rank)
     if plan.ranks.count > 1:
         connect(plan.ranks, plan.device)
     torch.set_num_threads(plan.threads)
@@ -117,6 +116,16 @@ def load_engine(
         memory=memory,
     )
     return LoadedEngine(plan, runner, facts, _draft_model(plan, draft))
+
+
+def _plan(config: EngineConfig, rank: int) -> ModelPlan:
+    """Plan the model. Raises ConfigError if it does not fit, before anything is loaded."""
+    plan = ModelPlan(config, rank)
+    if config.kernels == "plain":
+        force(PLAIN)  # in this process, from now on
+    if rank == 0:
+        plan_memory(plan)
+    return plan
 
 
 def _draft_model(plan: ModelPlan, draft: ModelRunner | None) -> DraftModel | None:
@@ -180,8 +189,14 @@ def _facts(
         drafts_by_head=plan.prediction.module is not None,
         head_unused=plan.prediction.unused,
         num_labels=0 if head is None else head.num_labels,
+        kernel_features=_kernel_features(plan),
         max_loras=0 if plan.adapters is None else plan.adapters.num_slots,
     )
+
+
+def _kernel_features(plan: ModelPlan) -> tuple[str, ...] | None:
+    """Return the names of the optimisations that are on; None without kernels that have some."""
+    return active(features_of(plan.device)) if plan.kernels == "triton" else None
 
 
 def _make_adapters(plan: ModelPlan, recorder: Recorder | None) -> ModelAdapters | None:

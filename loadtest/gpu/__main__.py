@@ -15,14 +15,15 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.kernels.triton.chips import chip_of
 from loadtest.gpu.bench import Row
+from loadtest.gpu.report import chip_lines, line, stop_rules, table, write_json
 from loadtest.gpu.sections import GROUPS, SECTIONS
 
 BUDGET_SECONDS = 540.0  # nine minutes
@@ -67,35 +68,12 @@ def facts(command: str) -> dict[str, Any]:
     }
 
 
-def line(row: Row) -> str:
-    """Return one line of the table."""
-    verdict = {True: "met", False: "MISSED", None: ""}
-    sign = "at most" if row.at_most else "at least"
-    goal = "" if row.goal is None else f"{sign} {row.goal:g}"
-    value = f"{row.value:,.4g} {row.unit}" if row.value < 1e4 else f"{row.value:,.0f} {row.unit}"
-    return f"| {row.what} | {value} | {goal} | {verdict[row.met]} | {row.note} |"
-
-
-def table(rows: list[Row], failed: dict[str, str]) -> str:
-    """Return all rows and failed sections as a Markdown table."""
-    lines = ["| what | measured | goal | | note |", "|---|---|---|---|---|", *map(line, rows)]
-    lines += [f"| {name} | FAILED | | | {why} |" for name, why in failed.items()]
-    return "\n".join(lines)
-
-
-def write_json(path: Path, said: dict[str, Any], rows: list[Row], failed: dict[str, str]) -> None:
-    """Write everything measured so far."""
-    figures = [asdict(row) | {"met": row.met} for row in rows]
-    result = said | {"rows": figures, "failed": failed}
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--group", choices=GROUPS, default="check")
     parser.add_argument("--sections", help="comma-separated, instead of a group")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--profile", type=Path, help="write the trace of section idle to this file")
+    parser.add_argument("--profile", type=Path, help="write the last decode trace to this file")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="total seconds")
     parser.add_argument(
         "--smoke", action="store_true", help="only check that it runs, with small models on a CPU"
@@ -132,6 +110,9 @@ def main() -> int:
         print("\n".join([done, *map(line, found)]), flush=True)
     print(f"\n{said['gpu']}, torch {said['torch']}, commit {said['commit']}, {said['date']}\n")
     print(table(rows, failed))
+    chip = chip_of(torch.device("cuda", 0)) if torch.cuda.is_available() else None
+    for text in (*stop_rules(rows), *chip_lines(rows, chip, options.json)):
+        print(text)
     return 1 if failed else 0
 
 

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import torch
 
 from engine.config import EngineConfig
+from engine.kernels.triton.chips import Features
 from loadtest.gpu.models import CONFIGS, SMALL, Chip, Shape, write_model
 from loadtest.inprocess import Engine, Work
 
 NANO_MODEL = "qwen3-0.6b"
+# Features of inline assembly, which Triton's interpreter refuses, and their values without it.
+NOT_INTERPRETED: dict[str, Any] = {"overlap": False, "prefetch_bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. It must be at least `goal`, or at most `goal` with `at_most`."""
+    """One figure. It must be at least `goal`, or at most `goal` with `at_most`.
+
+    `figures` are further ones of the same measurement, which only the JSON shows.
+    """
 
     what: str
     value: float
@@ -29,6 +37,7 @@ class Row:
     goal: float | None = None
     at_most: bool = False
     note: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def met(self) -> bool | None:
@@ -50,6 +59,15 @@ class Bench:
     def device(self) -> str:
         return "cpu" if self.smoke else "cuda"
 
+    def features(self, features: Features) -> Features:
+        """Return what a variant forces here: without a GPU, what Triton's interpreter can run."""
+        if not self.smoke:
+            return features
+        fields = {
+            name: value for name, value in NOT_INTERPRETED.items() if name in features._fields
+        }
+        return features._replace(**fields)
+
     def config(self, model: str) -> dict[str, Any]:
         return CONFIGS[model] | (SMALL if self.smoke else {})
 
@@ -59,6 +77,15 @@ class Bench:
     def model(self, name: str, **overrides: Any) -> Path:
         """Write the model's folder, for `--load-format dummy`, and return its path."""
         return write_model(self.config(name) | overrides, self.folder / name)
+
+    @contextmanager
+    def triton(self) -> Iterator[None]:
+        """Let engines that are loaded in this context launch Triton's kernels, also on a CPU.
+
+        Without it, only the attention of a dry run is interpreted, and layers compute with torch.
+        """
+        with mock.patch("engine.memory.model_plan.select_kernels", return_value="triton"):
+            yield
 
     def engine(
         self,
@@ -74,6 +101,7 @@ class Bench:
             "threads": 1 if self.smoke else None,
             "load_format": "dummy",
             "enable_prefix_caching": False,
+            "speculation": "off",  # a step with drafts is no decode step
             "dtype": "bfloat16",
         }
         return Engine(EngineConfig(model=str(folder), **(settings | config)), depth)
@@ -113,9 +141,9 @@ class Bench:
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
     """Return a function that replays `run` as a graph, so that launches take no time."""
-    run()
     if not torch.cuda.is_available():
         return run
+    run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
@@ -123,11 +151,16 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
 
 
 def device_seconds(run: Callable[[], object]) -> float:
-    """Return the median seconds of `run` on the device, after a warm-up."""
-    run()
+    """Return the median seconds of `run` on the device, after a warm-up.
+
+    Without a GPU it is a dry run, which runs once.
+    """
     times: list[float] = []
-    for _ in range(10):
-        if torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        run()
+    for _ in range(10 if has_gpu else 1):
+        if has_gpu:
             begin, end = (
                 torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 for _ in range(2)

@@ -10,7 +10,7 @@ from engine.layers.weights.code_rows import CodeRowsWeight
 from engine.ops.codes import Quantization
 from engine.ops.linear import linear
 from loadtest.gpu.bench import Bench, Row
-from loadtest.gpu.sweeps import CACHE_BYTES, linear_seconds
+from loadtest.gpu.sweeps import linear_seconds, num_weights
 
 KINDS: tuple[Quantization, ...] = ("int8", "int4", "fp8")
 # (inputs, outputs) of Llama-3.1-8B and of Qwen3-0.6B.
@@ -54,4 +54,4 @@ def activations(bench: Bench, count: int, inputs: int) -> torch.Tensor:
 
 def copies(bench: Bench, size: int) -> int:
     """Return how many weights of `size` bytes do not fit into a cache together."""
-    return 2 if bench.smoke else max(2, CACHE_BYTES // size)
+    return 2 if bench.smoke else num_weights(size)

@@ -8,10 +8,8 @@ import torch
 
 from engine.device.facts import available_memory
 from engine.memory.report import MARGIN
-from engine.protocol.generate import SamplingParams
-from engine.runner.batch import decode_batch
-from engine.scheduling.step import NewBlocks, NewRow, Step
 from loadtest.gpu.bench import Bench, Row, captured, device_seconds
+from loadtest.gpu.chain import filled_batch, layers_engine
 
 LAYERS = 8
 
@@ -50,47 +48,25 @@ def attention(bench: Bench) -> list[Row]:
 
 @torch.inference_mode()
 def paged_attention(bench: Bench, batch: int, context: int) -> tuple[Callable[[], None], float]:
-    """Return the attention of LAYERS layers as a function, and the bytes of KV of one layer."""
-    size = 64
-    blocks = -(-context // size)
-    engine = bench.engine(
-        "llama-3.1-8b",
-        overrides={"num_hidden_layers": LAYERS},
-        attention_backend="triton",  # the only one whose steps are captured
-        max_num_seqs=batch,
-        max_model_len=context,
-        num_gpu_blocks_override=batch * blocks,
-    )
+    """Return the attention of LAYERS layers as a function, and the bytes of KV of one layer.
+
+    The function launches the kernels of attention and no others: the keys of the step are in the
+    cache, and its lengths and block tables are gathered before.
+    """
+    engine = layers_engine(bench, "llama-3.1-8b", LAYERS, batch, context)
     runner = engine.runner
-    order = torch.randperm(batch * blocks).add(1).view(batch, blocks).tolist()
-    params = SamplingParams(max_tokens=1)
-    tokens = (5,) * context
-    rows = [NewRow(row, tokens, context, params) for row in range(batch)]
-    tables = [NewBlocks(row, 0, 0, tuple(order[row])) for row in range(batch)]
-    runner.rows.apply(Step(new_rows=tuple(rows), new_blocks=tuple(tables)))
-    for layer in runner.kv.layers:
-        layer.keys.normal_()
-        assert layer.values is not None
-        layer.values.normal_()
-    row_ids = torch.arange(batch, device=runner.device)
+    plan = filled_batch(engine, batch, context).plan
     spec = engine.loaded.plan.kv_specs[0]
-
-    def random(heads: int) -> torch.Tensor:
-        shape = batch, heads, spec.head_dim
-        return torch.randn(shape, device=runner.device).to(engine.loaded.plan.dtype)
-
-    query, key, value = random(spec.num_heads), random(spec.num_kv_heads), random(spec.num_kv_heads)
+    dtype = engine.loaded.plan.dtype
+    shape = batch, spec.num_heads, spec.head_dim
+    query = torch.randn(shape, device=runner.device).to(dtype)
 
     @torch.inference_mode()
     def run() -> None:
-        ahead = torch.zeros_like(row_ids)
-        plan = decode_batch(row_ids, ahead, runner.rows, runner.kv, runner.backend).plan
         for layer in runner.kv.layers:
-            plan.attend(spec, layer, query, key, value)
+            plan.attend(spec, layer, query, None, None)
 
-    read = (
-        2 * batch * context * spec.num_kv_heads * spec.head_dim * engine.loaded.plan.dtype.itemsize
-    )
+    read = 2 * batch * context * spec.num_kv_heads * spec.head_dim * dtype.itemsize
     return run, read
 
 

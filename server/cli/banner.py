@@ -79,11 +79,20 @@ def weights(ready: Ready) -> str:
     return f"{size} in {ready.quantization}" if ready.quantization else size
 
 
-def kernels(ready: Ready) -> list[str]:
-    """Return a line with what only a first start compiles, if this start did."""
-    if not ready.compiled_kernels:
+def kernels(ready: Ready, wanted: str) -> list[str]:
+    """Return a line with what only a first start compiles, or with what is on on a GPU.
+
+    `wanted` is --kernels.
+    """
+    if ready.compiled_kernels:
+        seconds = f"{ready.compile_seconds:.1f} s"
+        return [f"  kernels   {ready.compiled_kernels} compiled in {seconds}, once"]
+    if ready.kernel_features is None:
         return []
-    return [f"  kernels   {ready.compiled_kernels} compiled in {ready.compile_seconds:.1f} s, once"]
+    if ready.kernel_features:
+        return [f"  kernels   optimised: {', '.join(ready.kernel_features)}"]
+    why = "--kernels plain" if wanted == "plain" else "no optimisation was measured on this GPU"
+    return [f"  kernels   plain: {why}"]
 
 
 def banner(app: FastAPI, ready: Ready, port: int) -> str:
@@ -100,7 +109,7 @@ def banner(app: FastAPI, ready: Ready, port: int) -> str:
         f"{ready.architecture}, {ready.parameters:,} parameters, {ready.dtype}",
         f"  device    {device(ready)}, {ready.attention_backend} attention",
         f"  weights   {weights(ready)}, loaded in {ready.load_seconds:.1f} s",
-        *kernels(ready),
+        *kernels(ready, engine.kernels),
         *(vectors(state, sentence, ready) if ready.kind == "encoder" else sequences(engine, ready)),
         *drafts(ready),
         *adapters(state, ready),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.gpu import __main__ as suite
 from loadtest.gpu.__main__ import facts, run_section
+from loadtest.gpu.bench import Row
 from loadtest.gpu.sections import GROUPS, SECTIONS
 
 
@@ -62,6 +65,75 @@ def test_json_holds_what_was_measured_when_the_run_is_stopped(tmp_path: Path) ->
 def test_groups_hold_every_section_once() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(SECTIONS)
     assert sum(SECTIONS[name].seconds for name in GROUPS["check"]) <= 600
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_run_gives_every_section_its_limit_within_the_budget(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each section takes all of its limit, on a clock that only sections move."""
+    clock = 0.0
+    limits: dict[str, float] = {}
+
+    def run_section(name: str, flags: list[str], seconds: float) -> tuple[list[Row], str]:
+        nonlocal clock
+        clock += seconds
+        limits[name] = seconds
+        rows = [Row(f"row of {name}", 1.0, "x")]
+        return (2 * rows if name == "ceilings" else rows), ""
+
+    path = tmp_path / "out.json"
+    monkeypatch.setattr(suite, "run_section", run_section)
+    monkeypatch.setattr(suite.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(
+        sys, "argv", ["gpu", "--smoke", "--group", group, "--budget", "300", "--json", str(path)]
+    )
+    assert suite.main() == 1
+    assert sum(limits.values()) <= 300
+    assert all(seconds <= SECTIONS[name].seconds for name, seconds in limits.items())
+    written = json.loads(path.read_text())
+    expected = {"ceilings", *GROUPS[group]}
+    assert limits.keys() | written["failed"].keys() == expected
+    assert set(written["failed"].values()) == {"no time left"}, "300 s do not hold the whole group"
+    assert "FAILED" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_dry_run_of_gpu_check_walks_every_section_within_its_limit() -> None:
+    root = Path(__file__).parents[2]
+    make = ["make", "gpu-check", "GPU_DRY=1", f"BIN={Path(sys.executable).parent}"]
+    done = subprocess.run(make, cwd=root, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((root / "build" / "gpu-check-dry.json").read_text())
+    assert written["failed"] == {}
+    assert written["gpu"] == "none", "a dry run must not look like a measurement"
+    for name in GROUPS["check"]:
+        assert f"{name}: done after" in done.stdout
+    assert any(row["what"].startswith("timeline, llama-3.1-8b") for row in written["rows"])
+    assert any(row["what"].startswith("0.6B, 1 stream, GPU idle") for row in written["rows"])
+
+
+ON_CPU = "hidden_states or logits_for_each_chunk_size_equal_golden and None or adapters and eager"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_gpu_tests_pass_on_the_cpu_double() -> None:
+    """One test of each model of `make gpu-check`, so that none is broken when a GPU is there."""
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "-k", ON_CPU]
+    environment = os.environ | {"GPU_TESTS_ON": "cpu"}
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]
 
 
 def test_facts_without_git_have_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
-from loadtest.gpu.sections import FUSIONS
+from loadtest.gpu.ablations import FUSIONS
 from tests.engine.runner.test_fake_cuda import engine, generate
 from tests.support.fake_cuda import fake_cuda
 

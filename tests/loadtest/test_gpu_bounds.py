@@ -14,7 +14,7 @@ from engine.protocol.ready import MemoryEntry
 from loadtest.gpu.bench import Bench
 from loadtest.gpu.device import ledger
 from loadtest.gpu.models import CONFIGS, Chip, Shape
-from loadtest.gpu.sections import DECODE_GOALS, idle_shares
+from loadtest.gpu.sections import DECODE_GOALS
 
 H200 = Chip(read=4.3e12, matmul=790e12)
 
@@ -55,14 +55,6 @@ def test_offline_bound_of_nano_vllm_workload_matches_hand_calculation() -> None:
     assert (sum(prompts), sum(outputs)) == (142_827, 133_966)
     seconds = Shape.of(CONFIGS["qwen3-0.6b"]).offline_seconds(prompts, outputs, H200)
     assert sum(outputs) / seconds == pytest.approx(36_203, rel=0.001)
-
-
-def test_idle_shares_separate_pauses_from_gaps_between_kernels() -> None:
-    # Busy 0-10, a gap of 2 within a graph, busy 12-30 (two kernels overlap), 10 between replays.
-    spans = [(0.0, 10.0), (12.0, 25.0), (20.0, 30.0), (40.0, 50.0)]
-    between, inside = idle_shares(spans)
-    assert between == pytest.approx(100 * 10 / 50)
-    assert inside == pytest.approx(100 * 2 / 50)
 
 
 def test_goals_are_shares_and_hold_for_every_chip() -> None:

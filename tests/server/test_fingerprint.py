@@ -30,6 +30,8 @@ def fingerprint(adapter: ServedAdapter | None = None, **facts: Any) -> str:
         {"block_size": 2 * INFO.block_size},
         {"other_ranks": (INFO.memory,)},
         {"batch_variance": "amx"},
+        {"kernel_features": ()},
+        {"kernel_features": ("overlap",)},
     ],
 )
 def test_fingerprint_of_a_server_with_other_numbers_differs(facts: dict[str, Any]) -> None:

@@ -258,3 +258,12 @@ def test_plan_refuses_batch_invariance_that_cannot_be_had(
         )
     with pytest.raises(ConfigError, match=f"--batch-invariant on is not possible.*{why}"):
         ModelPlan(msgspec.structs.replace(wanted, batch_invariant="on"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_plan_on_a_cpu_refuses_plain_kernels(checkpoint: Path, backend: str) -> None:
+    """Nothing of a CPU's kernels is turned off by the flag, so it must not be accepted."""
+    fields = CONFIG | {"kernels": "plain", "attention_backend": backend}
+    config = EngineConfig(model=str(checkpoint), **fields)
+    with pytest.raises(ConfigError, match="--kernels plain is not possible on cpu"):
+        ModelPlan(config)

@@ -91,8 +91,23 @@ def test_adapters_are_named_if_the_model_takes_some() -> None:
 
 def test_kernels_are_shown_apart_from_weights_if_this_start_compiled_some() -> None:
     ready = msgspec.structs.replace(INFO, compiled_kernels=7, compile_seconds=21.34)
-    assert kernels(ready) == ["  kernels   7 compiled in 21.3 s, once"]
-    assert kernels(INFO) == []
+    assert kernels(ready, "auto") == ["  kernels   7 compiled in 21.3 s, once"]
+    assert kernels(INFO, "auto") == []
+
+
+@pytest.mark.parametrize(
+    ("features", "wanted", "line"),
+    [
+        (("overlap", "folded"), "auto", "optimised: overlap, folded"),
+        ((), "auto", "plain: no optimisation was measured on this GPU"),
+        ((), "plain", "plain: --kernels plain"),
+    ],
+)
+def test_kernels_of_a_gpu_name_the_features_that_are_on(
+    features: tuple[str, ...], wanted: str, line: str
+) -> None:
+    ready = msgspec.structs.replace(INFO, kernel_features=features)
+    assert kernels(ready, wanted) == [f"  kernels   {line}"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
