@@ -52,11 +52,8 @@ class GraphInputs:
         size = max(sum(self._sizes(shape)) for shape in shapes)
         self._buffer = torch.zeros(size, dtype=torch.int64, device=device)
         self._sent = np.zeros(size, dtype=np.int64)  # what the buffer holds
+        self._sampling: tuple[bool, list[int], list[int]] | None = None  # what it begins with
         self.row_ids, self.ahead, self.drawn_rows = self._buffer[: 3 * most].split(most)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._buffer.nbytes
 
     # ---- on the device -----------------------------------------------------------------------
 
@@ -84,17 +81,22 @@ class GraphInputs:
         """Fill the inputs of a shape with `slices`, and copy them if the buffer holds others."""
         fill = self._mixed_fields if shape.chunk_tokens else self._decode_fields
         rows, ahead = rows_and_drafts([s for s in slices if s.samples])
+        fields = fill(shape, slices)
+        sampling = draws, rows, ahead
+        if sampling == self._sampling and not fields:
+            return
         entries = np.full((3, self._most), self._padding.row, dtype=np.int64)
         entries[0, : len(rows)] = rows
         entries[1] = 0
         entries[1, : len(rows)] = ahead
         if draws:
             entries[2] = entries[0]
-        packed = np.concatenate([entries.ravel(), *fill(shape, slices)])
+        packed = np.concatenate([entries.ravel(), *fields])
         sent = self._sent[: len(packed)]
         if not np.array_equal(packed, sent):
             upload(packed, self._buffer[: len(packed)])
             sent[:] = packed
+        self._sampling = sampling
 
     def _decode_fields(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> Columns:
         if not self._has_states:

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
 from engine.kernels.triton.chips import PLAIN, Features, force
+from engine.ops.linear import FEW_ROWS
 from tests.support.driver import Driver
 from tests.support.fake_cuda import fake_cuda
 from tests.support.launch_counter import DOWNLOAD, UPLOAD, counted, kernels
@@ -38,17 +39,17 @@ def driver_of(name: str, folder: Path, layers: int, **config: Any) -> Driver:
     folder.mkdir(exist_ok=True)
     model = PUBLISHED[name] | {"num_hidden_layers": layers}
     (folder / "config.json").write_text(json.dumps(model))
-    fields = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "speculation": "off"}
+    fields = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "speculation": "off"}
     device = {"device": "cuda", "load_format": "dummy", "dtype": "bfloat16"}
     return Driver(folder, depth=1, **(fields | device | config))
 
 
 def decode_step(
-    name: str, folder: Path, layers: int = 2, *, rows: int = 1, **params: Any
+    name: str, folder: Path, layers: int = 2, *, rows: int = 1, max_num_seqs: int = 4, **params: Any
 ) -> Counter[str]:
     """Return the launches of one decode step, in the middle of `rows` answers."""
     with fake_cuda() as launches:
-        driver = driver_of(name, folder, layers)
+        driver = driver_of(name, folder, layers, max_num_seqs=max_num_seqs)
         for _ in range(rows):
             driver.submit([1, 2, 3], 30, **params)
         driver.turn(8)
@@ -78,6 +79,20 @@ def test_decode_step_of_other_models_launches_at_most_eight_more(name: str, tmp_
 def test_decode_step_equal_to_the_last_uploads_nothing(tmp_path: Path) -> None:
     launches = decode_step("qwen3-0.6b", tmp_path, rows=3, temperature=0.7, top_p=0.9)
     assert (launches[UPLOAD], launches[DOWNLOAD]) == (0, 1)
+
+
+def test_decode_step_of_a_hybrid_model_uploads_nothing(tmp_path: Path) -> None:
+    """Rows stay in the slots of their states, which are inputs of the step too."""
+    assert decode_step("LFM2-1.2B", tmp_path, rows=3)[UPLOAD] == 0
+
+
+def test_decode_step_of_many_rows_copies_no_logits(tmp_path: Path) -> None:
+    """More rows than our own linear kernel takes: cuBLAS writes the logits in their place."""
+    rows = 20
+    assert rows > FEW_ROWS
+    launches = decode_step("qwen3-0.6b", tmp_path, rows=rows, max_num_seqs=rows)
+    assert launches["aten::mm"] > 0
+    assert launches["aten::copy_"] == launches[UPLOAD] == 0
 
 
 def test_decode_step_with_other_rows_uploads_once(tmp_path: Path) -> None:
