@@ -25,6 +25,17 @@ def to_device(
     return packed.split([len(array) for array in arrays])
 
 
+def upload(numbers: npt.NDArray[np.int64], target: torch.Tensor) -> None:
+    """Copy numbers [N] to the int64 tensor `target` [N] in one asynchronous copy, as `to_device`.
+
+    The copy waits for what the device is computing: until then it reads what `target` held.
+    """
+    packed = torch.from_numpy(numbers)
+    if target.device.type == "cuda":
+        packed = packed.pin_memory()
+    target.copy_(packed, non_blocking=True)
+
+
 class HostCopy:
     """An asynchronous copy of tensors to the host, with their values at construction.
 

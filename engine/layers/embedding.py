@@ -134,10 +134,11 @@ class LMHead(LoadedLayer):
         """Pack the weight, see `Weight.pack`; of a tied head, the table may be freed."""
         self.tensors.pack(self.kernels, quantization)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self.tensors.multiply(hidden, self.kernels)
+    def forward(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the logits of `hidden` [L, dim]; for `out` see Model.logits."""
         if self._ranks.count == 1:
-            return logits
+            return self.tensors.multiply(hidden, self.kernels, out)
+        logits = self.tensors.multiply(hidden, self.kernels)
         missing = self._ranks.widest(self.vocab_size) - logits.shape[1]  # on the last rank
         joined = self._ranks.join(F.pad(logits, (0, missing)))
         return joined[:, : self.vocab_size].contiguous()

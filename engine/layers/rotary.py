@@ -310,6 +310,18 @@ def _longrope(
     return 1.0 / (divisors * theta**exponent), attention_factor
 
 
+def _tables(
+    cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype, *, pairs: bool
+) -> torch.Tensor:
+    """Return the tables [2, T, 1, 2N] of cos and sin [T, N]: see RotaryEmbedding."""
+    join = _interleaved if pairs else torch.cat
+    count, half = cos.shape
+    tables = torch.empty(2, count, 1, 2 * half, dtype=dtype, device=cos.device)
+    tables[0, :, 0] = join([cos, cos], -1)
+    tables[1, :, 0] = join([-sin, sin], -1)
+    return tables
+
+
 def _interleaved(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
     """Return the elements of tensors [T, N] in turns, [T, N * tensors]."""
     return torch.stack(tensors, dim).flatten(1)
@@ -322,8 +334,9 @@ class RotaryEmbedding(PositionTables):
     `pairs`, the tables are for apply_rotary_pairs.
     """
 
-    cos: torch.Tensor  # [max_positions, 1, R]
-    sin: torch.Tensor  # [max_positions, 1, R]; the first half is negated, of pairs the first ones
+    # [2, max_positions, 1, R]: cosines, then sines. Of these, the first half is negated, or the
+    # first of each pair.
+    angles: torch.Tensor
 
     def __init__(
         self,
@@ -338,8 +351,7 @@ class RotaryEmbedding(PositionTables):
         """With `pairs`, tables are for ops.rotary.apply_rotary_pairs."""
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
-        shape = (max_positions, 1, 2 * len(frequencies))
-        super().__init__({"cos": shape, "sin": shape}, dtype)
+        super().__init__({"angles": (2, max_positions, 1, 2 * len(frequencies))}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
         self.pairs = pairs
         self._factor = factor
@@ -347,41 +359,35 @@ class RotaryEmbedding(PositionTables):
             self.fill()
 
     def fill(self) -> None:
-        dtype, count = self.cos.dtype, len(self.cos)
-        positions = torch.arange(count, dtype=torch.float32, device="cpu")
+        positions = torch.arange(self.angles.shape[1], dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, self.frequencies)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
-        join = _interleaved if self.pairs else torch.cat
-        self.cos = join([cos, cos], -1).to(dtype).unsqueeze(1)
-        self.sin = join([-sin, sin], -1).to(dtype).unsqueeze(1)
+        self.angles = _tables(cos, sin, self.angles.dtype, pairs=self.pairs)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T] -> cos, sin [T, 1, R]."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        """[T] -> cos, sin [T, 1, R], dense and gathered in one launch."""
+        cos, sin = self.angles.index_select(1, positions).unbind(0)
+        return cos, sin
 
 
 class PairRotaryEmbedding(PositionTables):
     """Tables for ops.rotary.apply_rotary_pairs, which rotates adjacent dimensions. Made in fp64."""
 
-    cos: torch.Tensor  # [max_positions, 1, dim]
-    sin: torch.Tensor  # [max_positions, 1, dim]; even dimensions are negated
+    angles: torch.Tensor  # [2, max_positions, 1, dim]: cosines, then sines; even ones are negated
 
     def __init__(self, dim: int, theta: float, max_positions: int, dtype: torch.dtype) -> None:
         exponent = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
-        shape = (max_positions, 1, 2 * len(exponent))
-        super().__init__({"cos": shape, "sin": shape}, dtype)
+        super().__init__({"angles": (2, max_positions, 1, 2 * len(exponent))}, dtype)
         self.frequencies = theta**-exponent  # [dim / 2], the angle per position
         if not self.is_planned:
             self.fill()
 
     def fill(self) -> None:
-        dtype, count = self.cos.dtype, len(self.cos)
-        positions = torch.arange(count, dtype=torch.float64, device="cpu")
+        positions = torch.arange(self.angles.shape[1], dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self.frequencies)
-        cos, sin = angles.cos(), angles.sin()
-        self.cos = _interleaved([cos, cos], -1).to(dtype).unsqueeze(1)
-        self.sin = _interleaved([-sin, sin], -1).to(dtype).unsqueeze(1)
+        self.angles = _tables(angles.cos(), angles.sin(), self.angles.dtype, pairs=True)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[T] -> cos, sin [T, 1, dim]."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        cos, sin = self.angles.index_select(1, positions).unbind(0)
+        return cos, sin

@@ -28,7 +28,7 @@ GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a 
 PROGRAM_ROWS = 256  # of the largest step that a CPU records
 PROGRAMS = 64  # most that are kept
 PROGRAM_BYTES = 256 << 10  # of a step's arguments: 150 KB with 30 layers; a guess for others
-ROW_PARAMETER_BYTES = 36  # lengths, sampling parameters and adapter of a row of SequenceRows
+ROW_PARAMETER_BYTES = 48  # all of a row of SequenceRows but its tokens and blocks
 # Python and the libraries of the engine, of the API process and of the one that renders templates,
 # measured as resident memory, with the kernels that oneDNN compiles for a model.
 PROCESS_BYTES = 440_000_000

@@ -53,10 +53,11 @@ class Model(Protocol):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Return hidden states [T, hidden] of all tokens, after the final norm."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits [L, vocab_size] of `hidden` [L, hidden].
 
-        They are fp32, except where oneDNN computes them (see LMHead).
+        They are fp32, except where oneDNN computes them (see LMHead). They are written into `out`
+        [L, vocab_size] fp32 if the kernels can, and the result is another tensor if not.
         """
 
     def weight_map(self) -> WeightMap: ...

@@ -94,5 +94,5 @@ class Cohere(Llama):
         c = self.config
         self.norm = LayerNorm(c.hidden, c.norm_eps, bias=False)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden) * self.config.logit_scale
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.mul(self.head(hidden, out), self.config.logit_scale, out=out)

@@ -113,9 +113,9 @@ class Gemma2(nn.Module):
             x, delta, post = block(x, delta, post, cos, sin, batch)
         return self.norm.add(x, delta, post)[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits, cap = self.head(hidden), self.config.final_softcap
-        return logits if cap is None else softcap(logits, cap, kernels=self.kernels)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits, cap = self.head(hidden, out), self.config.final_softcap
+        return logits if cap is None else softcap(logits, cap, out, kernels=self.kernels)
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

@@ -170,9 +170,9 @@ class Gemma4(nn.Module):
             x = block(x, per_layer, everywhere if window is None else nearby, batch)
         return self.norm.add(x, None)[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits, cap = self.head(hidden), self.config.final_softcap
-        return logits if cap is None else softcap(logits, cap, kernels=self.kernels)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits, cap = self.head(hidden, out), self.config.final_softcap
+        return logits if cap is None else softcap(logits, cap, out, kernels=self.kernels)
 
     def weight_map(self) -> WeightMap:
         """Return the WeightMap. A multimodal checkpoint has further prefixes, and other towers."""

@@ -118,8 +118,8 @@ class GPT2(nn.Module):
             x, delta = block(x, delta, batch)
         return self.norm.add(x, delta)[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)
 
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, NAMES)

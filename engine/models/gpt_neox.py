@@ -151,8 +151,8 @@ class GPTNeoX(nn.Module):
             x, delta = block(x, delta, cos, sin, batch)
         return self.norm.add(x, delta)[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)
 
     def weight_map(self) -> WeightMap:
         """Return the WeightMap. In query_key_value, q, k and v of each head follow one another."""

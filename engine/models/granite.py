@@ -78,5 +78,5 @@ class Granite(Llama):
         super().__init__(config, max_positions=max_positions, dtype=dtype)
         self.embed.scale = self.config.embed_scale  # unlike Gemma's, not rounded to the dtype
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden) / self.config.logits_divisor
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.div(self.head(hidden, out), self.config.logits_divisor, out=out)

@@ -213,8 +213,8 @@ class Llama(nn.Module):
             x, delta = block(x, delta, cos, sin, batch)
         return self.norm.add(x, delta)[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.head(hidden, out)
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

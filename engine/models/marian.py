@@ -162,8 +162,8 @@ class Marian(nn.Module):
             x = block(x, batch)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden).float() + self.final_logits_bias
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.add(self.head(hidden, out).float(), self.final_logits_bias, out=out)
 
     def weight_map(self) -> WeightMap:
         head = ("lm_head.weight",) if self.config.tied else ()

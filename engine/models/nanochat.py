@@ -267,9 +267,9 @@ class NanoChat(nn.Module):
         gates = self.smear_lambda * sigmoid(self.smear_gate(x[:, : self.config.smear_channels]))
         return x + gates * previous
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits, cap = self.head(hidden), self.config.softcap
-        return logits if cap is None else softcap(logits, cap, kernels=self.kernels)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits, cap = self.head(hidden, out), self.config.softcap
+        return logits if cap is None else softcap(logits, cap, out, kernels=self.kernels)
 
     def weight_map(self) -> WeightMap:
         return WeightMap(targets_by_module(self, NAMES))

@@ -206,8 +206,10 @@ class T5(nn.Module):
             x, delta = block(x, delta, batch, self.decoder_table.weight)
         return self.norm.add(x, delta)[1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.head(hidden * self.config.hidden**-0.5 if self.config.scaled else hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if self.config.scaled:
+            hidden = hidden * self.config.hidden**-0.5
+        return self.head(hidden, out)
 
     def weight_map(self) -> WeightMap:
         embed, head = ("shared.weight", *COPIES), "lm_head.weight"

@@ -16,10 +16,13 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
     *,
     kernels: Kernels,
 ) -> torch.Tensor:
     """Return x W^T + b [T, out], for x [T, in] and a weight [out, in]. `dtype` defaults to x's.
+
+    The result is `out` if it is given: a dense tensor of that shape and dtype.
 
     Sums of 16-bit products are rounded once, to `dtype`. On a CPU, where torch has no such product,
     the weight is widened to fp32 first.
@@ -28,12 +31,17 @@ def linear(
     if kernels == "triton" and len(x) <= FEW_ROWS and halves:
         from engine.kernels.triton.linear import few_rows_linear
 
-        return few_rows_linear(x, weight, bias, dtype or x.dtype)
+        return few_rows_linear(x, weight, bias, dtype or x.dtype, out=out)
     if dtype == torch.float32 and halves and bias is None:
         if x.is_cuda:
-            return torch.mm(x, weight.t(), out_dtype=dtype)
-        return _widened(x, weight)
+            return torch.mm(x, weight.t(), out_dtype=dtype, out=out)
+        y = _widened(x, weight)
+        return y if out is None else out.copy_(y)
+    if out is not None and bias is None and out.dtype == x.dtype:
+        return torch.mm(x, weight.t(), out=out)
     y = F.linear(x, weight, bias)
+    if out is not None:
+        return out.copy_(y)
     return y if dtype is None else y.to(dtype)
 
 

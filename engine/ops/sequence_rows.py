@@ -63,8 +63,6 @@ def append(
     tokens: torch.Tensor,
     lengths: torch.Tensor,
     padding: int,
-    *,
-    kernels: Kernels,
 ) -> None:
     """Write `new` [R] int64 at `positions` [R] of the tokens [N, L] int32 of `row_ids` [R].
 
@@ -75,11 +73,6 @@ def append(
     of the failure still looks the token up in the embedding. The row `padding` keeps its length; it
     may occur more than once.
     """
-    if kernels == "triton":
-        from engine.kernels.triton.sequence_rows import append_tokens
-
-        append_tokens(row_ids, positions, ahead, new, tokens, lengths, padding)
-        return
     tokens.index_put_((row_ids, positions), new.clamp(min=0).int())
     is_known = (row_ids != padding) & (ahead == 0)
     lengths.index_add_(0, row_ids, is_known.int())

@@ -7,10 +7,15 @@ import torch
 from engine.ops.kernels import Kernels
 
 
-def softcap(x: torch.Tensor, cap: float, *, kernels: Kernels) -> torch.Tensor:
-    """Return cap * tanh(x / cap) in fp32: close to x near zero, and never beyond the cap."""
+def softcap(
+    x: torch.Tensor, cap: float, out: torch.Tensor | None = None, *, kernels: Kernels
+) -> torch.Tensor:
+    """Return cap * tanh(x / cap) in fp32: close to x near zero, and never beyond the cap.
+
+    The result is `out` if it is given, which may be x.
+    """
     if kernels == "triton":
         from engine.kernels.triton.softcap import cap_softly
 
-        return cap_softly(x, cap)
-    return torch.tanh(x.float() / cap) * cap
+        return cap_softly(x, cap, out)
+    return torch.mul(torch.tanh(x.float() / cap), cap, out=out)

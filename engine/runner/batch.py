@@ -220,14 +220,15 @@ def decode_batch(
         kv.block_size,
         kernels=rows.kernels,
     )
-    encoder_lengths = rows.encoder_lengths.index_select(0, row_ids)
-    numbers = torch.arange(len(row_ids) + 1, device=rows.device)
+    count = len(row_ids)
+    crosses = any(group.is_cross for group in kv.groups)
+    encoder_lengths = rows.encoder_lengths.index_select(0, row_ids) if crosses else None
     layout = StepLayout(
-        num_decodes=len(row_ids),
+        num_decodes=count,
         query_lens=None,
         seq_lens=None,
         lengths=inputs.lengths,
-        query_starts=numbers.int(),
+        query_starts=rows.decode_starts[: count + 1],
         groups=[
             GroupLayout(
                 inputs.block_tables[number],
@@ -242,7 +243,7 @@ def decode_batch(
         block_size=kv.block_size,
     )
     ids, plan = inputs.input_ids, backend.plan(layout)
-    index, count = numbers[:-1], len(row_ids)
+    index = rows.numbers[:count]
     return ForwardBatch(ids, inputs.positions, index, kv, plan, count, runs=runs)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from engine.attention.kv_cache import KVCache
 from engine.device.transfer import to_device
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
+from engine.protocol.generate import SamplingParams
 from engine.protocol.ready import ModelKind
 from engine.runner.batch import build_batch, rows_and_drafts
 from engine.runner.forward import STEP_TOKENS_MULTIPLE, Forward, ModelForward
@@ -27,7 +28,7 @@ from engine.runner.pending_step import PendingStep, ReadExplained
 from engine.runner.sequence_rows import SequenceRows
 from engine.sampling.logprobs import PendingLogprobs, prompt_logprobs
 from engine.sampling.masks import LazyMasks, SequenceGrammars, TokenMasks
-from engine.sampling.sampler import Draw, sample
+from engine.sampling.sampler import Draw, changes_logits, sample
 from engine.scheduling.step import BlockCopy, EncoderInput, SampledToken, ScheduledSlice, Step
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,14 @@ Explain = Callable[
 class Graphs(Protocol):
     """Captured steps: `engine/runner/step_graphs.py`."""
 
-    def replay(self, step: Step) -> torch.Tensor | None:
-        """Return logits [R, V] of the slices that sample, or None if the step is not captured."""
+    def replay(self, step: Step, *, draws: bool) -> torch.Tensor | None:
+        """Return logits [R, V] of the slices that sample, or None if the step is not captured.
+
+        With `draws` their tokens are drawn too: the host does not change these logits.
+        """
 
     def draw(self, count: int) -> torch.Tensor:
-        """Draw tokens [count] from these logits, and append them to their rows."""
+        """Return the tokens [count] of these logits, which are appended to their rows."""
 
     def capture_at_start(self) -> None: ...
 
@@ -143,10 +147,14 @@ class ModelRunner:
         logprobs: PendingLogprobs | None = None
         known: KnownTokens = (), ()
         if step.slices:
-            logits, hidden, known = self._compute(step)
+            special = self.rows.special_params(sampling)
+            draws = not changes_logits(special, masks)
+            logits, hidden, known = self._compute(step, draws=draws)
             if sampling:
                 is_captured = hidden is None
-                tokens, logprobs = self._sample(logits, sampling, masks, is_captured=is_captured)
+                tokens, logprobs = self._sample(
+                    logits, sampling, special, masks, is_captured=is_captured
+                )
             if hidden is not None:
                 for observe in self.observers:
                     observe(step, hidden)
@@ -168,13 +176,18 @@ class ModelRunner:
                 transposed_keys=self.backend.transposes_keys,
             )
 
-    def _compute(self, step: Step) -> tuple[torch.Tensor, torch.Tensor | None, KnownTokens]:
+    def _compute(
+        self, step: Step, *, draws: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None, KnownTokens]:
         """Return logits [R, V] of the slices that sample, the hidden states [T, hidden] of all
-        tokens, which a graph does not leave, and what slices want of known tokens."""
+        tokens, which a graph does not leave, and what slices want of known tokens.
+
+        `draws` is for `Graphs.replay`.
+        """
         found = (forward_of(step) for forward_of in self.replacements)
         changed = next((forward for forward in found if forward), None)
         if self.graphs is not None and changed is None and not self._wants_known(step):
-            logits = self.graphs.replay(step)
+            logits = self.graphs.replay(step, draws=draws)
             if logits is not None:
                 return logits, None, ((), ())
         batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
@@ -204,6 +217,7 @@ class ModelRunner:
         self,
         logits: torch.Tensor,
         slices: Sequence[ScheduledSlice],
+        special: Mapping[int, SamplingParams],
         masks: LazyMasks | None,
         *,
         is_captured: bool,
@@ -223,15 +237,12 @@ class ModelRunner:
             if graphs is not None and is_captured:
                 return graphs.draw(len(slices))
             row_ids, ahead = to_device(rows_and_drafts(slices), self.device)
-            params = rows.draw_params(row_ids, ahead)
-            tokens = self.draw(logits, params)
-            rows.append(row_ids, params, ahead, tokens)
-            return tokens
+            return rows.draw_next(logits, row_ids, ahead, static=graphs is not None)
 
         if masks and self.followers is not None:
             self.followers.mask(masks.result())
         on_device = masks.result().on(self.device) if masks else None
-        return sample(logits, rows.special_params(slices), history, draw_and_append, on_device)
+        return sample(logits, special, history, draw_and_append, on_device)
 
     def _prompt_logprobs(
         self, slices: Sequence[ScheduledSlice], hidden: torch.Tensor

@@ -14,9 +14,8 @@ import torch
 
 from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
-from engine.ops.sequence_rows import append
 from engine.protocol.generate import Explain, SamplingParams
-from engine.sampling.sampler import DrawParams, is_special
+from engine.sampling.sampler import DrawParams, draw_next, is_special
 from engine.scheduling.step import NewBlocks, NewDraft, NewRow, ScheduledSlice, Step
 
 
@@ -58,6 +57,12 @@ class SequenceRows:
         self.min_p = column(torch.float32)
         self.seeds = column(torch.int64)
         self.adapters = column(torch.int32)  # slots; 0: none
+        filters = self.temperature, self.top_k, self.top_p, self.min_p
+        # A row's next token goes behind its known ones.
+        self.draw_params = DrawParams(*filters, seeds=self.seeds, positions=self.lengths)
+        # The same in every step of decodes: each of R sequences has one token.
+        self.numbers = torch.arange(rows, device=device)
+        self.decode_starts = self.numbers.int()
         # Columns that only the host reads.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs
         self.special: set[int] = set()  # rows that need more than a draw
@@ -158,29 +163,18 @@ class SequenceRows:
         special = [(index, s.row) for index, s in enumerate(slices) if s.row in self.special]
         return {index: self.params[row] for index, row in special}
 
-    def draw_params(self, rows: torch.Tensor, ahead: torch.Tensor) -> DrawParams:
-        """Gather on the device the sampling parameters of the next token of `rows` [R].
-
-        Of its next token but `ahead` [R] int64, if as many tokens are drafted.
-        """
-        return DrawParams(
-            temperature=self.temperature.index_select(0, rows),
-            top_k=self.top_k.index_select(0, rows),
-            top_p=self.top_p.index_select(0, rows),
-            min_p=self.min_p.index_select(0, rows),
-            seeds=self.seeds.index_select(0, rows),
-            positions=self.lengths.index_select(0, rows) + ahead,
-        )
-
-    def append(
-        self, rows: torch.Tensor, drawn: DrawParams, ahead: torch.Tensor, tokens: torch.Tensor
-    ) -> None:
-        """Write `tokens` [R] to `rows` [R] where they were `drawn`; the padding row does not grow.
-
-        Those `ahead` of the known tokens are not counted.
-        """
-        held = self.tokens, self.lengths, self.padding
-        append(rows, drawn.positions, ahead, tokens, *held, kernels=self.kernels)
+    def draw_next(
+        self,
+        logits: torch.Tensor,
+        row_ids: torch.Tensor,
+        ahead: torch.Tensor,
+        *,
+        static: bool,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Draw and append the next tokens [R] of `row_ids`, as `sampler.draw_next` does."""
+        held = self.draw_params, self.tokens, self.padding
+        return draw_next(logits, *held, row_ids, ahead, self.kernels, static=static, out=out)
 
 
 def _integers(new: NewRow) -> tuple[int, ...]:

@@ -1,13 +1,14 @@
 """StepGraphs: whole steps captured as CUDA graphs, one per shape, and replayed in one call.
 
-A step graph gathers its inputs from the SequenceRows, computes the model and leaves the logits in a
-static buffer. A second graph per decode size draws the tokens from that buffer and appends them to
-the rows: the host may adjust the logits between the two.
+A step graph reads its inputs (GraphInputs) and the SequenceRows, computes the model, leaves the
+logits in a static buffer, draws the tokens and appends them to the rows.
 
-A decode step sends row ids alone and is filled up with the padding row. A step with prompt chunks
-sends all its inputs in one copy. Its decodes come first, filled up with the padding row, then the
-chunks in CHUNKS places; behind them come empty sequences, and tokens of the padding row that belong
-to no sequence.
+If the host changes the logits before the draw, the step draws for no row. A second graph, one per
+decode size, then draws from the buffer what the host has left there.
+
+A decode step is filled up with the padding row. In a step with prompt chunks the decodes come
+first, filled up with the padding row, then the chunks in CHUNKS places; behind them come empty
+sequences, and tokens of the padding row that belong to no sequence.
 
 Common decode sizes are captured at start, the largest first. All other shapes are captured while
 the engine is idle. Until then a decode step takes the next larger size, and a step with chunks runs
@@ -19,37 +20,22 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import torch
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
-from engine.device.transfer import to_device
 from engine.memory.graph_shapes import AT_START, GraphShape, decode_sizes, with_variants
 from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
 from engine.ops.lora import TokenAdapters
-from engine.ops.state_runs import StateRuns
-from engine.runner.batch import (
-    StepInputs,
-    compute,
-    count_decodes,
-    decode_batch,
-    has_adapters,
-    input_columns,
-    mixed_batch,
-    rows_and_drafts,
-    state_columns,
-)
+from engine.runner.batch import compute, count_decodes, decode_batch, has_adapters, mixed_batch
+from engine.runner.graph_inputs import CHUNKS, GraphInputs
 from engine.runner.recorder import Recorder
 from engine.runner.sequence_rows import SequenceRows
-from engine.sampling.sampler import draw
 from engine.scheduling.step import ScheduledSlice, Step
 
-CHUNKS = 16  # sequences with prompt chunks in a captured step; empty places end at once
 Replay = Callable[[], None]
 
 
@@ -87,19 +73,13 @@ class StepGraphs:
         self._draws: dict[int, Replay] = {}
         self.sizes: list[int] = []  # captured decode sizes, ascending
         self._adapted_sizes: list[int] = []  # those of steps with adapters
-        most = sizes[-1]
-        device = rows.device
-        self.row_ids = torch.full((most,), rows.padding, dtype=torch.int64, device=device)
-        self.ahead = torch.zeros_like(self.row_ids)  # drafted tokens that an entry is ahead
-        # Of a decode step's states: the fields of StateRuns, one after another.
-        num_fields = 0 if kv.states is None else 3 * most + 1
-        self.states = torch.zeros(num_fields, dtype=torch.int64, device=device)
+        most, device = sizes[-1], rows.device
+        largest = [GraphShape(most), *mixed[-1:]]
+        has_states = kv.states is not None
+        self.inputs = GraphInputs(rows.padding, most, largest, device, has_states=has_states)
         self.logits = torch.empty(most, model.config.vocab_size, dtype=torch.float32, device=device)
         self.tokens = torch.empty(most, dtype=torch.int64, device=device)
-        num_inputs = 0
-        if mixed:
-            num_inputs = sum(self._input_sizes(mixed[-1]))
-        self.inputs = torch.zeros(num_inputs, dtype=torch.int64, device=device)
+        self._has_drawn = False  # whether the last step has drawn its tokens
 
     # ---- capture -----------------------------------------------------------------------------
 
@@ -118,17 +98,15 @@ class StepGraphs:
     @torch.inference_mode()
     def capture(self, shape: GraphShape) -> None:
         """Capture one shape. Capturing computes: it does so with padding rows alone."""
+        self.inputs.send_padding(shape)
+        self._steps[shape] = self._recorder.record(lambda: self._compute(shape))
         if shape.chunk_tokens:
-            self._send_inputs(shape, [self._padding_slice()])
-            self._steps[shape] = self._recorder.record(lambda: self._compute_mixed(shape))
             return
         size = shape.decodes
-        self.row_ids.fill_(self._rows.padding)
-        self._steps[shape] = self._recorder.record(lambda: self._compute_decodes(shape))
         if shape.has_adapters:
             bisect.insort(self._adapted_sizes, size)
             return
-        self._draws[size] = self._recorder.record(lambda: self._draw(size))
+        self._draws[size] = self._recorder.record(lambda: self._draw(self.inputs.row_ids, size))
         bisect.insort(self.sizes, size)
 
     def is_captured(self, shape: GraphShape) -> bool:
@@ -162,125 +140,66 @@ class StepGraphs:
                 return shape._replace(has_adapters=adapted)
         return None
 
-    def replay(self, step: Step) -> torch.Tensor | None:
+    def replay(self, step: Step, *, draws: bool) -> torch.Tensor | None:
         """Replay a step whose shape is captured. Return what `compute` does, or None."""
         shape = self.shape_for(step)
         if shape is None or not self.is_captured(shape):
             return None
-        return self.compute(shape, step.slices)
+        return self.compute(shape, step.slices, draws=draws)
 
-    def compute(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> torch.Tensor:
-        """Replay a step: logits [R, V] of the slices that sample. The next call overwrites them."""
-        if shape.chunk_tokens:
-            self._send_inputs(shape, slices)
-            num_sampling = len([1 for s in slices if s.samples])
-        else:
-            self._send_rows(shape, slices)
-            num_sampling = len(slices)
+    def compute(
+        self, shape: GraphShape, slices: Sequence[ScheduledSlice], *, draws: bool
+    ) -> torch.Tensor:
+        """Replay a step: logits [R, V] of the slices that sample. The next call overwrites them.
+
+        Without `draws` the host may change them before it calls `draw`.
+        """
+        self.inputs.send(shape, slices, draws=draws)
         self._steps[shape]()
-        return self.logits[:num_sampling]
+        self._has_drawn = draws
+        return self.logits[: len([s for s in slices if s.samples])]
 
     def draw(self, count: int) -> torch.Tensor:
-        """Draw tokens [count] from the logits that `compute` left, and append them to their rows.
+        """Return the tokens [count] of the logits that `compute` left; their rows have them.
 
-        The next call overwrites them.
+        The next step overwrites them.
         """
-        size = self.size_for(count)
-        assert size is not None, "a step that was replayed fits its draw"
-        self._draws[size]()
+        if not self._has_drawn:
+            size = self.size_for(count)
+            assert size is not None, "a step that was replayed fits its draw"
+            self._draws[size]()
         return self.tokens[:count]
-
-    # ---- inputs ------------------------------------------------------------------------------
-
-    def _send_rows(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
-        size = shape.decodes
-        row_ids, ahead = rows_and_drafts(slices)
-        missing = size - len(slices)
-        row_ids += [self._rows.padding] * missing
-        ahead += [0] * missing
-        columns: list[Any] = [row_ids, ahead]
-        if self._kv.states is not None:
-            padded = [*slices, *[self._padding_slice()] * missing]
-            columns += state_columns(padded)
-        sent_ids, sent_ahead, *states = to_device(columns, self.row_ids.device)
-        self.row_ids[:size].copy_(sent_ids)
-        self.ahead[:size].copy_(sent_ahead)
-        if states:
-            self.states[: 3 * size + 1].copy_(torch.cat(states))
-
-    def _padding_slice(self) -> ScheduledSlice:
-        row = self._rows.padding
-        return ScheduledSlice(id=0, epoch=0, row=row, start=0, count=1, samples=False)
-
-    def _input_sizes(self, shape: GraphShape) -> list[int]:
-        """Return the lengths of StepInputs' fields, and of the row ids and drafts that sample.
-
-        These fill their whole buffers, so that none remains from the step before.
-        """
-        most_sampling = len(self.row_ids)
-        sequences = shape.decodes + CHUNKS + 1
-        tokens = shape.decodes + shape.chunk_tokens
-        logits = min(shape.decodes + CHUNKS, most_sampling)
-        sampling = [most_sampling, most_sampling]
-        states = [sequences + 1, sequences, tokens] if self._kv.states is not None else []
-        return [sequences, sequences, sequences + 1, tokens, tokens, logits, *states, *sampling]
-
-    def _send_inputs(self, shape: GraphShape, slices: Sequence[ScheduledSlice]) -> None:
-        """Fill the inputs with `slices`, and up to the shape's size with padding."""
-        padding = self._rows.padding
-        decodes = count_decodes(slices)
-        missing = [self._padding_slice()] * (shape.decodes - decodes)
-        padded = [*slices[:decodes], *missing, *slices[decodes:]]
-        columns = input_columns(padded)
-        num_tokens = columns[2][-1]
-        state_fills: list[int] = []
-        if self._kv.states is not None:
-            columns += state_columns(padded)
-            state_fills = [num_tokens, 0, 0]
-        sampling = rows_and_drafts([s for s in slices if s.samples])
-        columns += [np.array(column, dtype=np.int64) for column in sampling]
-        fills = [padding, 1, num_tokens, 0, padding, 0, *state_fills, padding, 0]
-        packed = []
-        for column, size, fill in zip(columns, self._input_sizes(shape), fills, strict=True):
-            packed += [column, np.full(size - len(column), fill)]
-        (sent,) = to_device([np.concatenate(packed)], self.inputs.device)
-        self.inputs[: len(sent)].copy_(sent)
 
     # ---- captured functions ------------------------------------------------------------------
 
-    def _compute_decodes(self, shape: GraphShape) -> None:
-        row_ids, ahead = self.row_ids[: shape.decodes], self.ahead[: shape.decodes]
-        runs: StateRuns | None = None
-        if self._kv.states is not None:
-            count = shape.decodes
-            runs = StateRuns(*self.states[: 3 * count + 1].split([count + 1, count, count]))
-        batch = decode_batch(row_ids, ahead, self._rows, self._kv, self._backend, runs)
-        self._leave_logits(self._hidden(shape, batch, row_ids))
-
-    def _compute_mixed(self, shape: GraphShape) -> None:
-        sizes = self._input_sizes(shape)
-        *fields, sampling_rows, ahead = self.inputs[: sum(sizes)].split(sizes)
-        self.row_ids.copy_(sampling_rows)
-        self.ahead.copy_(ahead)
-        inputs = StepInputs.of(fields)
-        batch = mixed_batch(inputs, shape.decodes, self._rows, self._kv, self._backend)
-        hidden = self._hidden(shape, batch, inputs.token_rows)
-        self._leave_logits(hidden.index_select(0, batch.logit_index))
-
-    def _hidden(
-        self, shape: GraphShape, batch: ForwardBatch, token_rows: torch.Tensor
-    ) -> torch.Tensor:
+    def _compute(self, shape: GraphShape) -> None:
+        batch, token_rows = self._batch(shape)
         if shape.has_adapters:
             slots = self._rows.adapters.index_select(0, token_rows)
             batch = replace(batch, adapters=TokenAdapters(slots))
-        return compute(self._model, self._adapters, batch)
+        hidden = compute(self._model, self._adapters, batch)
+        if shape.chunk_tokens:
+            hidden = hidden.index_select(0, batch.logit_index)
+        buffer = self.logits[: len(hidden)]
+        logits = self._model.logits(hidden, buffer)
+        if logits is not buffer:
+            buffer.copy_(logits)
+        self._draw(self.inputs.drawn_rows, len(hidden))
 
-    def _leave_logits(self, hidden: torch.Tensor) -> None:
-        self.logits[: len(hidden)].copy_(self._model.logits(hidden))
+    def _batch(self, shape: GraphShape) -> tuple[ForwardBatch, torch.Tensor]:
+        """Return the batch of a shape, and the row of each of its tokens."""
+        inputs, runs = self.inputs.fields(shape)
+        rows, kv, backend = self._rows, self._kv, self._backend
+        if inputs is None:
+            row_ids, ahead = (
+                self.inputs.row_ids[: shape.decodes],
+                self.inputs.ahead[: shape.decodes],
+            )
+            return decode_batch(row_ids, ahead, rows, kv, backend, runs), row_ids
+        return mixed_batch(inputs, shape.decodes, rows, kv, backend), inputs.token_rows
 
-    def _draw(self, size: int) -> None:
-        row_ids, ahead = self.row_ids[:size], self.ahead[:size]
-        params = self._rows.draw_params(row_ids, ahead)
-        tokens = draw(self.logits[:size], params, self._rows.kernels, static=True)
-        self._rows.append(row_ids, params, ahead, tokens)
-        self.tokens[:size].copy_(tokens)
+    def _draw(self, row_ids: torch.Tensor, count: int) -> None:
+        logits, out = self.logits[:count], self.tokens[:count]
+        self._rows.draw_next(
+            logits, row_ids[:count], self.inputs.ahead[:count], static=True, out=out
+        )

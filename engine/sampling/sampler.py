@@ -3,8 +3,9 @@
     logits -> adjust (penalties, biases) -> mask (grammar) -> plain cuts of single rows
            -> cut (top-k, top-p, min-p) -> draw
 
-A step graph replays the last two stages, `draw`, on logits that the host may have adjusted. On a
-GPU one Triton kernel computes them. A row's token never depends on the other rows of its batch.
+A step graph replays the last two stages, `draw_next`, behind the model, or on logits that the host
+has adjusted. On a GPU two Triton kernels compute them. A row's token never depends on the other
+rows of its batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from engine.ops.kernels import Kernels
+from engine.ops.sequence_rows import append
 from engine.protocol.generate import SamplingParams
 from engine.sampling.logits import (
     GREEDY_BELOW,
@@ -98,6 +100,13 @@ def sample(
     return drawn, gather_logprobs(drawn, raw, counts, named)
 
 
+def changes_logits(special: Mapping[int, SamplingParams], masks: object | None) -> bool:
+    """Return whether the host changes logits between the model and the draw. As `sample`."""
+    if masks is not None:
+        return True
+    return any(adjusts_logits(p) or needs_plain_cuts(p) for p in special.values())
+
+
 def _changed(
     logits: torch.Tensor,
     special: Mapping[int, SamplingParams],
@@ -140,7 +149,7 @@ def draw(
     if kernels == "triton":
         from engine.kernels.triton.draw import draw_tokens
 
-        return draw_tokens(logits.float(), *rows, GREEDY_BELOW, INVALID)
+        return draw_tokens(logits.float(), rows, GREEDY_BELOW, INVALID)
     highest, tokens = logits.max(dim=-1)
     if static:
         scores = tempered(logits, rows)
@@ -153,6 +162,37 @@ def draw(
             tokens.index_copy_(0, sampled, drawn)
     # A NaN anywhere in a row is its maximum. Single values of -inf are legal: they mask tokens.
     return tokens.masked_fill_(~torch.isfinite(highest), INVALID)
+
+
+def draw_next(
+    logits: torch.Tensor,
+    rows: DrawParams,
+    tokens: torch.Tensor,
+    padding: int,
+    row_ids: torch.Tensor,
+    ahead: torch.Tensor,
+    kernels: Kernels = "torch",
+    *,
+    static: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Draw the next token of each of `row_ids` [R] int64 from `logits` [R, V], and append it.
+
+    Of a row's next token but `ahead` [R] int64, if as many tokens are drafted: see `append`. `rows`
+    and `tokens` [N, L] int32 are those of all N rows; positions are their numbers of known tokens,
+    int32, and grow. Return the tokens [R] int64, in `out` if it is given. Those of the row
+    `padding` have no meaning. For `static` see `draw`.
+    """
+    if kernels == "triton":
+        from engine.kernels.triton.draw import Appended, draw_tokens
+
+        appended = Appended(row_ids, ahead, tokens, padding)
+        return draw_tokens(logits.float(), rows, GREEDY_BELOW, INVALID, appended, out)
+    params = rows.select(row_ids)
+    params = params._replace(positions=params.positions + ahead)
+    drawn = draw(logits, params, kernels, static=static)
+    append(row_ids, params.positions, ahead, drawn, tokens, rows.positions, padding)
+    return drawn if out is None else out.copy_(drawn)
 
 
 def final_logprobs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -161,8 +161,7 @@ class HeadDrafter:
     def _draw(self, rows: list[int], hidden: torch.Tensor, positions: list[int]) -> list[int]:
         """Draw the tokens at these positions of rows from hidden [R, hidden]."""
         runner = self._runner
-        index = torch.tensor(rows)
-        params = runner.rows.draw_params(index, torch.zeros_like(index))
+        params = runner.rows.draw_params.select(torch.tensor(rows))
         params = params._replace(positions=torch.tensor(positions))
         drawn: list[int] = runner.draw(runner.logits(hidden), params).tolist()
         return drawn

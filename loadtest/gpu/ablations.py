@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -19,7 +19,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import MLP
 from engine.layers.norm import RMSNorm
 from engine.ops.kernels import Kernels, use_kernels
-from engine.sampling.sampler import DrawParams, draw
+from engine.sampling.sampler import draw_next
 from loadtest.gpu.bench import Bench, Row
 from loadtest.gpu.variants import forced
 
@@ -45,14 +45,11 @@ def sampling_in_torch() -> Iterator[None]:
     Draws are always static, as in a captured step, so that the host reads nothing.
     """
 
-    def draw_in_torch(
-        logits: torch.Tensor, rows: DrawParams, kernels: Kernels, *, static: bool
-    ) -> torch.Tensor:
-        return draw(logits, rows, "torch", static=True)
+    def draw_in_torch(*given: Any, static: bool, out: torch.Tensor | None) -> torch.Tensor:
+        others: Any = given[:-1]  # the last one names the kernels
+        return draw_next(*others, static=True, out=out)
 
-    with ExitStack() as patches:
-        for module in ("step_graphs", "make_runner"):
-            patches.enter_context(mock.patch(f"engine.runner.{module}.draw", draw_in_torch))
+    with mock.patch("engine.runner.sequence_rows.draw_next", draw_in_torch):
         yield
 
 

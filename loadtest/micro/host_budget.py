@@ -63,6 +63,7 @@ def measure(sequences: int, steps: int, profile: bool) -> dict[str, list[float]]
         max_num_batched_tokens=sequences * PROMPT,
         max_model_len=PROMPT + WARM_UP + steps + 64,
         enable_prefix_caching=True,
+        speculation="off",  # the equal tokens of all replays would be drafted
     )
     params = SamplingParams(max_tokens=WARM_UP + steps + 32, temperature=0.8, top_p=0.95)
     prompts = [[1 + (n + i) % 500 for i in range(PROMPT)] for n in range(sequences)]

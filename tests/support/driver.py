@@ -210,8 +210,10 @@ class Driver:
             return pending
 
         def spoilt(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            def compute_and_spoil(*given: Any) -> torch.Tensor:
-                result = compute(*given)
+            def compute_and_spoil(*given: Any, **named: Any) -> torch.Tensor:
+                if "draws" in named and not self.poisoned.isdisjoint(sampling):
+                    named["draws"] = False  # the step draws behind what is written here
+                result = compute(*given, **named)
                 for row, request_id in enumerate(sampling):
                     if request_id in self.poisoned:
                         result[row, 7] = float("nan")
@@ -250,7 +252,9 @@ class Driver:
         heads = [m.tensors for m in model.modules() if isinstance(m, HeadsLinear)]
         packed_forms += [form for each in heads for form in (each.packed_keys, each.packed_values)]
         packed += [form._packed for each in packed_forms for form in each.weights]
-        owners = [runner.rows, runner.graphs, *runner.kv.layers, *adapters]
+        assert runner.graphs
+        inputs = runner.graphs.inputs
+        owners = [runner.rows, runner.graphs, inputs, *runner.kv.layers, *adapters]
         state = [getattr(owner, name) for owner in owners for name in _fields(owner)]
         if runner.kv.states is not None:
             state += [part for layer in runner.kv.states for part in layer]

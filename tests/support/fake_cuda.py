@@ -129,6 +129,10 @@ def to(self: torch.Tensor, what: Any, non_blocking: bool = False) -> torch.Tenso
     return aten._to_copy(self, device=torch.device(what), non_blocking=non_blocking)
 
 
+def clone(self: torch.Tensor) -> torch.Tensor:
+    return aten.clone(self, memory_format=torch.contiguous_format)
+
+
 def copy_(self: torch.Tensor, other: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return aten.copy_(self, other, non_blocking)
 
@@ -171,7 +175,7 @@ def tolist(self: torch.Tensor) -> Any:
 
 TENSOR = {
     "__invert__": lambda self: aten.bitwise_not(self),
-    "contiguous": lambda self: aten.clone(self, memory_format=torch.contiguous_format),
+    "contiguous": lambda self: self if self.is_contiguous() else clone(self),
     "to": to,
     "copy_": copy_,
     "__getitem__": getitem,

@@ -82,8 +82,9 @@ def few_rows_linear(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
     tile: LinearTile = TILE,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return x W^T + b, [T, out] in `dtype`.
+    """Return x W^T + b, [T, out] in `dtype`: in the dense `out`, if it is given.
 
     x is [T, in] with up to MAX_ROWS rows; the weight [out, in] is dense.
     """
@@ -92,7 +93,8 @@ def few_rows_linear(
     assert rows <= MAX_ROWS
     assert weight.is_contiguous()
     x = x if x.stride(1) == 1 else x.contiguous()
-    out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
+    if out is None:
+        out = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     if rows:
         _linear_kernel[(triton.cdiv(outputs, tile.outputs),)](
             x,

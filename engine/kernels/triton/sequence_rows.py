@@ -1,4 +1,4 @@
-"""Gather the inputs of a captured step from its rows, and append its tokens; one launch each."""
+"""Gather the inputs of a captured step from its rows, in one launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 BLOCK = 1024  # entries of a block table that are copied at a time
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_ids_ptr", "ahead_ptr"])  # slices
 def _inputs_kernel(
     row_ids_ptr,
     ahead_ptr,
@@ -82,36 +82,3 @@ def gather_inputs(
         BLOCK=min(BLOCK, triton.next_power_of_2(width)),
     )
     return found
-
-
-@triton.jit
-def _append_kernel(
-    row_ids_ptr, positions_ptr, ahead_ptr, new_ptr, tokens_ptr, lengths_ptr, width, padding
-):
-    index = tl.program_id(0)
-    row = tl.load(row_ids_ptr + index)
-    if row != padding:
-        position = tl.load(positions_ptr + index)
-        token = tl.maximum(tl.load(new_ptr + index), 0).to(tl.int32)
-        tl.store(tokens_ptr + row * width + position, token)
-        if tl.load(ahead_ptr + index) == 0:
-            tl.store(lengths_ptr + row, (position + 1).to(tl.int32))
-
-
-def append_tokens(
-    row_ids: torch.Tensor,
-    positions: torch.Tensor,
-    ahead: torch.Tensor,
-    new: torch.Tensor,
-    tokens: torch.Tensor,
-    lengths: torch.Tensor,
-    padding: int,
-) -> None:
-    """Write `new` at `positions` of the tokens [N, L] of `row_ids`, all [R] int64.
-
-    The lengths of rows that are not `ahead` [R] int64 then end behind the new token.
-    Negative tokens are stored as 0. The row `padding` is left unchanged.
-    """
-    _append_kernel[(len(row_ids),)](
-        row_ids, positions, ahead, new, tokens, lengths, tokens.shape[1], padding
-    )

@@ -21,10 +21,11 @@ def _softcap_kernel(x_ptr, out_ptr, count, cap, BLOCK: tl.constexpr):
     tl.store(out_ptr + at, capped, mask)
 
 
-def cap_softly(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """Return cap * tanh(x / cap) in fp32, in the shape of x."""
+def cap_softly(x: torch.Tensor, cap: float, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return cap * tanh(x / cap) in fp32, in the shape of x: in the dense `out`, if it is given."""
     x = x.contiguous()
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    if out is None:
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     count = x.numel()
     if count:
         blocks = triton.cdiv(count, BLOCK)

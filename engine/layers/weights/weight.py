@@ -91,9 +91,11 @@ class Weight(LayerParameters):
             self.packed = packed
             self._parameters["weight"] = None
 
-    def multiply(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """x [T, in] -> [T, out], with the bias."""
+    def multiply(
+        self, x: torch.Tensor, kernels: Kernels, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [T, in] -> [T, out], with the bias; of a plain weight in `out`, if it is given."""
         if self.packed is not None:
             return self.packed(x)
         dtype = torch.float32 if self.is_head else None
-        return linear(x, self.plain, self.bias, dtype, kernels=kernels)
+        return linear(x, self.plain, self.bias, dtype, out, kernels=kernels)

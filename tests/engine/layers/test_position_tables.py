@@ -36,4 +36,4 @@ def test_tables_planned_and_filled_equal_those_made_at_once(make: Make) -> None:
 def test_planning_tables_of_very_many_positions_takes_no_memory(make: Make) -> None:
     with torch.device("meta"):  # 2**40 rows would take terabytes
         planned = make(2**40)
-    assert all(len(table) == 2**40 for table in planned.buffers())
+    assert all(2**40 in table.shape for table in planned.buffers())

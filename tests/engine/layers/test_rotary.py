@@ -211,5 +211,4 @@ def test_rotary_attention_factor_scales_the_tables() -> None:
 def test_rotary_tables_are_computed_in_fp32_and_then_rounded() -> None:
     exact = RotaryEmbedding(16, 10000.0, RopeScaling(), 300, torch.float32)
     rounded = RotaryEmbedding(16, 10000.0, RopeScaling(), 300, torch.bfloat16)
-    assert torch.equal(exact.cos.bfloat16(), rounded.cos)
-    assert torch.equal(exact.sin.bfloat16(), rounded.sin)
+    assert torch.equal(exact.angles.bfloat16(), rounded.angles)

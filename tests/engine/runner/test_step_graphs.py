@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.device.transfer import upload
 from engine.memory.graph_shapes import AT_START, DECODE_SIZES, decode_sizes
 from engine.runner.step_graphs import StepGraphs
 from tests.support.driver import Driver
@@ -98,7 +99,7 @@ def test_graphs_padding_rows_write_only_null_block(checkpoint: Path) -> None:
     places = {s.row: s.num_computed for s in running}
     replays = tapes.replays
     driver.turn()
-    assert tapes.replays == replays + 2, "the step was not replayed"
+    assert tapes.replays == replays + 1, "the step was not replayed"
     slots = {(s.tables[0][places[s.row] // 16], places[s.row] % 16) for s in running}
     for layer, was in zip(kv.layers, before, strict=True):
         for now, then in zip((layer.keys, layer.values), was, strict=True):
@@ -121,16 +122,73 @@ def test_graphs_padding_row_keeps_length_one(checkpoint: Path) -> None:
     assert driver.runner.rows.lengths[driver.runner.rows.padding] == 1
 
 
+def test_graphs_row_with_logprobs_alone_replays_one_graph(checkpoint: Path) -> None:
+    """Its logits are read behind the draw, which does not change them."""
+    driver, _, tapes = captured(checkpoint, max_num_seqs=4, speculation="off")
+    request = driver.submit([3, 3], 9, temperature=1.0, seed=5, logprobs=2)
+    driver.run()
+    assert tapes.replays == 9
+    eager = Driver(checkpoint, attention_backend="torch")
+    due = eager.submit([3, 3], 9, temperature=1.0, seed=5, logprobs=2)
+    eager.run()
+    assert driver.tokens(request) == eager.tokens(due)
+    assert driver.logprobs(request) == eager.logprobs(due)
+
+
+def test_graphs_equal_step_uploads_nothing(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that stay are known on the device: there they get their tokens and their blocks."""
+    uploads = []
+
+    def noting(numbers: Any, target: torch.Tensor) -> None:
+        uploads.append(len(numbers))
+        upload(numbers, target)
+
+    monkeypatch.setattr("engine.runner.graph_inputs.upload", noting)
+    driver, _, tapes = captured(checkpoint, max_num_seqs=4, speculation="off")
+    steady = driver.submit([3, 4], 40, temperature=1.0, seed=1)
+    driver.submit([3, 5], 12, temperature=1.0, seed=2)
+    driver.turn(6)
+    while driver.runner.capture_when_idle():
+        pass
+    driver.turn(1)  # behind the inputs of the captures
+    uploads.clear()
+    replays = tapes.replays
+    driver.turn(4)
+    assert (tapes.replays - replays, uploads) == (4, [])
+    driver.run()
+    assert len(uploads) == 1, "only the row that ends changes the others' inputs"
+    eager = Driver(checkpoint, attention_backend="torch")
+    due = eager.submit([3, 4], 40, temperature=1.0, seed=1)
+    eager.run()
+    assert driver.tokens(steady) == eager.tokens(due)
+
+
+def test_graphs_adjusted_and_plain_steps_in_turns_draw_once_each(checkpoint: Path) -> None:
+    """Rows with a penalty come and go; the tokens of another row do not change."""
+    driver, _, _ = captured(checkpoint, max_num_seqs=4, speculation="off")
+    steady = driver.submit([3, 4], 40, temperature=1.0, seed=1)
+    for seed in range(3):
+        driver.submit([3, seed], 5, temperature=1.0, seed=seed, presence_penalty=1.0)
+        driver.turn(10)
+    driver.run()
+    eager = Driver(checkpoint, attention_backend="torch")
+    due = eager.submit([3, 4], 40, temperature=1.0, seed=1)
+    eager.run()
+    assert driver.tokens(steady) == eager.tokens(due)
+
+
 def test_graphs_row_with_logprobs_and_penalty_replays_both_graphs(checkpoint: Path) -> None:
     """The host reads and adjusts one row between the two graphs, and no other token changes."""
     driver, _, tapes = captured(checkpoint, max_num_seqs=4, speculation="off")
     plain = [driver.submit([3, n], 9, temperature=1.0, seed=n, top_p=0.9) for n in range(2)]
     driver.run()
-    assert tapes.replays == 2 * 9
+    assert tapes.replays == 9
     beside = [driver.submit([3, n], 9, temperature=1.0, seed=n, top_p=0.9) for n in range(2)]
     told = driver.submit([3, 3], 9, temperature=1.0, logprobs=2, frequency_penalty=0.5)
     driver.run()
-    assert tapes.replays == 4 * 9
+    assert tapes.replays == 9 + 2 * 9
     assert [driver.tokens(i) for i in beside] == [driver.tokens(i) for i in plain]
     assert len(driver.logprobs(told)) == 9
     eager = Driver(checkpoint, attention_backend="torch")

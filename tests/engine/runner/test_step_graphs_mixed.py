@@ -90,27 +90,32 @@ def test_mixed_capture_out_of_memory_keeps_existing_graphs(
 
 
 def test_mixed_step_without_graph_runs_eagerly(checkpoint: Path) -> None:
-    """Without the driver's captures, only decode steps are replayed, with two graphs each."""
+    """Without the driver's captures, only decode steps are replayed, with one graph each."""
     driver, graphs = captured(checkpoint, max_num_seqs=2)
     graphs.capture = lambda shape: None  # type: ignore[method-assign]
     request = driver.submit([1, 2, 3], 5)
     driver.run()
     assert driver.tapes
-    assert (len(driver.tokens(request)), driver.tapes.replays) == (5, 2 * 4)
+    assert (len(driver.tokens(request)), driver.tapes.replays) == (5, 4)
 
 
 @torch.inference_mode()
 def test_mixed_graph_slots_without_sampling_hold_padding_row(checkpoint: Path) -> None:
     """Otherwise the row that had this slot in the previous step would get a token."""
     driver, graphs = captured(checkpoint, max_num_seqs=40)
-    row_ids, padding = graphs.row_ids, driver.runner.rows.padding
+    inputs, padding = graphs.inputs, driver.runner.rows.padding
     step = step_of(1, 1, 5)
     shape = graphs.shape_for(step)
     assert shape == GraphShape(8, 16)
     graphs.capture(shape)
-    row_ids.copy_(torch.arange(40))
-    graphs.compute(shape, step.slices)
-    assert row_ids.tolist() == [0, 1, 2, *[padding] * 37]
+    inputs.send(GraphShape(40), step_of(*[1] * 40).slices)
+    assert inputs.drawn_rows.tolist() == list(range(40))
+    graphs.compute(shape, step.slices, draws=True)
+    sampling = [0, 1, 2, *[padding] * 37]
+    assert inputs.row_ids.tolist() == inputs.drawn_rows.tolist() == sampling
+    graphs.compute(shape, step.slices, draws=False)
+    assert inputs.row_ids.tolist() == sampling
+    assert inputs.drawn_rows.tolist() == [padding] * 40
 
 
 def answers(driver: Driver) -> list[list[int]]:

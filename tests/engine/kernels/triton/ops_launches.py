@@ -21,9 +21,9 @@ from engine.layers.attention import kv_specs
 from engine.layers.state import new_states, state_specs
 from engine.models.registry import model_class
 from engine.ops.kernels import use_kernels
-from engine.ops.sequence_rows import append, gather_decode_inputs
+from engine.ops.sequence_rows import gather_decode_inputs
 from engine.ops.state_runs import StateRuns
-from engine.sampling.sampler import DrawParams, draw
+from engine.sampling.sampler import DrawParams, draw, draw_next
 from tests.support.published import PUBLISHED
 
 TOKENS = (1, 2, 3, 5, 21)  # token counts that together select every kernel and block size
@@ -62,19 +62,23 @@ def step(model: Any, kind: str, kv: KVCache, tokens: int) -> None:
         model.encode(batch)
     if kind != "encoder":
         logits = model.logits(model.forward(batch))
-        floats = [meta(tokens, dtype=torch.float32) for _ in range(3)]
-        top_k = meta(tokens, dtype=torch.int32)
-        params = DrawParams(floats[0], top_k, *floats[1:], meta(tokens), meta(tokens))
-        draw(logits, params, "triton")
+        draw(logits, params_of(tokens, torch.int64), "triton")
+        rows, known = params_of(257, torch.int32), meta(257, 8193, dtype=torch.int32)
+        draw_next(logits, rows, known, 256, meta(tokens), meta(tokens), "triton")
 
 
-def around(groups: int) -> None:
-    """Gather a captured step's inputs from the rows, and append its tokens to them."""
+def params_of(rows: int, positions: torch.dtype) -> DrawParams:
+    floats = [meta(rows, dtype=torch.float32) for _ in range(3)]
+    top_k = meta(rows, dtype=torch.int32)
+    return DrawParams(floats[0], top_k, *floats[1:], meta(rows), meta(rows, dtype=positions))
+
+
+def gather(groups: int) -> None:
+    """Gather a captured step's inputs from the rows."""
     row_ids, lengths = meta(5), meta(257, dtype=torch.int32)
     tokens = meta(257, 8193, dtype=torch.int32)
     tables = meta(groups, 257, 128)
     gather_decode_inputs(row_ids, meta(5), tokens, lengths, tables, 64, kernels="triton")
-    append(row_ids, meta(5), meta(5), meta(5), tokens, lengths, 256, kernels="triton")
 
 
 def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[str]:
@@ -92,7 +96,7 @@ def launches(name: str, config: dict[str, Any], dtype: torch.dtype) -> Iterator[
     with torch.inference_mode():
         for tokens in TOKENS:
             step(model, kind, kv, tokens)
-        around(len(kv.groups))
+        gather(len(kv.groups))
     yield name
 
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 import engine.kernels.triton.draw as kernels
+from engine.kernels.triton import draw_filtered
 from engine.kernels.triton.noise import log_noise, noise_bits, noise_key
 from engine.protocol.generate import SamplingParams
 from engine.sampling import noise
@@ -155,14 +156,15 @@ def test_draw_kernel_search_reads_few_chunks(
     """
     chunks, size = 64, 64
     reads = []
-    load = kernels._load_logits
+    load = kernels.load_logits
 
     def counting(*arguments):
         reads.append(arguments)
         return load(*arguments)
 
     monkeypatch.setattr(kernels, "CHUNK", size)
-    monkeypatch.setattr(kernels, "_load_logits", counting)
+    for module in (kernels, draw_filtered):
+        monkeypatch.setattr(module, "load_logits", counting)
     logits = logits_of(chunks * size, 3.0, 1)[None]
     if likely:
         logits[0, [5, 700, 3000]] = 24.0

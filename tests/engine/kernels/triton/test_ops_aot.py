@@ -10,7 +10,7 @@ from tests.support.aot import compile_ahead
 
 KERNELS = {
     *("_norm_kernel", "_activation_kernel", "_gather_kernel", "_linear_kernel", "_rotate_kernel"),
-    *("_softcap_kernel", "_chunk_kernel", "_pick_kernel", "_inputs_kernel", "_append_kernel"),
+    *("_softcap_kernel", "_chunk_kernel", "_pick_kernel", "_inputs_kernel"),
 }
 
 

@@ -1,12 +1,11 @@
-"""The kernels that gather a captured step's inputs and append its tokens, against torch."""
+"""The kernel that gathers a captured step's inputs, against torch."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from engine.ops.sequence_rows import append, gather_decode_inputs
-from engine.sampling.sampler import INVALID
+from engine.ops.sequence_rows import gather_decode_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 ROWS, LENGTH, SIZE = 9, 100, 16
@@ -48,23 +47,3 @@ def test_gather_inputs_kernel_copies_wide_tables() -> None:
     found = gather_decode_inputs(row_ids, ahead, tokens, lengths, tables, SIZE, kernels="triton")
     assert torch.equal(found.block_tables, tables[:, [1, 0]])
     assert found.blocks.tolist() == [[1500, 1499], [6000, 5999]]
-
-
-def test_append_kernel_equals_torch() -> None:
-    """Other rows do not change. The padding row keeps its length even if it occurs twice.
-
-    Row 0 has two drafted tokens: what is sampled behind them is written, and not counted.
-    """
-    ids = torch.tensor([6, 0, 0, 0, 8, 3, 8])
-    new = torch.tensor([41, 42, 51, 52, 43, INVALID, 44])
-    ahead = torch.tensor([0, 0, 1, 2, 0, 0, 0])
-    states = state()[:2], state()[:2]
-    positions = states[0][1][ids] + ahead
-    append(ids, positions, ahead, new, *states[0], 8, kernels="torch")
-    append(ids, positions, ahead, new, *states[1], 8, kernels="triton")
-    (due, due_lengths), (found, found_lengths) = states
-    assert torch.equal(found_lengths, due_lengths)
-    assert torch.equal(found[:-1], due[:-1])
-    assert (found[6, 99], found[0, 1], found[3, SIZE + 1]) == (41, 42, 0)
-    assert found[0, 2:4].tolist() == [51, 52]
-    assert found_lengths.tolist() == [2, 2, 16, 18, 32, 50, 100, 100, 1]
