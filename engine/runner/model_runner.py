@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache
+from engine.device.board import Board
 from engine.device.transfer import to_device
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
@@ -57,6 +58,8 @@ class Graphs(Protocol):
 
 class Followers(Protocol):
     """The other ranks, which compute the same steps: `engine/parallel/followers.py`."""
+
+    board: Board  # what each rank is doing; `compute` and `capture` note it
 
     def compute(self, step: Step, *, has_masks: bool) -> None:
         """Let them compute a step. If it `has_masks`, they wait for `mask`."""
@@ -250,7 +253,11 @@ class ModelRunner:
 
     def results(self, pending: PendingStep) -> list[SampledToken]:
         """Wait for the tokens of a step, and let the grammars compute what may follow them."""
+        if self.followers is not None:
+            self.followers.board.wait()
         sampled = pending.wait()
+        if self.followers is not None:
+            self.followers.board.rest()
         self.matchers.accept(pending.step, sampled)
         return sampled
 
@@ -277,6 +284,8 @@ class ModelRunner:
             # Another program has taken the memory. Steps without a graph run kernel by kernel.
             log.warning("no memory to capture more steps: %s", error)
             self._can_capture = False
+        if self.followers is not None:
+            self.followers.board.rest()
         return self._can_capture
 
     def read_adapter(self, adapter: int, path: str) -> Future[LoadedAdapter]:

@@ -13,6 +13,7 @@ from torch import distributed
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
+from engine.device.board import Board
 from engine.device.facts import device_of_rank
 from engine.device.ranks import TIMEOUT, Ranks
 from engine.errors import ConfigError
@@ -64,8 +65,14 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.memory.model_plan.device_of_rank", lambda device, ranks: device)
 
 
-def test_ranks_connect_at_once_and_wait_as_long_as_needed(tmp_path: Path) -> None:
-    Ranks(1, 2).connect(CUDA, str(tmp_path / "place"))
+def test_ranks_connect_at_once_and_wait_as_long_as_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([(70 << 30, 80 << 30), (69 << 30, 80 << 30)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: next(free))
+    ranks = Ranks(1, 2)
+    ranks.connect(CUDA, str(tmp_path / "place"))
+    assert ranks.connection_bytes == 1 << 30
     assert NCCL.calls == [("numbers", (1,))]
     assert NCCL.timeout == TIMEOUT
 
@@ -74,6 +81,7 @@ class Recorded:
     """Followers that keep the messages, and pass them to a rank later."""
 
     def __init__(self) -> None:
+        self.board = Board()
         self.messages: list[Compute | Capture] = []
 
     def compute(self, step: Step, *, has_masks: bool) -> None:
