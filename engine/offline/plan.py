@@ -8,6 +8,8 @@ stderr, if the model is not supported or does not fit; with `anywhere`, memory i
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -25,16 +27,25 @@ def main() -> int:
     check_memory = sys.argv[2:] != ["anywhere"]
     try:
         plan = ModelPlan(config)
-        memory = plan_memory(plan) if check_memory else None
+        if check_memory:
+            others = [ModelPlan(config, rank) for rank in range(1, plan.ranks.count)]
+            ranks = [RankPlan(each, plan_memory(each)) for each in (plan, *others)]
+            _print(ranks)
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
-    if memory is not None:
-        _print(plan, memory)
     return 0
 
 
-def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
+class RankPlan(NamedTuple):
+    """What one of the ranks serves. A model that no ranks divide has one."""
+
+    plan: ModelPlan
+    memory: MemoryPlan
+
+
+def _sizes(plan: ModelPlan, memory: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of a rank by entry, and their sums."""
     total = sum(memory.planned.values())
     left = memory.available - total
     sums = {"in all": total, "free now": memory.available, "left": left}
@@ -42,18 +53,36 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
         caches = (KV_CACHE, DRAFT_KV_CACHE, STATES)
         filled = sum(memory.planned.get(name, 0) for name in caches) + plan.lens_bytes
         sums = {"at start": total - filled, **sums}
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for justify in ("right", "right", "left"):
-        table.add_column(justify=justify)
-    for name, size in [*memory.planned.items(), *sums.items()]:
-        table.add_row(f"{size:,}", decimal(size), name)
+    return {**memory.planned, **sums}
+
+
+def _table(ranks: Sequence[RankPlan]) -> Table:
+    """Return a row for each entry: the exact size of a single rank, or the sizes of all."""
+    sizes = [_sizes(*each) for each in ranks]
+    table = Table(box=None, pad_edge=False, show_header=len(ranks) > 1)
+    if len(ranks) == 1:
+        table.add_column(justify="right")
+    for number, (plan, _) in enumerate(ranks):
+        on = f", {plan.device}" if plan.device.type == "cuda" else ""
+        table.add_column(f"rank {number}{on}", justify="right")
+    table.add_column(justify="left")
+    for name, size in sizes[0].items():
+        exact = [f"{size:,}"] if len(ranks) == 1 else []
+        table.add_row(*exact, *[decimal(each.get(name, 0)) for each in sizes], name)
+    return table
+
+
+def _print(ranks: Sequence[RankPlan]) -> None:
+    plan = ranks[0].plan
+    num_blocks = min(memory.num_blocks for _, memory in ranks)
+    max_model_len = min(memory.max_model_len for _, memory in ranks)
     dtype = str(plan.dtype).removeprefix("torch.")
     write = sys.stdout.write
     write(f"{plan.architecture}, {plan.num_parameters:,} parameters, ")
-    ranks = f", in each of {plan.ranks.count} ranks" if plan.ranks.count > 1 else ""
-    write(f"{dtype} on {plan.device}; bytes{ranks}:\n")
+    shares = f" of each of {len(ranks)} ranks" if len(ranks) > 1 else ""
+    write(f"{dtype} on {plan.device.type}; bytes{shares}:\n")
     sys.stdout.flush()
-    Console(width=100).print(table)
+    Console(width=100).print(_table(ranks))
     if plan.draft is not None:
         write(
             f"drafts by {plan.draft.architecture} with {plan.draft.num_parameters:,} parameters, "
@@ -67,9 +96,9 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
     if plan.kv_groups:
         form = plan.config.kv_cache_dtype
         stored = "" if form == "auto" else f" in {form}"
-        write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
+        write(f"{num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
         write("sequences of up ")
-        write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
+        write(f"to {max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
     if plan.states.num_slots:
         states = plan.states
         write(f"{states.num_slots} slots of {states.slot_bytes:,} bytes for states: of running ")

@@ -1,9 +1,9 @@
 """See when the ranks have stopped to move, although none of them has ended.
 
 A rank moves when it begins something else, or when it computes and uses CPU time. So a rank that
-compiles or reads a long prompt moves, and one that is stopped, or waits for a file or a lock, does
-not. A rank that waits for others or for its GPU moves only if it gets what it waits for: such a wait
-may use CPU time. If rank 0 computes a step and no rank moves, the step has stalled.
+compiles or reads a long prompt moves. One that is stopped, or waits for a file or a lock, does not.
+A rank that waits for others or for its GPU moves only if it gets what it waits for, because such a
+wait may use CPU time. If rank 0 computes a step and no rank moves, the step has stalled.
 """
 
 from __future__ import annotations

@@ -191,17 +191,19 @@ def test_follower_that_computes_for_long_is_waited_for() -> None:
             assert followers._processes[0].poll() is None
 
 
-@pytest.mark.usefixtures("quick")
-def test_busy_follower_that_waits_for_others_does_not_move() -> None:
-    """A wait for a GPU, or for a sum, may use a core."""
-    with (
-        pytest.raises(FollowerDiedError, match="they wait for each other, or for a GPU"),
-        Followers(EngineConfig(tensor_parallel_size=2), BUSY) as followers,
-    ):
+def all_wait() -> None:
+    with Followers(EngineConfig(tensor_parallel_size=2), BUSY) as followers:
         board = Board(1, 2, followers._path(followers._notes))
         board.wait()
         followers.board.wait()
         time.sleep(10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_busy_follower_that_waits_for_others_does_not_move() -> None:
+    """A wait for a GPU, or for a sum, may use a core."""
+    with pytest.raises(FollowerDiedError, match="they wait for each other, or for a GPU"):
+        all_wait()
 
 
 def test_each_rank_has_the_cores_of_its_memory_node(monkeypatch: pytest.MonkeyPatch) -> None:
