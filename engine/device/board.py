@@ -1,4 +1,4 @@
-"""What each rank is doing, in memory that the processes of all ranks share.
+"""The notes of all ranks about what they are doing, in memory that their processes share.
 
 A rank that is stopped, or that waits for something that never comes, keeps the others waiting
 inside a sum. Time alone does not show this: a rank may compile a kernel for minutes. So each rank
@@ -19,7 +19,7 @@ RANK_BYTES = 8 * FIELDS
 
 
 class RankActivity(NamedTuple):
-    """What a rank is doing, and how often it has begun to do something else."""
+    """The activity of a rank, and how often it has begun another one."""
 
     moves: int
     activity: int

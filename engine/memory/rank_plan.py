@@ -1,4 +1,4 @@
-"""What several ranks on GPUs take besides their shares of the model."""
+"""The memory that several ranks on GPUs take besides their shares of the model."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def main() -> int:
 
 
 class RankPlan(NamedTuple):
-    """What one of the ranks serves. A model that no ranks divide has one."""
+    """The plan of one of the ranks. A model in a single process has one."""
 
     plan: ModelPlan
     memory: MemoryPlan

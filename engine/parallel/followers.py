@@ -192,6 +192,12 @@ class Followers:
     def place_adapter(self, adapter: int, slot: int) -> None:
         self._send(PlaceAdapter(adapter, slot))
 
+    def wait(self) -> None:
+        self.board.wait()
+
+    def rest(self) -> None:
+        self.board.rest()
+
     def _send(self, message: ToFollower) -> None:
         frame = self._senders[0].encoded(message)
         for sender in self._senders:

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache
-from engine.device.board import Board
 from engine.device.transfer import to_device
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
@@ -59,8 +58,6 @@ class Graphs(Protocol):
 class Followers(Protocol):
     """The other ranks, which compute the same steps: `engine/parallel/followers.py`."""
 
-    board: Board  # what each rank is doing; `compute` and `capture` note it
-
     def compute(self, step: Step, *, has_masks: bool) -> None:
         """Let them compute a step. If it `has_masks`, they wait for `mask`."""
 
@@ -74,6 +71,12 @@ class Followers(Protocol):
 
     def place_adapter(self, adapter: int, slot: int) -> None:
         """Let them place it as this rank does."""
+
+    def wait(self) -> None:
+        """Note that this rank waits for its device, which may wait for theirs."""
+
+    def rest(self) -> None:
+        """Note that this rank waits for none of them."""
 
 
 class ModelRunner:
@@ -254,10 +257,10 @@ class ModelRunner:
     def results(self, pending: PendingStep) -> list[SampledToken]:
         """Wait for the tokens of a step, and let the grammars compute what may follow them."""
         if self.followers is not None:
-            self.followers.board.wait()
+            self.followers.wait()
         sampled = pending.wait()
         if self.followers is not None:
-            self.followers.board.rest()
+            self.followers.rest()
         self.matchers.accept(pending.step, sampled)
         return sampled
 
@@ -285,7 +288,7 @@ class ModelRunner:
             log.warning("no memory to capture more steps: %s", error)
             self._can_capture = False
         if self.followers is not None:
-            self.followers.board.rest()
+            self.followers.rest()
         return self._can_capture
 
     def read_adapter(self, adapter: int, path: str) -> Future[LoadedAdapter]:

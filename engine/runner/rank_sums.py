@@ -75,7 +75,7 @@ class OneShotSums:
 def start_one_shot_sums(ranks: Ranks, device: torch.device, block_bytes: list[int]) -> bool:
     """Let this rank add small sums in one launch. Returns False if the GPUs cannot.
 
-    All ranks call this after they have connected, and decide alike.
+    All ranks call this after they have connected, and make the same decision.
     """
     sums: OneShotSums | None = None
     gpus = tuple(gpu for (gpu,) in ranks.numbers([device.index or 0], device))

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.memory.model_plan import ModelPlan
 from engine.models.base import fold_sums
-from engine.models.registry import model_class
 from tests.support.driver import tiny_llama
 from tests.support.ranks import ranked
 

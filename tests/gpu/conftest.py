@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.e2e.conftest import llama, stories
+
+__all__ = ["llama", "stories"]
+
 
 @pytest.fixture(scope="session")
 def cuda() -> str:

@@ -67,7 +67,7 @@ View = tuple[int, ...]  # the oldest time of each place that may still be seen
 
 
 class Value(NamedTuple):
-    """What a place holds from `time` on. Who acquires it has seen `view`."""
+    """A place holds this from `time` on. A program that acquires it has seen `view`."""
 
     time: int
     value: int

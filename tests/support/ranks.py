@@ -93,6 +93,12 @@ class ThreadFollowers:
     def place_adapter(self, adapter: int, slot: int) -> None:
         self._send(PlaceAdapter(adapter, slot))
 
+    def wait(self) -> None:
+        self.board.wait()
+
+    def rest(self) -> None:
+        self.board.rest()
+
     def _send(self, message: ToFollower) -> None:
         assert not self.failures
         for sender in self._senders:

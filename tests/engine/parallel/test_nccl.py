@@ -13,7 +13,6 @@ from torch import distributed
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
-from engine.device.board import Board
 from engine.device.ranks import TIMEOUT, Ranks
 from engine.device.symmetric import SymmetricBuffer
 from engine.kernels.triton.chips import Features, force
@@ -82,7 +81,6 @@ class Recorded:
     """Followers that keep the messages, and pass them to a rank later."""
 
     def __init__(self) -> None:
-        self.board = Board()
         self.messages: list[Compute | Capture] = []
 
     def compute(self, step: Step, *, has_masks: bool) -> None:
@@ -90,6 +88,12 @@ class Recorded:
 
     def capture(self) -> None:
         self.messages.append(Capture())
+
+    def wait(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
 
     def passed_to(self, runner: ModelRunner) -> None:
         for message in self.messages:
