@@ -18,6 +18,7 @@ class SymmetricBuffer(NamedTuple):
     memory: torch.Tensor  # [bytes] uint8, zero
     addresses: list[int]  # by rank
     handle: Any  # keeps the mappings
+    group: Any  # torch's registry does not keep it
 
 
 def symmetric_buffer(
@@ -34,10 +35,11 @@ def symmetric_buffer(
     own_store = distributed.PrefixStore(name, store)
     # Older versions of torch find the ranks by this call, newer ones by the group of this name.
     symmetric.set_group_info(name, own, count, own_store)
-    c10d._register_process_group(name, distributed.ProcessGroup(own_store, own, count))
+    group = distributed.ProcessGroup(own_store, own, count)
+    c10d._register_process_group(name, group)
     memory = symmetric.empty_strided_p2p((num_bytes,), (1,), torch.uint8, device)
     memory.zero_()
     # The others write as soon as they know the address.
     torch.cuda.synchronize(device)
     handle = symmetric.rendezvous(memory, name)
-    return SymmetricBuffer(memory, list(handle.buffer_ptrs), handle)
+    return SymmetricBuffer(memory, list(handle.buffer_ptrs), handle, group)

@@ -8,6 +8,7 @@ wait may use CPU time. If rank 0 computes a step and no rank moves, the step has
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from engine.device.board import COMPUTES, IDLE, Board, RankActivity
@@ -16,7 +17,6 @@ TICK_S = 0.5
 STALL_S = 10.0  # longer than any step of a GPU, and than a scheduler keeps a process from its core
 USED_S = 0.01  # of CPU time in a tick: the resolution of /proc
 STOPPED = ("T", "t")  # states of a process in /proc, by a signal or by a debugger
-TICKS_PER_SECOND = 100  # of /proc, on every architecture that Linux has torch for
 
 
 class StallWatch:
@@ -78,4 +78,6 @@ def _state(pid: int) -> str:
 def _cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process in its own code and in the system's."""
     fields = _fields(pid)
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND if fields else 0.0
+    if not fields:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -161,7 +161,7 @@ def one_shot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ) -> SymmetricBuffer:
         NCCL.calls.append((f"share {name}", (num_bytes,)))
         memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        return SymmetricBuffer(memory, [0] * count, None)
+        return SymmetricBuffer(memory, [0] * count, None, None)
 
     def noted(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
         def run(x: torch.Tensor, *args: Any, **options: Any) -> Any:
