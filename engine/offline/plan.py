@@ -19,7 +19,14 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.memory.report import DRAFT_KV_CACHE, KV_CACHE, STATES, MemoryPlan, plan_memory
+from engine.memory.report import (
+    DRAFT_KV_CACHE,
+    KV_CACHE,
+    STATES,
+    MemoryPlan,
+    plan_memory,
+    planned_bytes,
+)
 
 
 def main() -> int:
@@ -29,8 +36,7 @@ def main() -> int:
         plan = ModelPlan(config)
         if check_memory:
             others = [ModelPlan(config, rank) for rank in range(1, plan.ranks.count)]
-            ranks = [RankPlan(each, plan_memory(each)) for each in (plan, *others)]
-            _print(ranks)
+            _print(_with_equal_caches([plan, *others]))
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
@@ -42,6 +48,18 @@ class RankPlan(NamedTuple):
 
     plan: ModelPlan
     memory: MemoryPlan
+
+
+def _with_equal_caches(plans: Sequence[ModelPlan]) -> list[RankPlan]:
+    """Plan the memory of each rank: all have as many KV blocks as the one with the least room."""
+    memories = [plan_memory(plan) for plan in plans]
+    blocks = min(memory.num_blocks for memory in memories)
+    length = min(memory.max_model_len for memory in memories)
+    ranks = []
+    for plan, memory in zip(plans, memories, strict=True):
+        planned = planned_bytes(plan, blocks, length)
+        ranks.append(RankPlan(plan, MemoryPlan(planned, memory.available, blocks, length)))
+    return ranks
 
 
 def _sizes(plan: ModelPlan, memory: MemoryPlan) -> dict[str, int]:
@@ -73,9 +91,7 @@ def _table(ranks: Sequence[RankPlan]) -> Table:
 
 
 def _print(ranks: Sequence[RankPlan]) -> None:
-    plan = ranks[0].plan
-    num_blocks = min(memory.num_blocks for _, memory in ranks)
-    max_model_len = min(memory.max_model_len for _, memory in ranks)
+    plan, memory = ranks[0]
     dtype = str(plan.dtype).removeprefix("torch.")
     write = sys.stdout.write
     write(f"{plan.architecture}, {plan.num_parameters:,} parameters, ")
@@ -96,9 +112,9 @@ def _print(ranks: Sequence[RankPlan]) -> None:
     if plan.kv_groups:
         form = plan.config.kv_cache_dtype
         stored = "" if form == "auto" else f" in {form}"
-        write(f"{num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
+        write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
         write("sequences of up ")
-        write(f"to {max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
+        write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
     if plan.states.num_slots:
         states = plan.states
         write(f"{states.num_slots} slots of {states.slot_bytes:,} bytes for states: of running ")

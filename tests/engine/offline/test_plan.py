@@ -18,7 +18,7 @@ from engine.kernels.triton.chips import Features, force
 from engine.kernels.triton.rank_sum import BLOCK_BYTES, buffer_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.rank_plan import NCCL_BYTES, sum_bytes
-from engine.memory.report import NCCL, RANK_SUMS, plan_memory
+from engine.memory.report import KV_CACHE, NCCL, RANK_SUMS, plan_memory, planned_bytes
 from engine.offline import plan
 from tests.support.driver import tiny_llama
 from tests.support.fake_cuda import fake_cuda
@@ -85,6 +85,22 @@ def test_plan_of_several_gpus_has_a_column_for_each(
     assert sum(line.endswith(RANK_SUMS) for line in lines) == 1
     [total] = [line for line in lines if line.endswith(" in all")]
     assert len(total.split()) == 6
+
+
+def test_ranks_with_unequal_room_have_equal_caches(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, rank 0 has the grammars' processes, so the others have more room."""
+    unlimited = msgspec.structs.replace(config(model, 2, "cpu"), kv_cache_memory_bytes=None)
+    plans = [ModelPlan(unlimited, rank) for rank in range(2)]
+    fixed = sum(planned_bytes(plans[0], 0, plans[0].max_model_len).values())
+    available = 2 * (fixed + (4 << 20))
+    monkeypatch.setattr("engine.memory.report.available_memory", lambda device: available)
+    rooms = [plan_memory(each).num_blocks for each in plans]
+    assert rooms[0] < rooms[1]
+    ranks = plan._with_equal_caches(plans)
+    assert [memory.num_blocks for _, memory in ranks] == [rooms[0]] * 2
+    assert ranks[0].memory.planned[KV_CACHE] == ranks[1].memory.planned[KV_CACHE]
 
 
 def test_buffers_between_gpus_are_part_of_the_plan(model: Path, gpus: None) -> None:
