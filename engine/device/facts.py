@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from engine.device.limits import BF16_CPU_FEATURES, free_memory
-from engine.device.ranks import FLAG, Ranks
 from engine.errors import ConfigError
 from engine.protocol.ready import BatchVariance
 
@@ -27,18 +26,6 @@ def select_device(wanted: str) -> torch.device:
     if wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available()):
         return torch.device("cuda")
     return torch.device("cpu")
-
-
-def device_of_rank(device: torch.device, ranks: Ranks) -> torch.device:
-    """Return this rank's own GPU, or the CPU. Raises ConfigError if there are too few GPUs."""
-    if ranks.count == 1 or device.type == "cpu":
-        return device
-    if torch.cuda.device_count() < ranks.count:
-        raise ConfigError(
-            f"{FLAG} {ranks.count} needs as many GPUs; torch finds {torch.cuda.device_count()}."
-        )
-    torch.cuda.set_device(ranks.own)
-    return torch.device(device.type, ranks.own)
 
 
 def select_dtype(wanted: str, device: torch.device) -> torch.dtype:

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from engine.device.board import Board
 from engine.errors import ConfigError
 
 FLAG = "--tensor-parallel-size"
 UNEVEN = "processes cannot share equally"
 LOOPBACK = "127.0.0.1"
 # The end of a rank is seen at once: it closes gloo's connections, and rank 0 watches the processes
-# of the others. So time proves nothing.
+# of the others. It also sees a step that stalls (engine/parallel/stall.py). Time alone proves
+# nothing: a rank may wait until another has compiled a kernel.
 TIMEOUT = timedelta(days=1)
 
 
@@ -40,6 +42,24 @@ class Shard:
         return outputs, self.columns.stop - self.columns.start
 
 
+class OneShot(Protocol):
+    """Small sums on GPUs in one launch: `engine/runner/rank_sums.py`."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the sum of all ranks' x, or None if it is too large."""
+
+    def add_norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        offset: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return x plus the sum of all ranks' delta, and its RMS norm, or None."""
+
+
 class Ranks:
     """`count` processes; this one is number `own`.
 
@@ -49,28 +69,35 @@ class Ranks:
     def __init__(self, own: int = 0, count: int = 1) -> None:
         self.own, self.count = own, count
         self._group: Any = None  # None: not connected
-        self._store: Any = None  # where they meet
+        self.store: Any = None  # where they meet
+        self.board = Board()
+        self.one_shot: OneShot | None = None  # None: all sums are gloo's or NCCL's
+        self.connection_bytes = 0  # of a GPU's memory, that NCCL has taken
         self._sum_options: Any = None
         self._join_options: Any = None
 
-    def connect(self, device: torch.device, place: str) -> None:
+    def connect(self, device: torch.device, place: str, board: Board | None = None) -> None:
         """Wait until all ranks have connected. `place` is an empty file that all of them can open.
+        On the `board` they note what they are doing.
 
         On a CPU they talk over gloo, whose sockets are bound to the loopback address; on GPUs over
         NCCL.
         """
         distributed = _distributed()
-        self._store = store = distributed.FileStore(place, self.count)
+        self.board = board or Board()
+        self.store = store = distributed.FileStore(place, self.count)
         self._set_options()
         if device.type == "cuda":
             # NCCL's kernels run in the stream of the step, and not in one of their own.
             self._sum_options.asyncOp = self._join_options.asyncOp = False
+            free = torch.cuda.mem_get_info()[0]
             chosen = distributed.ProcessGroupNCCL.Options()
             chosen._timeout = TIMEOUT
             self._group = distributed.ProcessGroupNCCL(store, self.own, self.count, chosen)
             # NCCL connects at the first use. Later, one rank may wait for minutes until another has
             # read its weights, but the store waits for five at most.
             self.numbers([self.own], device)
+            self.connection_bytes = max(free - torch.cuda.mem_get_info()[0], 0)
         else:
             self._group = self._gloo(store)
 
@@ -82,7 +109,7 @@ class Ranks:
         others = Ranks(self.own, self.count)
         if self.count > 1:
             others._set_options()
-            others._group = self._gloo(_distributed().PrefixStore(name, self._store))
+            others._group = self._gloo(_distributed().PrefixStore(name, self.store))
         return others
 
     def _set_options(self) -> None:
@@ -136,12 +163,17 @@ class Ranks:
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' tensors.
 
-        On a CPU the bits of a row do not depend on the other rows: the ranks are added in their
-        order, in fp32.
+        On a CPU, and in one launch on GPUs, the bits of a row do not depend on the other rows: the
+        ranks are added in their order, in fp32. NCCL chooses the order itself.
         """
+        if self.one_shot is not None:
+            found = self.one_shot.sum(x)
+            if found is not None:
+                return found
         if x.is_cuda or self.count == 2:  # two numbers have the same sum in either order
             total = x.clone()
-            _finish(self._group.allreduce([total], self._sum_options))
+            with self.board.waiting():
+                _finish(self._group.allreduce([total], self._sum_options))
             return total
         first, *others = self._gathered(x)
         total = first.float()
@@ -172,7 +204,8 @@ class Ranks:
         """Return the tensors of all ranks, in their order."""
         assert self._group is not None, "the ranks are not connected"
         found = [torch.empty_like(x) for _ in range(self.count)]
-        _finish(self._group.allgather([found], [x.contiguous()], self._join_options))
+        with self.board.waiting():
+            _finish(self._group.allgather([found], [x.contiguous()], self._join_options))
         return found
 
 

@@ -51,6 +51,7 @@ class Linear(LoadedLayer):
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
         self.tensors: Weight = Weight(self._parameters, sizes)
         self._ranks: Ranks | None = None  # that each have some of the inputs
+        self.leaves_sum = False  # the norm behind this layer adds the ranks' products
         self.adapters: LinearAdapters | None = None
         self.kernels: Kernels = "torch"
 
@@ -89,7 +90,7 @@ class Linear(LoadedLayer):
 
     def summed(self, product: torch.Tensor) -> torch.Tensor:
         """Return the sum of the ranks' products, if they divide the inputs, with the bias."""
-        if self._ranks is None:
+        if self._ranks is None or self.leaves_sum:
             return product
         total = self._ranks.sum(product)
         return total if self.bias is None else total + self.bias

@@ -35,6 +35,7 @@ class RMSNorm(LoadedLayer):
         self.weight = nn.Parameter(torch.empty(dim))
         self.eps = eps
         self.kernels: Kernels = "torch"
+        self.delta_ranks: Ranks | None = None  # `add` gets the parts of these ranks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps, offset=self.offset, kernels=self.kernels)
@@ -48,6 +49,14 @@ class RMSNorm(LoadedLayer):
         """
         if delta is None:
             return x, self(x)
+        if self.delta_ranks is not None:
+            assert post is None
+            one_shot = self.delta_ranks.one_shot
+            if one_shot is not None:
+                added = one_shot.add_norm(x, delta, self.weight, self.eps, offset=self.offset)
+                if added is not None:
+                    return added
+            delta = self.delta_ranks.sum(delta)
         weight = None if post is None else post.weight
         return add_rms_norm(
             x, delta, self.weight, self.eps, offset=self.offset, post=weight, kernels=self.kernels

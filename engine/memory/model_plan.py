@@ -24,7 +24,6 @@ from engine.checkpoint.weight_map import WeightMap
 from engine.config import EngineConfig
 from engine.device.facts import (
     available_memory,
-    device_of_rank,
     forbid_amx,
     onednn_has_matmul,
     select_device,
@@ -34,6 +33,7 @@ from engine.device.facts import (
 )
 from engine.device.limits import cpu_count, is_memory_limited, machine_memory
 from engine.device.ranks import Ranks
+from engine.device.topology import device_of_rank
 from engine.errors import ConfigError
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.divide import divide

@@ -17,6 +17,7 @@ from engine.memory.kv_budget import margin
 from engine.memory.model_plan import ModelPlan
 from engine.memory.pooler_plan import pooler_bytes
 from engine.memory.profile import StepProfile
+from engine.memory.rank_plan import nccl_bytes, sum_bytes
 from engine.protocol.ready import MemoryEntry
 
 WEIGHTS = "weights"
@@ -36,6 +37,8 @@ DRAFT_KV_CACHE = "KV cache of the draft model"
 ADAPTERS = "LoRA adapters"
 LENS = "attention weights while a page shows them"
 MARGIN = "safety margin"
+NCCL = "NCCL, between the GPUs of ranks"
+RANK_SUMS = "buffers of sums between GPUs"
 
 
 class MemoryPlan(NamedTuple):
@@ -84,6 +87,9 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
         planned[LENS] = plan.lens_bytes
     if plan.states.num_bytes:
         planned[STATES] = plan.states.num_bytes
+    if plan.ranks.count > 1 and total is not None:
+        planned[NCCL] = nccl_bytes(plan)
+        planned[RANK_SUMS] = sum_bytes(plan)
     planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
     if total is not None:
         planned[MARGIN] = margin(plan.config, total)
@@ -142,6 +148,8 @@ def measured_bytes(
     if profile is not None:
         measured[LARGEST_STEP] = profile.step_bytes
         measured[GRAPHS] = profile.graph_bytes
+    if plan.ranks.count > 1 and plan.device.type == "cuda":
+        measured[NCCL] = plan.ranks.connection_bytes
     return measured
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.sentence_modules import PoolingMode
 from engine.checkpoint.weight_map import WeightMap
+from engine.device.ranks import Ranks
 from engine.errors import ConfigError, one_line
 
 Number = TypeVar("Number", int, float)
@@ -107,6 +108,15 @@ class Classifier(Protocol):
 def classifier_of(model: Model) -> Classifier | None:
     """Return the model as a Classifier if it has a head, else None."""
     return cast(Classifier, model) if hasattr(model, "classify") else None
+
+
+def fold_sums(model: Model, ranks: Ranks) -> None:
+    """Let the norms of a model add up the ranks' parts of what the layers before them compute.
+
+    Models that do not declare how stay as they are: their layers add up.
+    """
+    if hasattr(model, "fold_sums"):
+        model.fold_sums(ranks)
 
 
 def on_meta_device(

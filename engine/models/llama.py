@@ -16,9 +16,11 @@ from torch import nn
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
+from engine.device.ranks import Ranks
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.experts import Experts, ExpertsShape
+from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, GATED, MLP, GatedMLP
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
@@ -215,6 +217,29 @@ class Llama(nn.Module):
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.head(hidden, out)
+
+    def fold_sums(self, ranks: Ranks) -> None:
+        """Let the norms add up the ranks' parts of what the layers before them compute.
+
+        A norm and the sum before it then are one launch. Models with other blocks, norms or with
+        biases stay as they are.
+        """
+        norms = [self.norm]
+        layers: list[Linear] = []
+        for block in self.blocks:
+            if type(block) is not LlamaBlock or not isinstance(block.mlp, MLP):
+                return
+            assert isinstance(block.attention, RotaryAttention)
+            norms += [block.attention_norm, block.mlp_norm]
+            layers += [block.attention.out, block.mlp.down]
+        has_bias = any(layer.bias is not None for layer in layers)
+        if has_bias or not issubclass(self.config.norm, RMSNorm):
+            return
+        for layer in layers:
+            layer.leaves_sum = True
+        for norm in norms:
+            assert isinstance(norm, RMSNorm)
+            norm.delta_ranks = ranks
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

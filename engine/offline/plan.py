@@ -8,6 +8,8 @@ stderr, if the model is not supported or does not fit; with `anywhere`, memory i
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -17,7 +19,14 @@ from rich.table import Table
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
-from engine.memory.report import DRAFT_KV_CACHE, KV_CACHE, STATES, MemoryPlan, plan_memory
+from engine.memory.report import (
+    DRAFT_KV_CACHE,
+    KV_CACHE,
+    STATES,
+    MemoryPlan,
+    plan_memory,
+    planned_bytes,
+)
 
 
 def main() -> int:
@@ -25,16 +34,36 @@ def main() -> int:
     check_memory = sys.argv[2:] != ["anywhere"]
     try:
         plan = ModelPlan(config)
-        memory = plan_memory(plan) if check_memory else None
+        if check_memory:
+            others = [ModelPlan(config, rank) for rank in range(1, plan.ranks.count)]
+            _print(_with_equal_caches([plan, *others]))
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
-    if memory is not None:
-        _print(plan, memory)
     return 0
 
 
-def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
+class RankPlan(NamedTuple):
+    """The plan of one of the ranks. A model in a single process has one."""
+
+    plan: ModelPlan
+    memory: MemoryPlan
+
+
+def _with_equal_caches(plans: Sequence[ModelPlan]) -> list[RankPlan]:
+    """Plan the memory of each rank: all have as many KV blocks as the one with the least room."""
+    memories = [plan_memory(plan) for plan in plans]
+    blocks = min(memory.num_blocks for memory in memories)
+    length = min(memory.max_model_len for memory in memories)
+    ranks = []
+    for plan, memory in zip(plans, memories, strict=True):
+        planned = planned_bytes(plan, blocks, length)
+        ranks.append(RankPlan(plan, MemoryPlan(planned, memory.available, blocks, length)))
+    return ranks
+
+
+def _sizes(plan: ModelPlan, memory: MemoryPlan) -> dict[str, int]:
+    """Return the bytes of a rank by entry, and their sums."""
     total = sum(memory.planned.values())
     left = memory.available - total
     sums = {"in all": total, "free now": memory.available, "left": left}
@@ -42,18 +71,34 @@ def _print(plan: ModelPlan, memory: MemoryPlan) -> None:
         caches = (KV_CACHE, DRAFT_KV_CACHE, STATES)
         filled = sum(memory.planned.get(name, 0) for name in caches) + plan.lens_bytes
         sums = {"at start": total - filled, **sums}
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for justify in ("right", "right", "left"):
-        table.add_column(justify=justify)
-    for name, size in [*memory.planned.items(), *sums.items()]:
-        table.add_row(f"{size:,}", decimal(size), name)
+    return {**memory.planned, **sums}
+
+
+def _table(ranks: Sequence[RankPlan]) -> Table:
+    """Return a row for each entry: the exact size of a single rank, or the sizes of all."""
+    sizes = [_sizes(*each) for each in ranks]
+    table = Table(box=None, pad_edge=False, show_header=len(ranks) > 1)
+    if len(ranks) == 1:
+        table.add_column(justify="right")
+    for number, (plan, _) in enumerate(ranks):
+        on = f", {plan.device}" if plan.device.type == "cuda" else ""
+        table.add_column(f"rank {number}{on}", justify="right")
+    table.add_column(justify="left")
+    for name, size in sizes[0].items():
+        exact = [f"{size:,}"] if len(ranks) == 1 else []
+        table.add_row(*exact, *[decimal(each.get(name, 0)) for each in sizes], name)
+    return table
+
+
+def _print(ranks: Sequence[RankPlan]) -> None:
+    plan, memory = ranks[0]
     dtype = str(plan.dtype).removeprefix("torch.")
     write = sys.stdout.write
     write(f"{plan.architecture}, {plan.num_parameters:,} parameters, ")
-    ranks = f", in each of {plan.ranks.count} ranks" if plan.ranks.count > 1 else ""
-    write(f"{dtype} on {plan.device}; bytes{ranks}:\n")
+    shares = f" of each of {len(ranks)} ranks" if len(ranks) > 1 else ""
+    write(f"{dtype} on {plan.device.type}; bytes{shares}:\n")
     sys.stdout.flush()
-    Console(width=100).print(table)
+    Console(width=100).print(_table(ranks))
     if plan.draft is not None:
         write(
             f"drafts by {plan.draft.architecture} with {plan.draft.num_parameters:,} parameters, "

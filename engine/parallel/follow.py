@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.device.board import Board
 from engine.grammar.matchers import Matchers
 from engine.parallel.channel import Receiver
 from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
@@ -39,17 +40,19 @@ class FollowingMatchers(Matchers):
         """Do nothing: no matcher needs the tokens."""
 
 
-def follow(runner: ModelRunner, receiver: Receiver) -> None:
+def follow(runner: ModelRunner, receiver: Receiver, board: Board) -> None:
     """Compute what rank 0 computes, until it closes the pipe. The results are dropped."""
     assert isinstance(runner.matchers, Matchers)
     matchers = FollowingMatchers(runner.matchers, receiver)
     runner.matchers = matchers
     while True:
+        board.rest()
         try:
             message = receiver.receive()
         except EOFError:
             matchers.close()
             return
+        board.compute()
         match message:
             case Compute():
                 matchers.has_masks = message.has_masks

@@ -14,6 +14,7 @@ import time
 
 import torch
 
+from engine.device.board import Board
 from engine.device.parent import die_with_parent
 from engine.device.ranks import Ranks
 from engine.errors import ConfigError
@@ -39,10 +40,11 @@ def main() -> int:
         return 0  # rank 0 has found that the model cannot be served
     assert isinstance(begin, Begin)
     place, rank = begin.place, begin.rank
+    board = Board(rank, begin.config.tensor_parallel_size, begin.board)
     logging.basicConfig(format=f"rank {rank}: %(message)s", level=logging.WARNING)
 
     def connect(ranks: Ranks, device: torch.device) -> None:
-        ranks.connect(device, place)
+        ranks.connect(device, place, board)
 
     try:
         runner = load_engine(begin.config, rank=rank, connect=connect).runner
@@ -50,7 +52,7 @@ def main() -> int:
         time.sleep(SAME_PROBLEM_S)
         logging.getLogger(__name__).error("%s", error)
         return 2
-    follow(runner, receiver)
+    follow(runner, receiver, board)
     return 0
 
 

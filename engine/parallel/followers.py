@@ -2,7 +2,7 @@
 
 A follower's death is the engine's, because its share of the weights is gone. A thread waits for
 each one, and interrupts the main thread with FollowerDiedError. If that does not help, because the
-main thread waits for a GPU, the process exits.
+main thread waits for a GPU, the process exits. Another thread ends all followers if a step stalls.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from engine.config import EngineConfig
+from engine.device.board import RANK_BYTES, Board
 from engine.device.limits import cpu_count
 from engine.device.nodes import cores_of_ranks
 from engine.errors import ConfigError
+from engine.parallel import stall
 from engine.parallel.channel import Sender
 from engine.parallel.messages import (
     Begin,
@@ -48,7 +50,7 @@ DEAD_STATUS = 3  # exit status of the engine then
 
 
 class FollowerDiedError(Exception):
-    """The process of another rank has ended."""
+    """The process of another rank has ended, or has been ended because a step stalled."""
 
 
 class Followers:
@@ -70,7 +72,11 @@ class Followers:
         self.config = replace(config, threads=config.threads or cpu_count())
         # An open file without a name: its path is that of this process's descriptor.
         self._meeting = os.memfd_create("penstock-ranks")
+        self._notes = os.memfd_create("penstock-board")
+        os.ftruncate(self._notes, size * RANK_BYTES)
+        self.board = Board(0, size, self._path(self._notes))
         self._is_closing = self._is_reported = False
+        self._stall: str | None = None  # why a step has stalled
         self._processes: list[subprocess.Popen[bytes]] = []
         # A process inherits the cores of the thread that starts it.
         own, *others = cores_of_ranks(size)
@@ -85,6 +91,9 @@ class Followers:
             assert process.stdin is not None
             self._senders.append(Sender(process.stdin))
             threading.Thread(target=self._watch, args=(process,), daemon=True).start()
+        self._closing = threading.Event()
+        self._stall_watch = threading.Thread(target=self._watch_for_stall, daemon=True)
+        self._stall_watch.start()
 
     def __enter__(self) -> Followers:
         return self
@@ -92,6 +101,8 @@ class Followers:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Raises FollowerDiedError if a follower's death may have caused an error."""
         self._is_closing = True
+        self._closing.set()
+        self._stall_watch.join()
         death = None
         if isinstance(error, RuntimeError | OSError):  # of a collective, or of a pipe
             death = self._death(CAUSE_S)
@@ -102,6 +113,8 @@ class Followers:
             process.kill()  # it has no work to lose
             process.wait()
         os.close(self._meeting)
+        self.board.close()
+        os.close(self._notes)
         signal.signal(INTERRUPT, self._handler_before)
         if death is not None:
             raise FollowerDiedError(death) from error
@@ -118,6 +131,17 @@ class Followers:
             sys.stderr.write(f"penstock: {self._death(0.0)}\n")
             os._exit(DEAD_STATUS)
 
+    def _watch_for_stall(self) -> None:
+        """End the followers if a step stalls. Then a sum of the main thread fails."""
+        pids = [os.getpid(), *[process.pid for process in self._processes]]
+        watch = stall.StallWatch(self.board, pids)
+        while self._stall is None:
+            if self._closing.wait(stall.TICK_S):
+                return
+            self._stall = watch.look()
+        for process in self._processes:
+            process.kill()  # also one that is stopped by a signal
+
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._is_closing or self._is_reported:
             return
@@ -127,12 +151,13 @@ class Followers:
             raise FollowerDiedError(death)
 
     def _death(self, wait_s: float) -> str | None:
-        """Return how a follower has ended, if one ends within `wait_s` seconds."""
+        """Return how a follower has ended, if one ends within `wait_s` seconds, or why a step had
+        stalled before."""
         until = time.monotonic() + wait_s
         while True:
             for rank, process in enumerate(self._processes, start=1):
                 if process.poll() is not None:
-                    return _epitaph(rank, process.returncode)
+                    return self._stall or _epitaph(rank, process.returncode)
             if time.monotonic() >= until:
                 return None
             time.sleep(0.01)
@@ -141,18 +166,24 @@ class Followers:
 
     def connect(self, ranks: Ranks, device: torch.device) -> None:
         """Let the followers load the model, and connect with them."""
-        place = f"/proc/{os.getpid()}/fd/{self._meeting}"
+        place, board = self._path(self._meeting), self._path(self._notes)
         for rank, sender in enumerate(self._senders, start=1):
-            sender.send(Begin(rank, self.config, place))
-        ranks.connect(device, place)
+            sender.send(Begin(rank, self.config, place, board))
+        ranks.connect(device, place, self.board)
+
+    def _path(self, file: int) -> str:
+        """Return a path of an open file of this process, for other processes."""
+        return f"/proc/{os.getpid()}/fd/{file}"
 
     def compute(self, step: Step, *, has_masks: bool) -> None:
+        self.board.compute()
         self._send(Compute(step, has_masks))
 
     def mask(self, masks: TokenMasks) -> None:
         self._send(Masks(masks.slices, masks.words.numpy().tobytes()))
 
     def capture(self) -> None:
+        self.board.compute()
         self._send(Capture())
 
     def read_adapter(self, adapter: int, path: str) -> None:
@@ -160,6 +191,12 @@ class Followers:
 
     def place_adapter(self, adapter: int, slot: int) -> None:
         self._send(PlaceAdapter(adapter, slot))
+
+    def wait(self) -> None:
+        self.board.wait()
+
+    def rest(self) -> None:
+        self.board.rest()
 
     def _send(self, message: ToFollower) -> None:
         frame = self._senders[0].encoded(message)

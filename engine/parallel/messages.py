@@ -13,11 +13,12 @@ from engine.scheduling.step import Step
 
 
 class Begin(Message, frozen=True):
-    """Load the model. `place` is the file where the ranks meet."""
+    """Load the model. `place` is the file where the ranks meet, `board` that of their Board."""
 
     rank: int
     config: EngineConfig
     place: str
+    board: str
 
 
 class Compute(Message, frozen=True):

@@ -20,6 +20,7 @@ from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import Capture, StepProfile, profile_steps, release_memory
+from engine.memory.rank_plan import sum_blocks
 from engine.memory.report import (
     ADAPTERS,
     measured_bytes,
@@ -28,6 +29,7 @@ from engine.memory.report import (
     planned_bytes,
 )
 from engine.models.adapters import ModelAdapters
+from engine.models.base import fold_sums
 from engine.protocol.ready import MemoryEntry, Progress, Ready
 from engine.runner.draft_model import DraftModel
 from engine.runner.fill_weights import fill_weights
@@ -76,6 +78,7 @@ def load_engine(
     plan = _plan(config, rank)
     if plan.ranks.count > 1:
         connect(plan.ranks, plan.device)
+        _start_rank_sums(plan)
     torch.set_num_threads(plan.threads)
     openmp_wait = OpenMPWait.for_threads(plan.device, plan.threads)
     compiled = CompiledKernels(plan, report)
@@ -126,6 +129,17 @@ def _plan(config: EngineConfig, rank: int) -> ModelPlan:
     if rank == 0:
         plan_memory(plan)
     return plan
+
+
+def _start_rank_sums(plan: ModelPlan) -> None:
+    """Let the ranks add small tensors in one launch, if the chip does so."""
+    blocks = sum_blocks(plan)
+    if not blocks:
+        return
+    from engine.runner.rank_sums import start_one_shot_sums
+
+    if start_one_shot_sums(plan.ranks, plan.device, blocks):
+        fold_sums(plan.model, plan.ranks)
 
 
 def _draft_model(plan: ModelPlan, draft: ModelRunner | None) -> DraftModel | None:

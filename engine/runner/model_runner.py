@@ -76,6 +76,12 @@ class Followers(Protocol):
     def place_adapter(self, adapter: int, slot: int) -> None:
         """Let them place it as this rank does."""
 
+    def wait(self) -> None:
+        """Note that this rank waits for its device, which may wait for theirs."""
+
+    def rest(self) -> None:
+        """Note that this rank waits for none of them."""
+
 
 class ModelRunner:
     """A loaded model over a KV cache and rows. With `graphs` steps are replayed where they fit."""
@@ -261,7 +267,11 @@ class ModelRunner:
 
     def results(self, pending: PendingStep) -> list[SampledToken]:
         """Wait for the tokens of a step, and let the grammars compute what may follow them."""
+        if self.followers is not None:
+            self.followers.wait()
         sampled = pending.wait()
+        if self.followers is not None:
+            self.followers.rest()
         self.matchers.accept(pending.step, sampled)
         return sampled
 
@@ -288,6 +298,8 @@ class ModelRunner:
             # Another program has taken the memory. Steps without a graph run kernel by kernel.
             log.warning("no memory to capture more steps: %s", error)
             self._can_capture = False
+        if self.followers is not None:
+            self.followers.rest()
         return self._can_capture
 
     def read_adapter(self, adapter: int, path: str) -> Future[LoadedAdapter]:

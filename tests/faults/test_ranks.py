@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.parallel.stall import STALL_S
 from server import exit_codes
 from tests.faults.test_death import SEEN_S, Record, note, read_raw, timed, until
 from tests.support.adapters import random_adapter
@@ -53,6 +54,31 @@ async def test_killed_follower_ends_every_stream_with_error(
         assert server.status() == exit_codes.ENGINE_DIED
         assert server.last_line == "penstock: The process of rank 1 was killed by signal 9."
     note(record_property, "streams_ended_after", max(ends) - killed, SEEN_S)
+
+
+async def test_stopped_follower_ends_every_stream_with_error(
+    llama: Path, record_property: Record
+) -> None:
+    """It is not dead, so its connections stay open."""
+    with serving(llama, "--dtype", "float32", *RANKS) as server:
+        async with server.http() as http:
+            begun = asyncio.Semaphore(0)
+            streams = [asyncio.create_task(timed(read_raw(http, begun))) for _ in range(4)]
+            for _ in streams:
+                await begun.acquire()
+            follower_of(server).suspend()
+            stopped = time.monotonic()
+            ends = []
+            for text, at in await asyncio.gather(*streams):
+                *_, last = text.strip().split("\n\n")
+                assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
+                ends.append(at)
+        assert server.status() == exit_codes.ENGINE_DIED
+        assert server.last_line == (
+            "penstock: The processes of the model have stalled for 10 s: "
+            "rank 1 is stopped by a signal."
+        )
+    note(record_property, "streams_ended_after", max(ends) - stopped, STALL_S + 2 * SEEN_S)
 
 
 @pytest.mark.parametrize("killed", ["engine", "server", "idle follower"])

@@ -11,6 +11,10 @@ import os
 import pytest
 import torch
 
+from tests.e2e.conftest import llama, stories
+
+__all__ = ["llama", "stories"]
+
 
 @pytest.fixture(scope="session")
 def cuda() -> str:

@@ -1,4 +1,4 @@
-"""Patches for Triton's interpreter: correct products, speed, and a count of launches."""
+"""Patches for Triton's interpreter: products and rounding, speed, and a count of launches."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 def mend() -> None:
     """Patch the interpreter of this process, once."""
     _multiply_like_a_gpu()
+    _round_like_a_gpu()
     _replace_the_language_once_a_launch()
 
 
@@ -38,6 +39,22 @@ def _multiply_like_a_gpu() -> None:
         return interpreter.TensorHandle(product + sum_.data, sum_.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = create_dot
+
+
+def _round_like_a_gpu() -> None:
+    """Round fp32 to the nearest bfloat16, ties to even. The interpreter cuts the lower bits off."""
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        if src.dtype.scalar != tl.float32 or dst_type.scalar != tl.bfloat16:
+            return cast(self, src, dst_type)
+        x = np.ascontiguousarray(src.data, np.float32)
+        bits = x.view(np.uint32).astype(np.uint64)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = np.where(np.isnan(x), 0x7FC0, rounded).astype(np.uint16)
+        return interpreter.TensorHandle(rounded.reshape(src.data.shape), dst_type.scalar)
+
+    interpreter.InterpreterBuilder.cast_impl = cast_impl
 
 
 def _replace_the_language_once_a_launch() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
+from engine.device.board import Board
 from engine.device.ranks import Ranks
 from engine.parallel.channel import Receiver, Sender
 from engine.parallel.follow import follow
@@ -53,6 +54,7 @@ class ThreadFollowers:
 
     def __init__(self, config: EngineConfig, place: Path) -> None:
         self._place = str(place)
+        self.board = Board()
         self._senders: list[Sender] = []
         self._threads: list[threading.Thread] = []
         self.runners: dict[int, ModelRunner] = {}
@@ -69,7 +71,7 @@ class ThreadFollowers:
         with os.fdopen(reading, "rb") as pipe:
             try:
                 self.runners[rank] = load_engine(config, rank=rank, connect=self.connect).runner
-                follow(self.runners[rank], Receiver(pipe))
+                follow(self.runners[rank], Receiver(pipe), Board(rank, config.tensor_parallel_size))
             except BaseException as error:
                 self.failures.append(error)
 
@@ -90,6 +92,12 @@ class ThreadFollowers:
 
     def place_adapter(self, adapter: int, slot: int) -> None:
         self._send(PlaceAdapter(adapter, slot))
+
+    def wait(self) -> None:
+        self.board.wait()
+
+    def rest(self) -> None:
+        self.board.rest()
 
     def _send(self, message: ToFollower) -> None:
         assert not self.failures

@@ -23,6 +23,7 @@ class Features(NamedTuple):
     """The optimisations that are on. Without any, each kernel waits for the one before."""
 
     overlap: bool = False  # programmatic dependent launch (engine/kernels/triton/overlap.py)
+    rank_sums: bool = False  # small sums of ranks in one launch (engine/kernels/triton/rank_sum.py)
 
 
 PLAIN = Features()

@@ -15,7 +15,7 @@ from engine.kernels.triton.overlap import launch_options, wait_for_inputs
 
 
 @triton.jit
-def _scale(x, mask, size, eps, MEAN: tl.constexpr):
+def scale_by_rms(x, mask, size, eps, MEAN: tl.constexpr):
     """Divide x [BLOCK] fp32 by its root mean square; with MEAN, center it first.
 
     Masked elements of x must be zero.
@@ -52,12 +52,12 @@ def _norm_kernel(
         delta = tl.load(delta_ptr + row * delta_stride + at, mask, 0.0).to(tl.float32)
         if post_ptr is not None:
             post = tl.load(post_ptr + at, mask, 0.0).to(tl.float32) + OFFSET
-            delta = _scale(delta, mask, size, eps, False) * post
+            delta = scale_by_rms(delta, mask, size, eps, False) * post
             delta = delta.to(out_ptr.dtype.element_ty).to(tl.float32)
         rounded = (x + delta).to(out_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * size + at, rounded, mask)
         x = rounded.to(tl.float32)
-    x = _scale(x, mask, size, eps, MEAN)
+    x = scale_by_rms(x, mask, size, eps, MEAN)
     if weight_ptr is not None:
         x *= tl.load(weight_ptr + at, mask, 0.0).to(tl.float32) + OFFSET
     if bias_ptr is not None:
@@ -142,7 +142,7 @@ def _gated_norm_kernel(
     factor = gate * sigmoid(gate)
     if GATE_FIRST:
         x *= factor
-    x = _scale(x, mask, size, eps, False)
+    x = scale_by_rms(x, mask, size, eps, False)
     x *= tl.load(weight_ptr + head * weight_head + at, mask, 0.0).to(tl.float32)
     if not GATE_FIRST:
         x *= factor

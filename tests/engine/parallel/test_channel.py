@@ -50,7 +50,7 @@ def full_step() -> Step:
 
 def test_messages_arrive_as_they_were_sent() -> None:
     sent: list[ToFollower] = [
-        Begin(1, EngineConfig(threads=3, tensor_parallel_size=2), "/proc/1/fd/3"),
+        Begin(1, EngineConfig(threads=3, tensor_parallel_size=2), "/proc/1/fd/3", "/proc/1/fd/4"),
         Compute(full_step(), has_masks=True),
         Masks([0, 2], b"\x01\x00\x00\x80" * 2),
         Capture(),

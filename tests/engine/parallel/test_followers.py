@@ -13,13 +13,15 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
-from engine.parallel import followers
+from engine.device.board import Board
+from engine.parallel import followers, stall
 from engine.parallel.followers import DEAD_STATUS, INTERRUPT, FollowerDiedError, Followers
 from tests.support.process import eventually
 
 CONFIG = EngineConfig(tensor_parallel_size=3)
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 SEEN_S = 1.0
+BUSY = [sys.executable, "-c", "while True: pass"]
 
 
 @pytest.fixture(autouse=True)
@@ -139,6 +141,69 @@ def test_follower_that_does_not_end_by_itself_is_killed() -> None:
     with Followers(EngineConfig(tensor_parallel_size=2), hangs) as followers:
         [process] = followers._processes
     assert process.returncode == -signal.SIGKILL
+
+
+def stopped_in_a_step() -> None:
+    with Followers(EngineConfig(tensor_parallel_size=2), WAITS) as followers:
+        eventually(lambda: len(children()) == 1, "it runs")
+        os.kill(followers._processes[0].pid, signal.SIGSTOP)
+        followers.board.compute()
+        with followers.board.waiting():
+            time.sleep(20)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and take a second of silence for a stall."""
+    monkeypatch.setattr(stall, "TICK_S", 0.1)
+    monkeypatch.setattr(stall, "STALL_S", 1.0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_follower_that_is_stopped_in_a_step_ends_the_engine() -> None:
+    began = time.monotonic()
+    text = r"^The processes of the model have stalled for 1 s: rank 1 is stopped by a signal\.$"
+    with pytest.raises(FollowerDiedError, match=text):
+        stopped_in_a_step()
+    assert time.monotonic() - began < 1.0 + 2 * SEEN_S
+    assert children() == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_stopped_follower_is_left_alone_while_no_step_is_computed() -> None:
+    with Followers(EngineConfig(tensor_parallel_size=2), WAITS) as followers:
+        os.kill(followers._processes[0].pid, signal.SIGSTOP)
+        followers.board.compute()
+        followers.board.rest()
+        time.sleep(1.5)
+        assert followers._processes[0].poll() is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_follower_that_computes_for_long_is_waited_for() -> None:
+    """It may compile a kernel, or read a long prompt, while rank 0 waits in a sum."""
+    with Followers(EngineConfig(tensor_parallel_size=2), BUSY) as followers:
+        board = Board(1, 2, followers._path(followers._notes))
+        board.compute()
+        followers.board.compute()
+        with followers.board.waiting():
+            time.sleep(2.5)
+            assert followers._processes[0].poll() is None
+
+
+def all_wait() -> None:
+    with Followers(EngineConfig(tensor_parallel_size=2), BUSY) as followers:
+        board = Board(1, 2, followers._path(followers._notes))
+        board.wait()
+        followers.board.wait()
+        time.sleep(10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_busy_follower_that_waits_for_others_does_not_move() -> None:
+    """A wait for a GPU, or for a sum, may use a core."""
+    with pytest.raises(FollowerDiedError, match="they wait for each other, or for a GPU"):
+        all_wait()
 
 
 def test_each_rank_has_the_cores_of_its_memory_node(monkeypatch: pytest.MonkeyPatch) -> None:

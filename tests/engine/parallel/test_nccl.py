@@ -13,10 +13,11 @@ from torch import distributed
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
-from engine.device.facts import device_of_rank
 from engine.device.ranks import TIMEOUT, Ranks
-from engine.errors import ConfigError
+from engine.device.symmetric import SymmetricBuffer
+from engine.kernels.triton.chips import Features, force
 from engine.parallel.messages import Capture, Compute
+from engine.runner import rank_sums
 from engine.runner.load import load_engine
 from engine.runner.model_runner import ModelRunner
 from engine.scheduling.step import Step
@@ -64,8 +65,14 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.memory.model_plan.device_of_rank", lambda device, ranks: device)
 
 
-def test_ranks_connect_at_once_and_wait_as_long_as_needed(tmp_path: Path) -> None:
-    Ranks(1, 2).connect(CUDA, str(tmp_path / "place"))
+def test_ranks_connect_at_once_and_wait_as_long_as_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([(70 << 30, 80 << 30), (69 << 30, 80 << 30)])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: next(free))
+    ranks = Ranks(1, 2)
+    ranks.connect(CUDA, str(tmp_path / "place"))
+    assert ranks.connection_bytes == 1 << 30
     assert NCCL.calls == [("numbers", (1,))]
     assert NCCL.timeout == TIMEOUT
 
@@ -81,6 +88,12 @@ class Recorded:
 
     def capture(self) -> None:
         self.messages.append(Capture())
+
+    def wait(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
 
     def passed_to(self, runner: ModelRunner) -> None:
         for message in self.messages:
@@ -136,6 +149,117 @@ def test_all_ranks_call_the_same_collectives_in_the_same_order(tmp_path: Path) -
     assert {name for name, _ in due[captured:]} == {"sum", "join"}
 
 
+# ---- sums in one launch --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_shot(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the chip add small sums in one launch, and note these among the collectives."""
+
+    def buffer(
+        name: str, store: Any, own: int, count: int, num_bytes: int, device: torch.device
+    ) -> SymmetricBuffer:
+        NCCL.calls.append((f"share {name}", (num_bytes,)))
+        memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        return SymmetricBuffer(memory, [0] * count, None, None)
+
+    def noted(name: str, launch: Callable[..., Any]) -> Callable[..., Any]:
+        def run(x: torch.Tensor, *args: Any, **options: Any) -> Any:
+            NCCL.calls.append((name, tuple(x.shape)))
+            return launch(x, *args, **options)
+
+        return run
+
+    monkeypatch.setattr(rank_sums, "symmetric_buffer", buffer)
+    monkeypatch.setattr(rank_sums, "have_peer_access", lambda gpus: True)
+    for name in ("rank_sum", "rank_sum_norm"):
+        monkeypatch.setattr(rank_sums, name, noted(name, getattr(rank_sums, name)))
+    force(Features(rank_sums=True))
+    yield
+    force(None)
+
+
+@pytest.mark.usefixtures("one_shot")
+def test_all_ranks_launch_the_same_sums_in_the_same_order(tmp_path: Path) -> None:
+    model, config = tiny(tmp_path)
+    config |= {"tensor_parallel_size": 2}
+    followers = Recorded()
+    with fake_cuda() as launches:
+        with collected() as due:
+            driver = Driver(model, depth=1, connect=connect_in(tmp_path), **config)
+            driver.runner.lead(followers)
+            while driver.runner.capture_when_idle():
+                pass
+            run(driver)
+        own = launches.copy()
+        launches.clear()
+        with collected() as found:
+            loaded = load_engine(driver.config, rank=1, connect=connect_in(tmp_path))
+            followers.passed_to(loaded.runner)
+    assert found == due
+    assert launches == own
+    assert own["_rank_sum_norm_kernel"] > 0
+
+
+@pytest.mark.usefixtures("one_shot")
+def test_decode_step_adds_without_nccl_and_norms_in_the_same_launch(tmp_path: Path) -> None:
+    """The token embedding is added alone, and both sums of a layer with the norm behind them."""
+    model, config = tiny(tmp_path)
+    config |= {"tensor_parallel_size": 2, "enforce_eager": True}
+    with fake_cuda() as launches:
+        driver = Driver(model, depth=1, connect=connect_in(tmp_path), **config)
+        driver.runner.lead(Recorded())
+        driver.submit([1, 2, 3], 3)
+        driver.turn()
+        launches.clear()
+        with collected() as calls:
+            driver.turn()
+    assert calls == [
+        ("rank_sum", (1, 64)),
+        ("rank_sum_norm", (1, 64)),
+        ("rank_sum_norm", (1, 64)),
+        ("join", (1, 300)),
+    ]
+    assert launches["_norm_kernel"] == 1, "of the embedding"
+
+
+@pytest.mark.usefixtures("one_shot")
+def test_sum_above_the_limit_takes_nccl(tmp_path: Path) -> None:
+    model, config = tiny(tmp_path)
+    config |= {"tensor_parallel_size": 2}
+    with fake_cuda():
+        driver = Driver(model, depth=1, connect=connect_in(tmp_path), **config)
+        ranks = driver.loaded.plan.ranks
+        with collected() as calls:
+            for rows in (4096, 4097):
+                ranks.sum(torch.empty(rows, 64, dtype=torch.bfloat16, device=CUDA))
+    assert calls == [("rank_sum", (4096, 64)), ("sum", (4097, 64))]
+
+
+@pytest.mark.parametrize("problem", ["no peers", "driver"])
+@pytest.mark.usefixtures("one_shot")
+def test_gpus_that_cannot_share_memory_take_nccl(
+    problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any) -> SymmetricBuffer:
+        raise RuntimeError("CUDA driver error: operation not permitted")
+
+    if problem == "driver":
+        monkeypatch.setattr(rank_sums, "symmetric_buffer", fail)
+    else:
+        monkeypatch.setattr(rank_sums, "have_peer_access", lambda gpus: False)
+    model, config = tiny(tmp_path)
+    config |= {"tensor_parallel_size": 2, "enforce_eager": True}
+    with fake_cuda():
+        driver = Driver(model, depth=1, connect=connect_in(tmp_path), **config)
+        driver.runner.lead(Recorded())
+        driver.submit([1, 2, 3], 2)
+        with collected() as calls:
+            driver.run()
+    assert {name for name, _ in calls} == {"sum", "join"}
+    assert rank_sums.NO_PEERS in caplog.messages
+
+
 def test_rank_without_memory_for_a_graph_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,18 +279,3 @@ def test_rank_without_memory_for_a_graph_ends(
         assert not alone.capture_when_idle()
         with pytest.raises(torch.OutOfMemoryError):
             several.capture_when_idle()
-
-
-def test_rank_chooses_its_gpu_before_anything_else_uses_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chosen: list[int] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    cuda = torch.device("cuda")
-    assert device_of_rank(cuda, Ranks(1, 2)) == torch.device("cuda", 1)
-    assert chosen == [1]
-    assert device_of_rank(cuda, Ranks()) == cuda
-    with pytest.raises(ConfigError, match="needs as many GPUs; torch finds 2"):
-        device_of_rank(cuda, Ranks(2, 3))
-    assert chosen == [1]
