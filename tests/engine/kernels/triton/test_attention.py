@@ -21,7 +21,7 @@ from engine.attention.torch.backend import TorchBackend
 from engine.attention.triton import TritonBackend
 from engine.errors import ConfigError
 from engine.kernels.triton import decode_attention
-from engine.kernels.triton.attention_tiles import Features
+from engine.kernels.triton.attention_shapes import Features
 from engine.kernels.triton.decode_attention import MAX_SPLITS, SPLIT, decode_tile, max_splits
 from engine.kernels.triton.extend_attention import stages
 from tests.support.paged import PagedRun, Sequences, random_sequences
