@@ -21,7 +21,7 @@ from engine.kernels.triton.attention_shapes import MAX_HEAD_DIM, MAX_REST, Featu
 from engine.kernels.triton.chips import features_of
 from engine.kernels.triton.decode_attention import decode_attention
 from engine.kernels.triton.decode_launch import (
-    MAX_FUSED_DIM,
+    FUSED_DIMS,
     Slots,
     Turn,
     fused_decode_attention,
@@ -167,7 +167,7 @@ class TritonPlan:
             and spec.relative is None
             and kv.values is not None
             and kv.key_scales is None
-            and spec.head_dim <= MAX_FUSED_DIM
+            and spec.head_dim in FUSED_DIMS
         )
 
     def rotate_and_attend(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.driver import Driver, tiny_llama
+from tests.support.tiny_qwen3 import tiny_qwen3
 
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
@@ -59,3 +60,29 @@ def test_fused_engine_ragged_contexts_and_prefix_hits_equal_torch(
     assert found.stats.prefix_hits > 0
     assert counted["fused_decode_kernel"] > 0
     assert counted["decode_kernel"] == counted["reduce_kernel"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fused")
+def test_fused_engine_after_preemption_equals_torch(tmp_path: Path) -> None:
+    """Three sequences need three blocks each, and there are five."""
+    small = {"num_gpu_blocks_override": 5, "max_model_len": 64}
+    due, found = both(tiny_llama(tmp_path / "model", **SIZES), **small)
+    assert answers(found, 14) == answers(due, 14)
+    assert found.stats.preemptions == due.stats.preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fused")
+def test_fused_engine_with_drafts_equals_torch(tmp_path: Path) -> None:
+    """Answers repeat, so that tokens are drafted and several of a sequence are in one step."""
+    due, found = both(tiny_llama(tmp_path / "model", **SIZES), speculation="ngram")
+    assert answers(found, 24) == answers(due, 24)
+    assert found.stats.drafted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fused")
+def test_fused_engine_with_head_norms_equals_torch(tmp_path: Path) -> None:
+    due, found = both(tiny_qwen3(tmp_path / "model"))
+    assert answers(found, 3) == answers(due, 3)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
 
 from engine.attention.spec import AttentionSpec
 from engine.kernels.triton.attention_shapes import Features
 from engine.kernels.triton.chips import Features as ChipFeatures
 from engine.kernels.triton.chips import force
-from engine.kernels.triton.decode_launch import Slots, Turn, fused_decode_attention, new_counters
+from engine.kernels.triton.decode_launch import (
+    FUSED_DIMS,
+    Slots,
+    Turn,
+    fused_decode_attention,
+    new_counters,
+)
+from tests.engine.kernels.triton import attention_launches
+from tests.support.aot import record
 from tests.support.published import PUBLISHED, attention_specs
 
 META = torch.device("meta")
@@ -19,7 +30,8 @@ SEQUENCES = 5
 
 def is_fused(spec: AttentionSpec) -> bool:
     """Whether decodes of a layer can be fused."""
-    return spec.kind == "causal" and spec.value_dim is None and spec.relative is None
+    is_plain = spec.kind == "causal" and spec.value_dim is None and spec.relative is None
+    return is_plain and spec.head_dim in FUSED_DIMS
 
 
 def launch(
@@ -62,7 +74,7 @@ def benchmarked() -> Iterator[str]:
 def published() -> Iterator[str]:
     """Launch for all decoders in bf16, and for some in fp32, other blocks and a long context."""
     yield from launches(PUBLISHED)
-    yield from launches(["llama-3.1-8b", "gemma-2-2b", "h2o-danube-1.8b"], torch.float32)
+    yield from launches(["llama-3.1-8b", "Llama-3.2-1B"], torch.float32)
     for block_size in (16, 32, 128):
         for spec in attention_specs("gemma-2-2b"):
             launch(spec, torch.bfloat16, block_size)
@@ -70,3 +82,26 @@ def published() -> Iterator[str]:
     for spec in attention_specs("llama-3.1-8b"):
         launch(spec, torch.bfloat16, context=131072)
     yield "llama-3.1-8b, context of 131072"
+
+
+def reductions() -> Iterator[str]:
+    """Launch the fused kernel, and the kernels that it replaces, for a layer of Llama 3.1 8B."""
+    yield from launches(["llama-3.1-8b"])
+    (spec,) = attention_specs("llama-3.1-8b")
+    attention_launches.launch(spec, torch.bfloat16)
+    yield "today's kernels"
+
+
+def print_ptx() -> None:
+    """Print the PTX for sm_90a of the launches in `reductions`, by kernel, as JSON."""
+    target = GPUTarget("cuda", 90, 32)
+    found = {}
+    for each in record(reductions):
+        if "decode" in each.kernel.__name__ or "reduce" in each.kernel.__name__:
+            binary = triton.compile(each.source(90), target=target, options=dict(each.options))
+            found[each.kernel.__name__] = binary.asm["ptx"]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    print_ptx()
