@@ -1,4 +1,4 @@
-"""What a kernel's PTX says about its loads, in the order of the text."""
+"""Read the loops and loads of a kernel from its PTX, in the order of the text."""
 
 from __future__ import annotations
 

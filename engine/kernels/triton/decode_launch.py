@@ -18,7 +18,7 @@ from engine.kernels.triton.rotary import NORMS
 
 PROGRAMS_PER_SM = 3
 PROGRAMS = 8  # in Triton's interpreter
-FUSED_DIMS = (64, 128, 256)  # of a head: rotating others spills registers on sm_80
+FUSED_DIMS = (16, 32, 64, 128, 256)  # of a head: rotating others spills registers on sm_80
 MIN_SEQUENCES = 64  # fewer kernels are compiled if small batches share one
 COUNTERS = 1 << 17  # one for each kv head of each sequence
 LINE_BYTES = 128  # of the L2 cache
