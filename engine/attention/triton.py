@@ -21,6 +21,7 @@ from engine.kernels.triton.attention_shapes import MAX_HEAD_DIM, MAX_REST, Featu
 from engine.kernels.triton.chips import features_of
 from engine.kernels.triton.decode_attention import decode_attention
 from engine.kernels.triton.decode_launch import (
+    FUSED_BYTES,
     FUSED_DIMS,
     Slots,
     Turn,
@@ -168,6 +169,7 @@ class TritonPlan:
             and kv.values is not None
             and kv.key_scales is None
             and spec.head_dim in FUSED_DIMS
+            and spec.head_dim * kv.keys.dtype.itemsize <= FUSED_BYTES
         )
 
     def rotate_and_attend(

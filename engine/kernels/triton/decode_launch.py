@@ -18,7 +18,8 @@ from engine.kernels.triton.rotary import NORMS
 
 PROGRAMS_PER_SM = 3
 PROGRAMS = 8  # in Triton's interpreter
-FUSED_DIMS = (16, 32, 64, 128, 256)  # of a head: rotating others spills registers on sm_80
+# Numbers of a head, and its bytes: rotating others spills registers, on sm_80 or on both.
+FUSED_DIMS, FUSED_BYTES = (16, 32, 64, 128, 256), 512
 MIN_SEQUENCES = 64  # fewer kernels are compiled if small batches share one
 COUNTERS = 1 << 17  # one for each kv head of each sequence
 LINE_BYTES = 128  # of the L2 cache
@@ -94,8 +95,7 @@ def new_counters(device: torch.device) -> torch.Tensor:
 
 def fused_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
     """Return the tile of a program. It must not depend on the batch, as the bits depend on it."""
-    is_half = dtype.itemsize == 2
-    warps = 8 if not is_half and head_dim > 64 else 4  # with four, registers spill
+    warps = 8 if dtype.itemsize == 4 and head_dim > 64 else 4  # with four, registers spill
     return DecodeTile(keys_per_tile(head_dim, dtype), warps, stages=3)
 
 
