@@ -1,11 +1,14 @@
 """Paged attention with our Triton kernels: the default on a GPU.
 
-The decode kernel computes sequences with one new token, which come first in a step. The extend
-kernel computes the others. Both read lengths and block tables on the device. A plan needs no length
-on the host, so that a step can be captured.
+The decode kernel computes sequences with one new token, which come first in a step. On some chips
+it also norms, rotates and stores. The extend kernel computes the others. All read lengths and block
+tables on the device. A plan needs no length on the host, so that a step can be captured.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 import triton
@@ -14,12 +17,22 @@ from engine.attention.backend import StepLayout
 from engine.attention.kv_cache import LayerKV
 from engine.attention.spec import AttentionSpec
 from engine.device.facts import gpu_has_bf16
-from engine.kernels.triton.attention_tiles import MAX_HEAD_DIM, MAX_REST, Features, Scales
+from engine.kernels.triton.attention_shapes import MAX_HEAD_DIM, MAX_REST, Features, Scales
+from engine.kernels.triton.chips import features_of
 from engine.kernels.triton.decode_attention import decode_attention
+from engine.kernels.triton.decode_launch import (
+    FUSED_BYTES,
+    FUSED_DIMS,
+    Slots,
+    Turn,
+    fused_decode_attention,
+    new_counters,
+)
 from engine.kernels.triton.extend_attention import extend_attention
 from engine.kernels.triton.kv_codes import store_codes
 from engine.kernels.triton.store_kv import store_kv
 from engine.ops.relative_bias import relative_buckets
+from engine.ops.rotary import Rotation, norm_arguments, rotate_and_store
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,6 +47,14 @@ class TritonBackend:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    @cached_property
+    def _counters(self) -> torch.Tensor | None:
+        """The counters of fused decodes: all launches share them, as the device runs one at a time.
+
+        None if the chip has none. The first plan is no captured one.
+        """
+        return new_counters(self._device) if features_of(self._device).fused_attention else None
 
     def refuses(self, spec: AttentionSpec, dtype: torch.dtype) -> str | None:
         if self._device.type != "cuda" and not triton.knobs.runtime.interpret:
@@ -50,14 +71,16 @@ class TritonBackend:
         return None
 
     def plan(self, layout: StepLayout) -> TritonPlan:
-        return TritonPlan(layout)
+        return TritonPlan(layout, self._counters)
 
 
 class TritonPlan:
     """The layout of one step, and the relative biases that its layers share."""
 
-    def __init__(self, layout: StepLayout) -> None:
+    def __init__(self, layout: StepLayout, counters: torch.Tensor | None = None) -> None:
+        """`counters` are those of fused decodes; None: the chip has none."""
         self.layout = layout
+        self._counters = counters
         self._biases: dict[int, torch.Tensor] = {}  # by id of the table
 
     def attend(
@@ -71,8 +94,7 @@ class TritonPlan:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         layout = self.layout
-        shape = *query.shape[:2], spec.result_dim
-        out = torch.empty(shape, dtype=query.dtype, device=query.device)
+        out = self._new_result(spec, query)
         distances = self._by_distance(spec, bias)
         features = Features(spec.scale, spec.window, spec.softcap, distances, sinks)
         if kv is None:
@@ -100,22 +122,117 @@ class TritonPlan:
                 features,
                 scales,
             )
-        if decodes < len(lengths):
-            if layout.query_lens is None:
-                out[decodes:].zero_()  # the kernel does not write padding tokens: they may be NaN
-            extend_attention(
-                out,
-                query,
+        self._extend(spec, kv, out, query, layout.query_starts, features)
+        return out
+
+    def _new_result(self, spec: AttentionSpec, query: torch.Tensor) -> torch.Tensor:
+        """Return the memory [T, H, result_dim] of the result for T tokens of a layer."""
+        shape = len(query), spec.num_heads, spec.result_dim
+        out = torch.empty(shape, dtype=query.dtype, device=query.device)
+        decodes = self.layout.num_decodes
+        if self.layout.query_lens is None and decodes < len(self.layout.lengths):
+            out[decodes:].zero_()  # the kernel does not write padding tokens: they may be NaN
+        return out
+
+    def _extend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        query_starts: torch.Tensor,
+        features: Features,
+    ) -> None:
+        """Compute the sequences behind the decodes, if there are any. See `extend_attention`."""
+        group, decodes = self.layout.groups[kv.group], self.layout.num_decodes
+        lengths = self.layout.lengths if group.key_lengths is None else group.key_lengths
+        if decodes == len(lengths):
+            return
+        extend_attention(
+            out,
+            query,
+            kv.keys,
+            kv.values,
+            group.block_tables[decodes:],
+            query_starts[decodes:],
+            lengths[decodes:],
+            features,
+            causal=spec.kind == "causal",
+            scales=_scales(kv),
+        )
+
+    def fuses(self, spec: AttentionSpec, kv: LayerKV) -> bool:
+        return (
+            self._counters is not None
+            and spec.kind == "causal"
+            and spec.relative is None
+            and kv.values is not None
+            and kv.key_scales is None
+            and spec.head_dim in FUSED_DIMS
+            and spec.head_dim * kv.keys.dtype.itemsize <= FUSED_BYTES
+        )
+
+    def rotate_and_attend(
+        self,
+        spec: AttentionSpec,
+        kv: LayerKV,
+        qk: torch.Tensor,
+        value: torch.Tensor,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
+        next_weights: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """Decodes are fused in every step, so that their bits do not depend on the others in it."""
+        assert self._counters is not None
+        assert kv.values is not None
+        layout, heads = self.layout, spec.num_heads
+        group, decodes = layout.groups[kv.group], layout.num_decodes
+        out = self._new_result(spec, qk)
+        features = Features(spec.scale, spec.window, spec.softcap, sinks=sinks)
+        if decodes:
+            cos, sin = rotation.angles or (None, None)
+            turn = Turn(cos, sin, **norm_arguments(rotation.norm), pairs=rotation.pairs)
+            slots = Slots(
                 kv.keys,
                 kv.values,
-                tables[decodes:],
-                layout.query_starts[decodes:],
-                lengths[decodes:],
-                features,
-                causal=spec.kind == "causal",
-                scales=scales,
+                group.block_tables[:decodes],
+                group.token_blocks[:decodes],
+                layout.lengths[:decodes],
             )
+            fused_decode_attention(
+                out[:decodes],
+                qk[:decodes],
+                value[:decodes],
+                turn,
+                slots,
+                features,
+                self._counters,
+                next_weights if decodes == len(qk) else (),
+            )
+        if decodes < len(qk):
+            rest = slice(decodes, None)
+            query = self._rotate_rest(kv, qk[rest], value[rest], heads, rotation)
+            self._extend(spec, kv, out[rest], query, self._starts_of_rest, features)
         return out
+
+    @cached_property
+    def _starts_of_rest(self) -> torch.Tensor:
+        """The first token of each sequence, counted from the first that is no decode."""
+        return self.layout.query_starts - self.layout.num_decodes
+
+    def _rotate_rest(
+        self, kv: LayerKV, qk: torch.Tensor, value: torch.Tensor, heads: int, rotation: Rotation
+    ) -> torch.Tensor:
+        """Norm, rotate and store the tokens behind the decodes; return their queries [T, H, D]."""
+        assert kv.values is not None
+        rest = slice(self.layout.num_decodes, None)
+        angles = rotation.angles
+        if angles is not None:
+            angles = angles[0][rest], angles[1][rest]
+        blocks = self.layout.groups[kv.group].token_blocks[rest]
+        cache = (kv.keys, kv.values, blocks, self.layout.token_offsets[rest])
+        qkv = (qk[:, :heads], qk[:, heads:], value)
+        return rotate_and_store(qkv, angles, cache, rotation.norm, pairs=rotation.pairs)
 
     def store(self, kv: LayerKV, key: torch.Tensor, value: torch.Tensor | None) -> None:
         blocks = self.layout.groups[kv.group].token_blocks

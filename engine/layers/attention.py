@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
+from engine.attention.fused import FusedPlan
 from engine.attention.spec import AttentionSpec
 from engine.checkpoint.parameters import LoadedLayer
 from engine.device.ranks import UNEVEN, Ranks, Shard
@@ -18,7 +19,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.ops.gated import sigmoid_mul
 from engine.ops.kernels import Kernels
-from engine.ops.rotary import Angles, HeadNorm, norm_and_rotate, rotate_and_store
+from engine.ops.rotary import Angles, HeadNorm, Rotation, norm_and_rotate, rotate_and_store
 
 
 class Attention(nn.Module):
@@ -79,10 +80,12 @@ class Attention(nn.Module):
         sinks: torch.Tensor | None = None,
         *,
         pairs: bool = False,
+        next_linears: Sequence[Linear] = (),
     ) -> torch.Tensor:
         """Norm and rotate queries and keys `qk` [T, H + Hkv, D], then attend as in `forward`.
 
-        `angles`, `norm` and `pairs` are as in `norm_and_rotate`.
+        `angles`, `norm` and `pairs` are as in `norm_and_rotate`. A GPU may fetch the weights of
+        `next_linears` into its cache meanwhile.
         """
         heads = self.spec.num_heads
         padded = len(qk) > batch.num_tokens  # padding has no slot in the cache
@@ -91,6 +94,12 @@ class Attention(nn.Module):
         if self.kernels != "triton" or padded or kv is None or kv.key_scales is not None:
             qk = norm_and_rotate(qk, heads, angles, norm, pairs=pairs, kernels=self.kernels)
             return self(qk[:, :heads], qk[:, heads:], v, batch, sinks=sinks)
+        if isinstance(batch.plan, FusedPlan) and batch.plan.fuses(self.spec, kv):
+            rotation = Rotation(angles, norm, pairs)
+            weights = [linear.weight for linear in next_linears if linear.weight is not None]
+            return batch.plan.rotate_and_attend(
+                self.spec, kv, qk, v, rotation, sinks, weights
+            ).flatten(1)
         layout = batch.plan.layout
         blocks = layout.groups[kv.group].token_blocks
         assert kv.values is not None
@@ -127,7 +136,7 @@ class RotaryAttention(LoadedLayer):
     before the rotation (arXiv 2302.05442). Without `rotates`, positions have no embedding
     (arXiv 2305.19466). With `pairs`, neighbouring dimensions are rotated, by such a
     RotaryEmbedding. If it `is_gated`, each head's output is multiplied by the sigmoid of a gate
-    (arXiv 2505.06708).
+    (arXiv 2505.06708). `next_up` is the linear layer that follows the output's, if it is known.
     """
 
     def __init__(
@@ -142,6 +151,7 @@ class RotaryAttention(LoadedLayer):
         rotates: bool = True,
         pairs: bool = False,
         is_gated: bool = False,
+        next_up: Linear | None = None,
     ) -> None:
         super().__init__()
         self.rotates, self.pairs, self.is_gated = rotates, pairs, is_gated
@@ -157,6 +167,8 @@ class RotaryAttention(LoadedLayer):
         self.sinks = nn.Parameter(torch.empty(heads)) if spec.has_sinks else None
         self.attend = Attention(spec, index)
         self.out = Linear(queries, hidden, bias=out_bias, input_units=heads)
+        # A tuple, in which a module is not found as a part of this one.
+        self.next_linears = (self.out,) if next_up is None else (self.out, next_up)
         self.kernels: Kernels = "torch"
 
     def forward(
@@ -180,7 +192,14 @@ class RotaryAttention(LoadedLayer):
         qk, v, gate = qkv.tensor_split((heads + kv_heads, heads + 2 * kv_heads), dim=1)
         angles = (cos, sin) if self.rotates else None
         attended = self.attend.rotate_and_attend(
-            qk, v, angles, self._norm(), batch, self.sinks, pairs=self.pairs
+            qk,
+            v,
+            angles,
+            self._norm(),
+            batch,
+            self.sinks,
+            pairs=self.pairs,
+            next_linears=self.next_linears,
         )
         if self.is_gated:
             attended = sigmoid_mul(attended, gate.flatten(1), self.kernels)

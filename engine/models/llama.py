@@ -127,9 +127,14 @@ def llama_spec(
 
 
 def llama_attention(
-    config: LlamaConfig, index: int, *, scale: float | None = None, softcap: float | None = None
+    config: LlamaConfig,
+    index: int,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    mlp: nn.Module | None = None,
 ) -> RotaryAttention:
-    """Return the attention of layer `index`; scale and softcap are as in `llama_spec`."""
+    """Return the attention of layer `index`, before its `mlp`; the rest is as in `llama_spec`."""
     c = config
     return RotaryAttention(
         c.hidden,
@@ -141,6 +146,7 @@ def llama_attention(
         rotates=c.rotates[index],
         pairs=c.pairs,
         is_gated=c.gates_attention,
+        next_up=mlp.up if isinstance(mlp, MLP) else None,
     )
 
 
@@ -165,9 +171,10 @@ class LlamaBlock(nn.Module):
         super().__init__()
         c = config
         self.attention_norm = c.norm(c.hidden, c.norm_eps)
-        self.attention: nn.Module = llama_attention(c, index)
+        mlp = llama_mlp(c, index)
+        self.attention: nn.Module = llama_attention(c, index, mlp=mlp)
         self.mlp_norm = c.norm(c.hidden, c.norm_eps)
-        self.mlp = llama_mlp(c, index)
+        self.mlp = mlp
 
     def forward(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -69,6 +70,15 @@ class HeadNorm:
     after: bool = False  # after the rotation
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How queries and keys are normed and rotated; the fields are those of `norm_and_rotate`."""
+
+    angles: Angles | None
+    norm: HeadNorm | None
+    pairs: bool = False
+
+
 def norm_and_rotate(
     qk: torch.Tensor,
     heads: int,
@@ -118,18 +128,16 @@ def rotate_and_store(
 
     q, k, v = qkv
     cos, sin = angles or (None, None)
+    return rotate(q, cos, sin, k=k, v=v, cache=cache, **norm_arguments(norm), pairs=pairs)
+
+
+def norm_arguments(norm: HeadNorm | None) -> dict[str, Any]:
+    """Return a head norm as Triton's launches take it."""
     if norm is None:
-        return rotate(q, cos, sin, k=k, v=v, cache=cache, pairs=pairs)
-    return rotate(
-        q,
-        cos,
-        sin,
-        k=k,
-        v=v,
-        cache=cache,
-        norm="last" if norm.after else "first",
-        weights=(norm.q_weight, norm.k_weight),
-        eps=norm.eps,
-        offset=norm.offset,
-        pairs=pairs,
-    )
+        return {}
+    return {
+        "norm": "last" if norm.after else "first",
+        "weights": (norm.q_weight, norm.k_weight),
+        "eps": norm.eps,
+        "offset": norm.offset,
+    }

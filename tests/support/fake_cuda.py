@@ -85,7 +85,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.fill_weights.random_weights": place_weights,
         "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.runner.make_runner.CudaRecorder": EagerRecorder,
-        "engine.kernels.triton.attention_tiles.max_shared_mem": lambda device: 227 << 10,
+        "engine.kernels.triton.attention_shapes.max_shared_mem": lambda device: 227 << 10,
         "engine.kernels.triton.chips.chip_of": lambda device: H200,
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.

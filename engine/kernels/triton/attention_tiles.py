@@ -5,144 +5,12 @@ Softmax is computed with base 2 and in fp32. Products use the type of the inputs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-from triton.compiler.compiler import max_shared_mem
 
-from engine.kernels.triton.kv_codes import KINDS, widened
+from engine.kernels.triton.kv_codes import widened
 
-MAX_HEAD_DIM = 512
-MAX_REST = 128  # numbers of a key behind its value
-MAX_HEADS = 16  # of a program, if values are parts of keys: more results would spill registers
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-MIN_DOT = 16  # tl.dot's smallest side
-# Of keys and of values that are codes, [blocks, Hkv, block_size] fp32 each.
-Scales = tuple[torch.Tensor, torch.Tensor] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """How a layer computes its attention scores.
-
-    `bias` [H, 2 * reach + 1] fp32 is added by distance (key - query), clamped to [-reach, reach].
-    `sinks` [H] are scores that have no value.
-    """
-
-    scale: float
-    window: int | None = None  # as in AttentionSpec
-    softcap: float | None = None
-    bias: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
-
-    @property
-    def bias_reach(self) -> int | None:
-        return None if self.bias is None else self.bias.shape[1] // 2
-
-    @property
-    def arguments(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        """The arguments of both kernels that these features set."""
-        return self.bias, self.sinks, self.scale
-
-    @property
-    def constants(self) -> dict[str, float | None]:
-        """The constants of both kernels that these features set."""
-        return {"WINDOW": self.window, "SOFTCAP": self.softcap, "BIAS_REACH": self.bias_reach}
-
-
-def as_loaded(
-    keys: torch.Tensor, values: torch.Tensor | None, scales: Scales
-) -> tuple[torch.Tensor | None, ...]:
-    """Return keys, values and the scales of both, as kernels take them."""
-    if scales is None:
-        return keys, values, None, None
-    kind = KINDS[keys.dtype]
-    return keys.view(kind), None if values is None else values.view(kind), *scales
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """The sizes of a program's queries, keys and values, constants of both kernels.
-
-    If values are parts of keys, programs compute the query heads of a kv head in parts.
-    """
-
-    dim: int
-    value_dim: int
-    shared: int  # query heads of a part
-    parts: int
-
-    @classmethod
-    def of(
-        cls, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor | None, out: torch.Tensor
-    ) -> HeadShape:
-        """Return the shape for the arguments of `decode_attention` and `extend_attention`."""
-        shared = query.shape[1] // keys.shape[1]
-        parts = 1
-        if values is None:
-            wanted = range(-(-shared // MAX_HEADS), shared)
-            parts = next((count for count in wanted if shared % count == 0), shared)
-        return cls(query.shape[2], out.shape[2], shared // parts, parts)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        rest = self.dim - self.value_dim
-        return {
-            "SHARED": self.shared,
-            "PARTS": self.parts,
-            "HEAD_DIM": self.dim,
-            "VALUE_DIM": self.value_dim,
-            "DIMS": padded(self.value_dim),
-            "REST": padded(rest) if rest else 0,
-        }
-
-
-def padded(size: int) -> int:
-    """Return the power of two that a tile needs for `size` rows or columns; at least MIN_DOT."""
-    return max(MIN_DOT, triton.next_power_of_2(size))
-
-
-def keys_per_tile(head_dim: int, dtype: torch.dtype, *, is_coded: bool = False) -> int:
-    """Return the number of keys in a tile.
-
-    It depends only on the arguments, so that no result depends on the rest of the batch.
-    """
-    elements = 8192 if dtype.itemsize == 2 else 2048
-    if is_coded:  # codes are widened in registers
-        elements //= 2
-    return _fitting(head_dim, elements, 64)
-
-
-def rows_per_tile(shared: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Return the rows of an extend tile: queries times the `shared` query heads of a kv head."""
-    if dtype.itemsize == 2:
-        elements = 16384
-        most = 128
-    else:
-        elements = 2048
-        most = 64
-    if head_dim % 8:  # rows cannot be copied 16 bytes at a time: loads pass through registers
-        elements //= 2
-    rows = _fitting(head_dim, elements, most)
-    return max(padded(shared), rows)
-
-
-def shared_memory(device: torch.device) -> int | None:
-    """Return the bytes of shared memory that a program may use, or None without a GPU."""
-    if device.type != "cuda":
-        return None
-    return int(max_shared_mem(device.index or 0))
-
-
-def _fitting(head_dim: int, elements: int, most: int) -> int:
-    """Return how many rows of `head_dim` fit in `elements`, at most `most`; more spill registers.
-
-    Callers pass lower limits for fp32, which uses no tensor cores.
-    """
-    rows = elements // padded(head_dim)
-    return min(max(rows, MIN_DOT), most)
 
 
 @triton.jit
@@ -219,24 +87,21 @@ def before_keys(heads, sinks, counts, ROWS: tl.constexpr):
 
 
 @triton.jit
-def key_offsets(
-    first,
-    there,
-    table,
-    block_stride,
-    key_stride,
-    TILE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
-    """Return the offsets [TILE] int64 of the keys from `first` on.
+def key_offsets(first, there, source, loaded, TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the offsets [TILE] int64 of the keys from `first` on; for `source` see `attend_keys`.
 
-    The block table is read only for keys that are `there`.
+    The block table is read only for keys that are `there`, or not if its entries are `loaded`:
+    (numbers, entries), [N] each. A tile is then within a block.
     """
+    table, _, block_stride, key_stride = source
     key = first + tl.arange(0, TILE)
     if BLOCK_SIZE is None:
         return key.to(tl.int64) * key_stride
     else:
-        if TILE <= BLOCK_SIZE:
+        if loaded is not None:
+            numbers, entries = loaded
+            block = tl.sum(tl.where(numbers == first // BLOCK_SIZE, entries, 0), 0)
+        elif TILE <= BLOCK_SIZE:
             block = tl.load(table + first // BLOCK_SIZE)
         else:
             block = tl.load(table + key // BLOCK_SIZE, mask=there, other=0)
@@ -350,6 +215,8 @@ def attend_keys(
     BIAS_REACH: tl.constexpr,
     CAUSAL: tl.constexpr = False,
     WINDOW: tl.constexpr = None,
+    state=None,
+    loaded=None,
 ):
     """Return (highest score [ROWS], sum of weights [ROWS], weighted values [ROWS, DIMS]) in fp32.
 
@@ -359,23 +226,25 @@ def attend_keys(
     numbers of keys, and read once. Only codes have scales. `own` is the offset of this kv head's
     key 0: that of block 0 if the keys are paged, else that of the sequence. `table` points to the
     sequence's block ids, int64. `bias` points to [heads, 2 * BIAS_REACH + 1] fp32, by distance; for
-    `sinks` see `before_keys`.
+    `sinks` see `before_keys`, for `loaded` `key_offsets`. A `state` is the result for other keys.
     """
     query = queries[0]
     positions, heads = rows
     begin, end = span
-    table, own, block_stride, key_stride = source
-    keys, values, key_scales, value_scales = of_head(cache, own, HEAD_DIM)
+    keys, values, key_scales, value_scales = of_head(cache, source[1], HEAD_DIM)
     bias, sinks, counts, scale = features
     dims = tl.arange(0, query.shape[1])
     is_dim = dims < VALUE_DIM
-    highest, total = before_keys(heads, sinks, counts, query.shape[0])
-    out = tl.zeros(query.shape, tl.float32)
+    if state is None:
+        highest, total = before_keys(heads, sinks, counts, query.shape[0])
+        out = tl.zeros(query.shape, tl.float32)
+    else:
+        highest, total, out = state
     origin = begin // TILE * TILE
     for first in range(origin, end, TILE):
         key = first + tl.arange(0, TILE)
         there = (key >= begin) & (key < end)
-        offsets = key_offsets(first, there, table, block_stride, key_stride, TILE, BLOCK_SIZE)
+        offsets = key_offsets(first, there, source, loaded, TILE, BLOCK_SIZE)
         places = offsets[:, None] + dims[None, :]
         is_read = there[:, None] & is_dim[None, :]
         k = load_numbers(keys + places, is_read, query.dtype)

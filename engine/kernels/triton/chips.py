@@ -24,6 +24,10 @@ class Features(NamedTuple):
 
     overlap: bool = False  # programmatic dependent launch (engine/kernels/triton/overlap.py)
     rank_sums: bool = False  # small sums of ranks in one launch (engine/kernels/triton/rank_sum.py)
+    fused_attention: bool = False  # one launch from projection to result (fused_decode.py)
+    prefetch_bytes: int = 0  # of the next weights that idle programs of attention fetch into L2
+    longest_first: bool = False  # order of the tiles of extend_attention.py
+    rotates_heads_together: bool = False  # several heads a program (rotary.py)
 
 
 PLAIN = Features()

@@ -21,16 +21,18 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_tiles import (
+from engine.kernels.triton.attention_shapes import (
     Features,
     HeadShape,
     Scales,
     as_loaded,
-    attend_keys,
     keys_per_tile,
+    padded,
+)
+from engine.kernels.triton.attention_tiles import (
+    attend_keys,
     load_queries,
     mean,
-    padded,
     query_heads,
     store_rows,
 )

@@ -14,32 +14,50 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention_tiles import (
+from engine.kernels.triton.attention_shapes import (
     Features,
     HeadShape,
     Scales,
     as_loaded,
-    attend_keys,
     keys_per_tile,
+    rows_per_tile,
+    shared_memory,
+)
+from engine.kernels.triton.attention_tiles import (
+    attend_keys,
     load_queries,
     mean,
     query_heads,
-    rows_per_tile,
-    shared_memory,
     store_rows,
 )
+from engine.kernels.triton.chips import features_of
 
 # Shared memory for heads wider than 128 with five stages. An RTX 4090, L4 or A10 has only 99 KiB.
 WIDE_BYTES = 102912
 
 
 @triton.jit
-def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
-    """Return (sequence, its first token, its queries, the tile's first query, the tile's end).
+def tile_of(REVERSED: tl.constexpr):
+    """Return (tile, part of the heads) of this program.
+
+    A GPU starts programs along the first axis of the grid before those along the second. The later
+    tiles of a sequence see more keys. With REVERSED, the programs that start last have the fewest.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    if REVERSED:
+        tiles, parts = tl.num_programs(0), tl.num_programs(1)
+        turn = part * tiles + tile
+        tile, part = tiles - 1 - turn // parts, turn % parts
+    return tile, part
+
+
+@triton.jit
+def owner_of(query_starts, sequences, QUERIES: tl.constexpr, REVERSED: tl.constexpr):
+    """Return (sequence, its first token, its queries, the tile's first query and end, the part).
 
     This program's tile belongs to the last sequence whose first tile does not come after it.
     """
-    tile = tl.program_id(0)
+    tile, part = tile_of(REVERSED)
     base = tl.load(query_starts)
     low = 0
     high = sequences
@@ -52,20 +70,21 @@ def owner_of(query_starts, sequences, QUERIES: tl.constexpr):
     start = tl.load(query_starts + low)
     count = tl.load(query_starts + low + 1) - start
     first = (tile - (start - base) // QUERIES - low) * QUERIES
-    return low, start, count, first, tl.minimum(first + QUERIES, count)
+    return low, start, count, first, tl.minimum(first + QUERIES, count), part
 
 
 @triton.jit
 def tile_rows(
-    first, start, count, part, SHARED: tl.constexpr, PACKED: tl.constexpr, ROWS: tl.constexpr
+    first, start, count, part, SHARED: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr
 ):
     """Return (query number within the sequence, token, query head, whether it exists) of each row.
 
     The sequence has `count` queries from the token `start` on.
     """
     rows = tl.arange(0, ROWS)
-    number = first + rows // PACKED
-    heads, real = query_heads(part, rows % PACKED, SHARED)
+    packed: tl.constexpr = ROWS // QUERIES
+    number = first + rows // packed
+    heads, real = query_heads(part, rows % packed, SHARED)
     return number, (start + number).to(tl.int64), heads, (number < count) & real
 
 
@@ -136,7 +155,7 @@ def extend_kernel(
     table_stride,
     SHARED: tl.constexpr,  # query heads of a part
     PARTS: tl.constexpr,  # of the query heads of one kv head
-    PACKED: tl.constexpr,  # rows of a query: SHARED, padded to a power of two
+    QUERIES: tl.constexpr,  # of a tile; a query has the rows SHARED, padded to a power of two
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -148,12 +167,12 @@ def extend_kernel(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     BIAS_REACH: tl.constexpr,
+    REVERSED: tl.constexpr,
 ):
-    sequence, start, count, first, last = owner_of(query_starts, sequences, ROWS // PACKED)
+    sequence, start, count, first, last, part = owner_of(query_starts, sequences, QUERIES, REVERSED)
     if first >= count:
         return
-    part = tl.program_id(1)
-    number, tokens, heads, real = tile_rows(first, start, count, part, SHARED, PACKED, ROWS)
+    number, tokens, heads, real = tile_rows(first, start, count, part, SHARED, QUERIES, ROWS)
     past = tl.load(key_lengths + sequence) - count
     own = head_offset(part // PARTS, start, key_head_stride, key_stride, BLOCK_SIZE)
     strides = (query_stride, head_stride)
@@ -234,11 +253,12 @@ def extend_attention(
         query.stride(1),
         *_strides(keys),
         0 if tables is None else tables.stride(0),
-        PACKED=packed,
+        QUERIES=rows // packed,
         ROWS=rows,
         TILE=keys_per_tile(dim, query.dtype, is_coded=scales is not None),
         BLOCK_SIZE=block_size,
         CAUSAL=causal,
+        REVERSED=features_of(query.device).longest_first,
         **head.constants,
         **features.constants,
         num_warps=8,

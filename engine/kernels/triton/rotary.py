@@ -1,7 +1,7 @@
 """Rotary embedding, head norms and the write to the paged KV cache, in one launch.
 
-This is all work between the QKV projection and attention. Each program handles one head of one
-token.
+This is all work between the QKV projection and attention. Each program handles some heads of one
+token: one, or HEADS_TOGETHER on chips whose features say so.
 """
 
 from __future__ import annotations
@@ -10,27 +10,37 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.triton.chips import features_of
 from engine.kernels.triton.overlap import launch_options, wait_for_inputs
+
+HEADS_TOGETHER = 8  # of a program that takes several
+# Where heads are normed: not at all, before the rotation, or after it.
+NORMS = {"none": 0, "first": 1, "last": 2}
+FIRST: tl.constexpr = tl.constexpr(NORMS["first"])
+LAST: tl.constexpr = tl.constexpr(NORMS["last"])
 
 
 @triton.jit
-def _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET: tl.constexpr, DIM: tl.constexpr):
-    """Apply an RMS norm to `x` and `partner`, which hold the same head in two orders."""
-    scale = tl.rsqrt(tl.sum(x * x) / DIM + eps)
+def _scaled(x, partner, weight, at, other, mask, eps, OFFSET: tl.constexpr, DIM: tl.constexpr):
+    """Apply an RMS norm to the rows of `x` and `partner`, which hold the same heads in two orders.
+
+    `at` and `other` [1, BLOCK] are the dimensions of their columns.
+    """
+    scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
     x *= scale
     partner *= scale
-    if weight_ptr is not None:
-        x *= tl.load(weight_ptr + at, mask, 0.0).to(tl.float32) + OFFSET
-        partner *= tl.load(weight_ptr + other, mask, 0.0).to(tl.float32) + OFFSET
+    if weight is not None:
+        x *= tl.load(weight + at, mask, 0.0).to(tl.float32) + OFFSET
+        partner *= tl.load(weight + other, mask, 0.0).to(tl.float32) + OFFSET
     return x, partner
 
 
 @triton.jit
-def _rotated(
-    head_ptr,
-    weight_ptr,
-    cos_ptr,
-    sin_ptr,
+def rotated(
+    heads,  # pointers [R, 1]
+    real,  # [R]: which of them are read; the others are 0
+    weight,  # of the norm, [DIM], or None
+    angles,  # (cosines, sines, offset of the token's row in both, [R, 1] or a scalar)
     eps,
     NORM: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -39,23 +49,26 @@ def _rotated(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at = tl.arange(0, BLOCK)
-    mask = at < DIM
+    """Load heads, norm and rotate them as `rotate` does; return [R, BLOCK] in fp32."""
+    cos, sin, row = angles
+    at = tl.arange(0, BLOCK)[None, :]
     other = at ^ 1 if PAIRS else tl.where(at < WIDTH // 2, at + WIDTH // 2, at - WIDTH // 2)
-    x = tl.load(head_ptr + at, mask, 0.0).to(tl.float32)
-    partner = tl.load(head_ptr + other, mask, 0.0).to(tl.float32)
-    if NORM == "first":
-        x, partner = _scaled(x, partner, weight_ptr, at, other, mask, eps, OFFSET, DIM)
+    is_dim = at < DIM
+    mask = is_dim & real[:, None]
+    x = tl.load(heads + at, mask, 0.0).to(tl.float32)
+    partner = tl.load(heads + other, mask, 0.0).to(tl.float32)
+    if NORM == FIRST:
+        x, partner = _scaled(x, partner, weight, at, other, is_dim, eps, OFFSET, DIM)
     if WIDTH > 0:
-        is_rotated = at < WIDTH
-        x *= tl.load(cos_ptr + at, is_rotated, 1.0).to(tl.float32)
-        x += partner * tl.load(sin_ptr + at, is_rotated, 0.0).to(tl.float32)
-    if NORM == "last":
-        x, _ = _scaled(x, x, weight_ptr, at, at, mask, eps, OFFSET, DIM)
+        is_rotated = (at < WIDTH) & real[:, None]
+        x *= tl.load(cos + row + at, is_rotated, 1.0).to(tl.float32)
+        x += partner * tl.load(sin + row + at, is_rotated, 0.0).to(tl.float32)
+    if NORM == LAST:
+        x, _ = _scaled(x, x, weight, at, at, is_dim, eps, OFFSET, DIM)
     return x
 
 
-@triton.jit(do_not_specialize=["blocks_ptr"])  # a slice from the second KV group on: unaligned
+@triton.jit(do_not_specialize=["blocks_ptr", "offsets_ptr"])  # slices, which are not aligned
 def _rotate_kernel(
     q_ptr,
     k_ptr,
@@ -79,6 +92,7 @@ def _rotate_kernel(
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     NORM: tl.constexpr,
@@ -88,32 +102,32 @@ def _rotate_kernel(
     OVERLAP: tl.constexpr,
 ):
     wait_for_inputs(OVERLAP)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    mask = at < DIM
-    if WIDTH > 0:
-        cos_ptr += token * WIDTH
-        sin_ptr += token * WIDTH
-    if head < HEADS:
-        q_ptr += token * q_stride + head * q_head_stride
-        x = _rotated(
-            q_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, WIDTH, BLOCK
-        )
-        out_ptr += (token * HEADS + head) * DIM
-        tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask)
+    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, BLOCK)[None, :]
+    angles = (cos_ptr, sin_ptr, token * WIDTH)
+    if group < tl.cdiv(HEADS, GROUP):
+        heads = group * GROUP + tl.arange(0, GROUP)
+        real = heads < HEADS
+        rows = q_ptr + (token * q_stride + heads * q_head_stride)[:, None]
+        x = rotated(rows, real, q_weight_ptr, angles, eps, NORM, OFFSET, PAIRS, DIM, WIDTH, BLOCK)
+        target = out_ptr + (token * HEADS + heads)[:, None] * DIM + at
+        tl.store(target, x.to(out_ptr.dtype.element_ty), (at < DIM) & real[:, None])
     elif KV_HEADS > 0:
-        kv_head = (head - HEADS) % KV_HEADS
-        row = (tl.load(blocks_ptr + token) * KV_HEADS + kv_head) * block_size
-        place = (row + tl.load(offsets_ptr + token)) * DIM + at
-        if head < HEADS + KV_HEADS:
-            k_ptr += token * k_stride + kv_head * k_head_stride
-            x = _rotated(
-                k_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, NORM, OFFSET, PAIRS, DIM, WIDTH, BLOCK
+        kv_group = group - tl.cdiv(HEADS, GROUP)
+        heads = kv_group % tl.cdiv(KV_HEADS, GROUP) * GROUP + tl.arange(0, GROUP)
+        real = heads < KV_HEADS
+        mask = (at < DIM) & real[:, None]
+        first = tl.load(blocks_ptr + token) * (KV_HEADS * block_size) + tl.load(offsets_ptr + token)
+        place = (first + heads * block_size)[:, None] * DIM + at
+        if kv_group < tl.cdiv(KV_HEADS, GROUP):
+            rows = k_ptr + (token * k_stride + heads * k_head_stride)[:, None]
+            x = rotated(
+                rows, real, k_weight_ptr, angles, eps, NORM, OFFSET, PAIRS, DIM, WIDTH, BLOCK
             )
             tl.store(keys_ptr + place, x.to(keys_ptr.dtype.element_ty), mask)
         else:
-            v = tl.load(v_ptr + token * v_stride + kv_head * v_head_stride + at, mask)
-            tl.store(values_ptr + place, v, mask)
+            rows = v_ptr + (token * v_stride + heads * v_head_stride)[:, None]
+            tl.store(values_ptr + place, tl.load(rows + at, mask), mask)
 
 
 def rotate(
@@ -145,11 +159,12 @@ def rotate(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sources = [q, q if k is None else k, q if v is None else v]
     kv_heads = 0 if k is None else k.shape[1]
+    group = HEADS_TOGETHER if features_of(q.device).rotates_heads_together else 1
     assert all(source.stride(-1) == 1 for source in sources)
     assert cos is None or cos.is_contiguous()
     assert sin is None or sin.is_contiguous()
     if tokens:
-        _rotate_kernel[(tokens, heads + 2 * kv_heads)](
+        _rotate_kernel[(tokens, triton.cdiv(heads, group) + 2 * triton.cdiv(kv_heads, group))](
             *sources,
             cos,
             sin,
@@ -161,13 +176,14 @@ def rotate(
             eps,
             HEADS=heads,
             KV_HEADS=kv_heads,
+            GROUP=group,
             DIM=dim,
             WIDTH=0 if cos is None else cos.shape[-1],
-            NORM=norm,
+            NORM=NORMS[norm],
             OFFSET=int(offset),
             PAIRS=pairs,
             BLOCK=triton.next_power_of_2(dim),
-            num_warps=1,
+            num_warps=1 if group == 1 else 4,
             **launch_options(q.device),
         )
     return out

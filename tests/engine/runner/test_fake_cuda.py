@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
 from engine.errors import ConfigError
+from engine.kernels.triton.chips import Features, force
 from engine.kernels.triton.softcap import cap_softly
 from engine.runner.draft_model import DraftModel
 from tests.support.driver import Driver
@@ -76,6 +77,34 @@ def check(name: str, folder: Path, **config: Any) -> None:
 @pytest.mark.parametrize("name", QUICK)
 def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
+
+
+ATTENTION = ("_rotate_kernel", "decode_kernel", "reduce_kernel", "fused_decode_kernel")
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_attention_of_decode_step_on_fake_cuda_has_one_launch_a_layer_if_fused(
+    is_fused: bool, tmp_path: Path
+) -> None:
+    """Head norms, rotation, KV store, splits and their reduction of Qwen3, in a captured step."""
+    with fake_cuda() as launches:
+        force(Features(fused_attention=is_fused, prefetch_bytes=8 << 20))
+        try:
+            driver = engine("qwen3-0.6b", tmp_path)
+            while driver.runner.capture_when_idle():
+                pass
+            request = driver.submit([1, 2, 3], 3)
+            driver.turn(2)
+            launches.clear()
+            driver.turn(1)
+            found = {name: launches[name] for name in ATTENTION if launches[name]}
+            driver.run()
+        finally:
+            force(None)
+    layers = 2
+    today = dict.fromkeys(ATTENTION[:3], layers)
+    assert found == ({"fused_decode_kernel": layers} if is_fused else today)
+    assert driver.finish(request) == "length"
 
 
 @pytest.mark.slow

@@ -21,7 +21,9 @@ from engine.attention.torch.backend import TorchBackend
 from engine.attention.triton import TritonBackend
 from engine.errors import ConfigError
 from engine.kernels.triton import decode_attention
-from engine.kernels.triton.attention_tiles import Features
+from engine.kernels.triton.attention_shapes import Features
+from engine.kernels.triton.chips import Features as ChipFeatures
+from engine.kernels.triton.chips import force
 from engine.kernels.triton.decode_attention import MAX_SPLITS, SPLIT, decode_tile, max_splits
 from engine.kernels.triton.extend_attention import stages
 from tests.support.paged import PagedRun, Sequences, random_sequences
@@ -274,6 +276,19 @@ def test_attention_bits_do_not_depend_on_batch_or_chunks() -> None:
     for first in range(100, 160, 12):
         chunked.step([(0, first, 12)])
     assert torch.equal(chunked.outputs[0][100:160], alone.outputs[0][100:160])
+
+
+def test_extend_attention_longest_first_has_the_bits_of_tiles_in_order() -> None:
+    found = []
+    for longest_first in (False, True):
+        force(ChipFeatures(longest_first=longest_first))
+        try:
+            run = run_of(AttentionSpec(6, 2, 64, scale=0.1), [300, 20, 270], 32)
+            run.step([(0, 100, 200), (1, 0, 20), (2, 30, 70)])
+        finally:
+            force(None)
+        found.append(torch.cat(run.outputs).nan_to_num(9e9))
+    assert torch.equal(*found)
 
 
 def test_decode_attention_without_keys_returns_zeros() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from engine.kernels.triton.chips import Features, force
 from engine.ops.rotary import (
     HeadNorm,
     apply_rotary,
@@ -117,3 +118,23 @@ def test_rotation_kernel_in_both_layouts_equals_torch(dim: int, dtype: torch.dty
         cos, sin = angles(5, dim, dtype, pairs=pairs)
         due = operation(x, cos, sin, kernels="torch")
         check(operation(x, cos, sin, kernels="triton"), due)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[8]], ids=str)
+def test_rotation_of_eight_heads_a_program_has_the_results_of_one(case: Case) -> None:
+    """The head counts are no multiples of eight."""
+    q, k, v = draw(3, 11 + 2 * 3, case.dim, dtype=torch.float32).split([11, 3, 3], dim=1)
+    turn = angles(3, case.width or case.dim, torch.float32)
+    norm = head_norm(case, torch.float32)
+    slots = torch.tensor([3, 1, 2]), torch.tensor([15, 0, 7])
+    found = []
+    for together in (False, True):
+        force(Features(rotates_heads_together=together))
+        caches = [torch.zeros(6, 3, SIZE, case.dim) for _ in range(2)]
+        try:
+            queries = rotate_and_store((q, k, v), turn, (*caches, *slots), norm)
+        finally:
+            force(None)
+        found.append((queries, *caches))
+    for one, eight in zip(*found, strict=True):
+        check(eight, one)
