@@ -19,10 +19,32 @@ class Chip(NamedTuple):
     l2_bytes: int
 
 
+class LinearTile(NamedTuple):
+    """The tile of a program: outputs, inputs read at a time, tiles in flight, and warps."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+
+
+class ShapeTile(NamedTuple):
+    """The tile of a weight [outputs, inputs] for up to 16 rows."""
+
+    outputs: int
+    inputs: int
+    tile: LinearTile
+
+
 class Features(NamedTuple):
     """The optimisations that are on. Without any, each kernel waits for the one before."""
 
     overlap: bool = False  # programmatic dependent launch (engine/kernels/triton/overlap.py)
+    trigger_first: bool = False  # the next kernel is let start before this one waits
+    folded: bool = False  # norms, sums and activations in linear layers (folded_linear.py)
+    early_weights: bool = False  # those layers read weights into registers before they wait
+    split_inputs: bool = False  # several programs share the inputs of an output, if outputs are few
+    tiles: tuple[ShapeTile, ...] = ()  # of folded linear layers; others have the default
 
 
 PLAIN = Features()
