@@ -10,7 +10,9 @@ import torch
 from engine.kernels.triton import chips
 from engine.kernels.triton.chips import Features
 from engine.kernels.triton.folded_linear import TILES, Norm, Residual, folded_linear
+from engine.kernels.triton.gated import activate
 from engine.kernels.triton.linear import few_rows_linear
+from engine.kernels.triton.norm import norm
 
 EVERYTHING = Features(
     overlap=True, trigger_first=True, folded=True, early_weights=True, split_inputs=True
@@ -75,6 +77,15 @@ def of_few_rows() -> Iterator[str]:
     chips.force(None)
     few_rows_linear(meta(1, 1024), meta(4096, 1024), None, torch.bfloat16)
     yield "few rows"
+
+
+def small_kernels() -> Iterator[str]:
+    """Kernels that read nothing before they wait, with the trigger first."""
+    chips.force(EVERYTHING)
+    x = meta(4, 1024)
+    norm(x, x, meta(1024), None, 1e-6)
+    activate(meta(4, 2048), "silu", gated=True)
+    yield "small kernels"
 
 
 def published() -> Iterator[str]:

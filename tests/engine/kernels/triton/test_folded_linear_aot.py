@@ -72,6 +72,16 @@ def test_folded_layers_of_published_sizes_compile_and_read_weights_before_they_w
     check_overlap([report for report in reports if "Features" not in report.used_by])
 
 
+def test_kernels_trigger_the_next_one_before_they_wait() -> None:
+    """They wait before they read anything."""
+    reports = compile_ahead("tests.engine.kernels.triton.folded_launches", "small_kernels")
+    early = [report for report in reports if report.arch == 90]
+    assert {report.kernel for report in early} == {"_norm_kernel", "_activation_kernel"}
+    for report in early:
+        assert report.before_wait == ["trigger"]
+        assert report.waits == 1
+
+
 def test_linear_prefetches_weights_in_no_more_programs_than_start_early() -> None:
     """The kernel without folding: programs that start later would read a weight twice."""
     reports = compile_ahead("tests.engine.kernels.triton.folded_launches", "of_few_rows")
