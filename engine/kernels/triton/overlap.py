@@ -41,11 +41,25 @@ def launch_options(device: torch.device) -> dict[str, Any]:
     return {"OVERLAP": overlap, "launch_pdl": True}
 
 
+# Triton's own functions for both instructions fail in Triton 3.4, and its wait does not say that
+# memory changes, so that loads might move before it.
+@triton.jit
+def _trigger():
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // dummy $0",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @triton.jit
 def let_next_start(OVERLAP: tl.constexpr):
     """Let the next kernel start, if this is done first. `wait_for_inputs` must follow."""
     if OVERLAP == TRIGGER_FIRST:
-        tl.extra.cuda.gdc_launch_dependents()
+        _trigger()
 
 
 @triton.jit
@@ -53,7 +67,6 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
     """Wait until the kernel before has ended, and let the next one start."""
     if OVERLAP != APART:
         let_next_start(OVERLAP)  # a second trigger has no effect
-        # Triton's gdc_wait does not say that memory changes: loads might move before it.
         tl.inline_asm_elementwise(
             "griddepcontrol.wait; // dummy $0",
             "=r,~{memory}",
@@ -63,7 +76,7 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
             pack=1,
         )
         if OVERLAP == WAIT_FIRST:
-            tl.extra.cuda.gdc_launch_dependents()
+            _trigger()
 
 
 @triton.jit
