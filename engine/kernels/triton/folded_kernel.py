@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.triton.gated import activated
-from engine.kernels.triton.linear import EARLY, LINE
+from engine.kernels.triton.linear import LINE
 from engine.kernels.triton.overlap import (
     APART,
     fetch_to_cache,
@@ -18,6 +18,8 @@ from engine.kernels.triton.pairs import sum_in_pairs
 
 CHUNK: tl.constexpr = tl.constexpr(512)  # sums of squares that a program reads at once
 AHEAD: tl.constexpr = tl.constexpr(16)  # cache lines of each output that are fetched to L2
+# The programs that fetch them: those that start early, 3 on each multiprocessor of an H200.
+EARLY: tl.constexpr = tl.constexpr(396)
 
 
 @triton.jit
