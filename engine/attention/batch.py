@@ -30,6 +30,8 @@ class ForwardBatch:
     adapters: TokenAdapters | None = None  # None: no token has one
     runs: StateRuns | None = None  # None: no layer keeps a state
     types: torch.Tensor | None = None  # [T] int64, of an encoder's tokens; None: all are 0
+    # Whether each sublayer's output passes the `add` of a norm, where an ablation changes it.
+    adds_apart: bool = False
 
     def padded(self, rows: int) -> Self:
         """Return the batch padded to `rows` tokens with token 0 at position 0."""

@@ -78,7 +78,7 @@ class Ablations:
 
     def _forward(self, tokens: Sequence[AblatedTokens], batch: ForwardBatch) -> torch.Tensor:
         masks = StepMasks(self._runner, tokens, batch.num_tokens)
-        ablated = replace(batch, plan=AblatedPlan(batch.plan, masks))
+        ablated = replace(batch, plan=AblatedPlan(batch.plan, masks), adds_apart=True)
         with masks.applied():
             return self._runner.forward(ablated)
 

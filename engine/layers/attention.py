@@ -183,9 +183,20 @@ class RotaryAttention(LoadedLayer):
 
         `query_scale` [T, 1, 1] is a factor on each token's queries, which have no norm then.
         """
+        return self.out(self.attended(self.qkv(x), cos, sin, batch, query_scale))
+
+    def attended(
+        self,
+        projections: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        batch: ForwardBatch,
+        query_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the part between `qkv` and `out`: [T, heads of all parts * D] -> [T, H * D]."""
         spec = self.attend.spec
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
-        qkv = self.qkv(x).view(len(x), -1, spec.head_dim)
+        qkv = projections.view(len(projections), -1, spec.head_dim)
         if query_scale is not None:
             assert self.q_norm is None, "a norm would undo the scale"
             qkv[:, :heads].mul_(query_scale)
@@ -203,7 +214,7 @@ class RotaryAttention(LoadedLayer):
         )
         if self.is_gated:
             attended = sigmoid_mul(attended, gate.flatten(1), self.kernels)
-        return self.out(attended)
+        return attended
 
     def divide(self, ranks: Ranks) -> None:
         """Keep the sinks of this rank's heads. Raises ConfigError if that is not possible."""

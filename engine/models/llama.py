@@ -20,6 +20,7 @@ from engine.device.ranks import Ranks
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.experts import Experts, ExpertsShape
+from engine.layers.folded import FoldableBlock, compute_folded, foldable, takes_rows
 from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, GATED, MLP, GatedMLP
 from engine.layers.norm import LayerNorm, RMSNorm
@@ -192,6 +193,12 @@ class LlamaBlock(nn.Module):
         x, normed = self.mlp_norm.add(x, self.attention(normed, cos, sin, batch))
         return x, self.mlp(normed)
 
+    def foldable(self) -> FoldableBlock | None:
+        """Return the layers, if `compute_folded` does what `forward` does."""
+        if type(self).forward is not LlamaBlock.forward:
+            return None
+        return foldable(self.attention_norm, self.attention, self.mlp_norm, self.mlp)
+
 
 class Llama(nn.Module):
     # A relative may have another block and other names of tensors.
@@ -216,8 +223,11 @@ class Llama(nn.Module):
         self.head = LMHead(c.vocab_size, c.hidden, tied_to=self.embed if c.tied else None)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x, delta = self.embed(batch.input_ids), None
         cos, sin = self.rotary(batch.positions)
+        foldable = self._foldable() if takes_rows(self.embed, batch) else None
+        if foldable is not None:
+            return self.norm(compute_folded(self.embed, foldable, (cos, sin), batch))
+        x, delta = self.embed(batch.input_ids), None
         for block in self.blocks:
             x, delta = block(x, delta, cos, sin, batch)
         return self.norm.add(x, delta)[1]
@@ -247,6 +257,12 @@ class Llama(nn.Module):
         for norm in norms:
             assert isinstance(norm, RMSNorm)
             norm.delta_ranks = ranks
+
+    def _foldable(self) -> list[FoldableBlock] | None:
+        """Return the layers of all blocks, or None if one is computed op by op."""
+        blocks = [each.foldable() for each in self.blocks if isinstance(each, LlamaBlock)]
+        found = [block for block in blocks if block is not None]
+        return found if len(found) == len(self.blocks) else None
 
     def weight_map(self) -> WeightMap:
         aliases = {"model.embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

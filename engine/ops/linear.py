@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from engine.ops.folded import max_folded_rows
 from engine.ops.kernels import Kernels
 
 FEW_ROWS = 16  # up to this count, reading the weight takes all the time, and our kernel is faster
@@ -28,10 +29,15 @@ def linear(
     the weight is widened to fp32 first.
     """
     halves = weight.dtype.itemsize == 2
-    if kernels == "triton" and len(x) <= FEW_ROWS and halves:
-        from engine.kernels.triton.linear import few_rows_linear
+    if kernels == "triton" and halves:
+        if len(x) <= max_folded_rows(x.device):
+            from engine.kernels.triton.folded_linear import folded_linear
 
-        return few_rows_linear(x, weight, bias, dtype or x.dtype, out=out)
+            return folded_linear(x, weight, bias, dtype or x.dtype, out=out).out
+        if len(x) <= FEW_ROWS:
+            from engine.kernels.triton.linear import few_rows_linear
+
+            return few_rows_linear(x, weight, bias, dtype or x.dtype, out=out)
     if dtype == torch.float32 and halves and bias is None:
         if x.is_cuda:
             return torch.mm(x, weight.t(), out_dtype=dtype, out=out)

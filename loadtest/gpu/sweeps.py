@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from engine.kernels.triton import decode_attention
+from engine.kernels.triton.chips import LinearTile
 from engine.kernels.triton.decode_attention import DecodeTile
-from engine.kernels.triton.linear import MAX_ROWS, TILE, LinearTile, few_rows_linear
+from engine.kernels.triton.linear import MAX_ROWS, TILE, few_rows_linear
 from loadtest.gpu.bench import Bench, Row, captured, device_seconds
 from loadtest.gpu.device import LAYERS, paged_attention
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from engine.kernels.triton.chips import CHIPS
+from engine.kernels.triton.chips import CHIPS, PLAIN, features_of
+from engine.kernels.triton.overlap import overlap_of
+from tests.support.ptx import atomics, count_waits, first_events
 
 TYPES = {
     torch.float32: "fp32",
@@ -66,11 +68,7 @@ class Launch:
         attributes = {(i,): [["tt.divisibility", 16]] for i in self.aligned}
         constants = dict(self.constants)
         if "OVERLAP" in constants:  # launchers set it for the chip of the device
-            constants["OVERLAP"] = any(
-                features.overlap
-                for chip, features in CHIPS.items()
-                if chip.capability == divmod(arch, 10)
-            )
+            constants["OVERLAP"] = overlap_on(arch)
         return ASTSource(self.kernel, dict(self.signature), constants, attributes)
 
 
@@ -87,6 +85,14 @@ class Report:
     loads: int  # bytes that a program loads if it runs each load of its code once
     rounds: bool  # whether it rounds fp32 to the 10 bits of TF32, which tl.dot does by default
     used_by: str
+    events: list[str] = field(default_factory=list)  # of the entry block: see first_events
+    waits: int = 0  # for the kernel before
+    atomics: list[str] = field(default_factory=list)
+
+    @property
+    def before_wait(self) -> list[str] | None:
+        """The events before the wait for the kernel before; None without one in the entry block."""
+        return self.events[: self.events.index("wait")] if "wait" in self.events else None
 
     @property
     def programs(self) -> int:
@@ -103,6 +109,18 @@ class Report:
         stages, and those of other loops one iteration.
         """
         return self.programs * self.loads
+
+
+def overlap_on(arch: int) -> int:
+    """Return the constant OVERLAP of chips of this capability; forced features count from 9.0 on.
+
+    Older chips have no programmatic dependent launch.
+    """
+    if arch < 90:
+        return overlap_of(PLAIN)
+    forced = features_of(torch.device("meta"))
+    of_chips = [f for chip, f in CHIPS.items() if chip.capability == divmod(arch, 10)]
+    return max(overlap_of(features) for features in (forced, *of_chips))
 
 
 def specialised(kernel: JITFunction, args: Any, options: dict[str, Any]) -> Launch:
@@ -167,9 +185,22 @@ def compiled(launch: Launch, arch: int, used_by: str) -> Report:
     shared = binary.metadata.shared
     threads = 32 * binary.metadata.num_warps
     loads = threads * bytes_loaded(binary.asm["ptx"], shared // threads)
-    rounds = "tf32" in binary.asm["ptx"]
-    name = launch.kernel.__name__
-    return Report(name, arch, usage["REG"], local, shared, threads, loads, rounds, used_by)
+    ptx = binary.asm["ptx"]
+    arguments = [name for name, kind in launch.signature if kind != "constexpr"]
+    return Report(
+        launch.kernel.__name__,
+        arch,
+        usage["REG"],
+        local,
+        shared,
+        threads,
+        loads,
+        "tf32" in ptx,
+        used_by,
+        first_events(ptx, arguments),
+        count_waits(ptx),
+        atomics(ptx),
+    )
 
 
 def bytes_loaded(ptx: str, most_copied: int) -> int:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -86,7 +87,6 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.runner.make_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_shapes.max_shared_mem": lambda device: 227 << 10,
-        "engine.kernels.triton.chips.chip_of": lambda device: H200,
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.
     _device_constructors()
@@ -183,8 +183,15 @@ TENSOR = {
     "tolist": tolist,
     "numpy": numpy,
 }
+FACTS = SimpleNamespace(
+    major=H200.capability[0],
+    minor=H200.capability[1],
+    multi_processor_count=H200.num_sms,
+    L2_cache_size=H200.l2_bytes,
+)
 DEVICE = {
     "Event": Event,
+    "get_device_properties": lambda device: FACTS,
     "is_bf16_supported": lambda **asked: True,
     "mem_get_info": lambda *asked: (70 << 30, 80 << 30),
     "memory_allocated": lambda: 0,

@@ -19,15 +19,37 @@ class Chip(NamedTuple):
     l2_bytes: int
 
 
+class LinearTile(NamedTuple):
+    """The tile of a program: outputs, inputs read at a time, tiles in flight, and warps."""
+
+    outputs: int
+    inputs: int
+    stages: int
+    warps: int
+
+
+class ShapeTile(NamedTuple):
+    """The tile of a weight [outputs, inputs] for up to 16 rows."""
+
+    outputs: int
+    inputs: int
+    tile: LinearTile
+
+
 class Features(NamedTuple):
     """The optimisations that are on. Without any, each kernel waits for the one before."""
 
     overlap: bool = False  # programmatic dependent launch (engine/kernels/triton/overlap.py)
-    rank_sums: bool = False  # small sums of ranks in one launch (engine/kernels/triton/rank_sum.py)
+    trigger_first: bool = False  # the next kernel is let start before this one waits
+    folded: bool = False  # norms, sums and activations in linear layers (folded_linear.py)
+    early_weights: bool = False  # those layers read weights into registers before they wait
+    split_inputs: bool = False  # several programs share the inputs of an output, if outputs are few
+    tiles: tuple[ShapeTile, ...] = ()  # of folded linear layers; others have the default
     fused_attention: bool = False  # one launch from projection to result (fused_decode.py)
     prefetch_bytes: int = 0  # of the next weights that idle programs of attention fetch into L2
     longest_first: bool = False  # order of the tiles of extend_attention.py
     rotates_heads_together: bool = False  # several heads a program (rotary.py)
+    rank_sums: bool = False  # small sums of ranks in one launch (engine/kernels/triton/rank_sum.py)
 
 
 PLAIN = Features()

@@ -26,7 +26,7 @@ def sigmoid(x):
 
 
 @triton.jit
-def _activated(x, KIND: tl.constexpr):
+def activated(x, KIND: tl.constexpr):
     if KIND == "silu":
         return x * sigmoid(x)
     elif KIND == "gelu_tanh":
@@ -57,7 +57,7 @@ def _activation_kernel(
     mask = columns < size
     row_ptr = x_ptr + row * stride
     x = tl.load(row_ptr + columns, mask, 0.0).to(tl.float32)
-    y = _activated(x, KIND)
+    y = activated(x, KIND)
     if GATED:
         up = tl.load(row_ptr + size + columns, mask, 0.0)
         y *= up.to(tl.float32)

@@ -10,30 +10,26 @@ from memory. The weight is its first operand, because its outputs are the longer
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.overlap import fetch_to_cache, launch_options, wait_for_inputs
+from engine.kernels.triton.chips import LinearTile
+from engine.kernels.triton.overlap import (
+    fetch_to_cache,
+    launch_options,
+    let_next_start,
+    wait_for_inputs,
+)
 
 MAX_ROWS = 16  # the smallest side of a tile of the tensor cores
-
-
-class LinearTile(NamedTuple):
-    """The tile of a program: outputs, inputs read at a time, tiles in flight, and warps."""
-
-    outputs: int
-    inputs: int
-    stages: int
-    warps: int
 
 
 TILE = LinearTile(outputs=16, inputs=256, stages=4, warps=2)
 # While the kernel before ends, the first programs read AHEAD cache lines of each output's weights.
 # Later programs start when the kernel before has ended: then it would only double the requests.
-EARLY: tl.constexpr = tl.constexpr(1024)
+# An H200 holds 4 programs on each of its 132 multiprocessors.
+EARLY: tl.constexpr = tl.constexpr(528)
 AHEAD: tl.constexpr = tl.constexpr(16)
 LINE: tl.constexpr = tl.constexpr(64)  # 16-bit elements of a cache line
 
@@ -54,6 +50,7 @@ def _linear_kernel(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    let_next_start(OVERLAP)
     row = tl.arange(0, ROWS)
     at = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     weight_rows = weight_ptr + at.to(tl.int64)[:, None] * inputs

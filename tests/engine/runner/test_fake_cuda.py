@@ -14,8 +14,10 @@ import torch
 pytest.importorskip("triton", reason="kernels need triton, which is not installed")
 
 from engine.errors import ConfigError
+from engine.kernels.triton import chips
 from engine.kernels.triton.chips import Features, force
 from engine.kernels.triton.softcap import cap_softly
+from engine.memory.graph_shapes import GraphShape
 from engine.runner.draft_model import DraftModel
 from tests.support.driver import Driver
 from tests.support.fake_cuda import CUDA, fake_cuda
@@ -110,6 +112,31 @@ def test_attention_of_decode_step_on_fake_cuda_has_one_launch_a_layer_if_fused(
 @pytest.mark.slow
 def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
     check(QUICK[0], tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.1-8b"])
+def test_decode_step_with_everything_folded_has_four_launches_besides_attention(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A step that is replayed; outside the layers are the last norm and the head."""
+    request.addfinalizer(lambda: chips.force(None))
+    chips.force(
+        Features(
+            overlap=True, trigger_first=True, folded=True, early_weights=True, split_inputs=True
+        )
+    )
+    with fake_cuda() as launches:
+        driver = engine(name, tmp_path)
+        graphs = driver.runner.graphs
+        assert graphs is not None
+        launches.clear()
+        graphs._steps[GraphShape(4)]()
+    model: Any = driver.loaded.plan.model
+    layers = len(model.blocks)
+    assert launches["folded_linear_kernel"] == 4 * layers + 1
+    assert launches["_norm_kernel"] == 1
+    assert launches["_gather_kernel"] == 1
+    assert not {"_linear_kernel", "_activation_kernel"} & launches.keys()
 
 
 @pytest.mark.variants(1)

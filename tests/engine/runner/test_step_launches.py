@@ -19,10 +19,22 @@ from tests.support.fake_cuda import fake_cuda
 from tests.support.launch_counter import DOWNLOAD, UPLOAD, counted, kernels
 from tests.support.published import PUBLISHED
 
-ALL_ON = Features(*[True] * len(Features._fields))
+ALL_ON = Features(
+    overlap=True,
+    trigger_first=True,
+    folded=True,
+    early_weights=True,
+    split_inputs=True,
+    fused_attention=True,
+    prefetch_bytes=24 << 20,
+    longest_first=True,
+    rotates_heads_together=True,
+    rank_sums=True,
+)
 # Kernels of one layer: norm, qkv, rotation and KV store, attention, reduction of its splits, out,
-# norm, gate and up, activation, down.
-PER_LAYER = {PLAIN: 10, ALL_ON: 10}
+# norm, gate and up, activation, down. Folded, norms and the activation belong to linear layers, and
+# attention is one launch.
+PER_LAYER = {PLAIN: 10, ALL_ON: 5}
 # Inputs, embedding, angles, last norm, head, and two for the draw.
 AROUND = 7
 LIMIT_AROUND = 8  # for models with a softcap on logits, or two kinds of angles

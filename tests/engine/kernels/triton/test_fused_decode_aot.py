@@ -12,7 +12,7 @@ import pytest
 from engine.kernels.triton.chips import H200
 from engine.kernels.triton.decode_launch import PROGRAMS_PER_SM
 from tests.support.aot import compile_ahead
-from tests.support.ptx import line_of, loops
+from tests.support.ptx_loops import line_of, loops
 
 LAUNCHES = "tests.engine.kernels.triton.fused_decode_launches"
 
