@@ -1,12 +1,7 @@
 """Draw the tokens of rows of logits. A thread takes one row at a time, and reads it few times.
 
-The row is split into blocks, whose highest logits are kept. Noise is computed exactly only for
-tokens that may win: few tokens have a draw that is small enough for their probability.
-
-Cuts do not sort. The tokens that may stay are gathered: those above a bound that the cut cannot be
-below. Among them the cut is searched by bisecting the order of scores. The threshold is the
-greatest score for which the weight of all scores at or above it reaches a target: a count for
-top-k, a mass for top-p. Of equal scores at the threshold, the tokens with the lowest ids stay.
+Noise is computed exactly only for tokens that may win: few tokens have a draw that is small enough
+for their probability. Blocks without such tokens are skipped. Cuts come before (`cuts.py`).
 """
 
 from __future__ import annotations
@@ -18,80 +13,33 @@ from numba import carray, njit
 
 from engine.kernels.numba.call import LOG2_E, DrawCall
 from engine.kernels.numba.compile import EXACT
+from engine.kernels.numba.source.cuts import (
+    bound_by_count,
+    bound_by_mass,
+    fill,
+    gather,
+    keep_first,
+    keep_likely,
+    mass_of,
+    masses_above,
+    weigh,
+)
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import array_at, on_stack, take
-from engine.kernels.numba.source.noise import (
-    UNIT,
-    log_noise,
-    noise_bits,
-    noise_key,
+from engine.kernels.numba.source.noise import UNIT, log_noise, noise_bits, noise_key, second_key
+from engine.kernels.numba.source.rowwise import SUMMING
+from engine.kernels.numba.source.tops import (
+    BLOCK,
+    INFINITE,
+    find_tops,
+    first_equal,
+    floats_at,
+    ids_at,
     number_of,
-    order_of,
-    second_key,
 )
 
-# Sums over a row may be vectorized. Their order depends on the number of terms alone.
-SUMMING = EXACT | {"reassoc"}
-BLOCK = 256  # tokens
-INFINITE = 0xFF000001  # the order of +inf
 # The logarithm of the smallest draw is above -22.2. No noise is greater than this.
 MOST_NOISE = np.float32(22.2)
-# Distances below the highest score, in nats: the mass above each is summed in one pass.
-DEPTHS = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 13.0)
-
-
-# Loops begin at 0: for any other first index the compiler checks whether it is negative, and does
-# not vectorize. A part of a row therefore is an array of its own.
-
-
-@njit(inline="always")
-def floats_at(address, first, count):
-    return array_at(address + 4 * first, (count,), np.float32)
-
-
-@njit(inline="always")
-def ids_at(address, first, count):
-    return array_at(address + 4 * first, (count,), np.int32)
-
-
-# ---- the highest logits ----------------------------------------------------------------------
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def highest_order(numbers):
-    """Return the highest order of some numbers; 0 if there are none."""
-    highest = np.uint32(0)
-    for i in range(len(numbers)):
-        order = order_of(numbers[i])
-        highest = order if order > highest else highest
-    return highest
-
-
-@njit(inline="always")
-def find_tops(address, size, tops):
-    """Store the highest logit of each block, and return the order of the highest of all."""
-    highest = np.uint32(0)
-    for block in range(len(tops)):
-        first = block * BLOCK
-        top = highest_order(floats_at(address, first, min(BLOCK, size - first)))
-        tops[block] = number_of(top)
-        highest = top if top > highest else highest
-    return highest
-
-
-@njit(inline="always")
-def first_equal(logits, tops, peak):
-    """Return the index of the first logit that equals `peak`, the highest one."""
-    block = 0
-    while tops[block] != peak:
-        block += 1
-    token = block * BLOCK
-    while logits[token] != peak:
-        token += 1
-    return token
-
-
-# ---- the noise -------------------------------------------------------------------------------
 
 
 @njit(inline="always")
@@ -166,165 +114,6 @@ def draw_uncut(row, tops, temperature, key, start):
     return token
 
 
-# ---- the cuts --------------------------------------------------------------------------------
-
-
-@njit(fastmath=SUMMING, error_model="numpy")
-def survey(scores, weights, bound):
-    """Split scores at `bound`, an order.
-
-    Returns the weight of those at or above it, their least order, and the greatest of the others.
-    """
-    weight = np.float32(0)
-    least = np.uint32(0xFFFFFFFF)
-    below = np.uint32(0)
-    for i in range(len(scores)):
-        order = order_of(scores[i])
-        inside = order >= bound
-        weight += weights[i] if inside else np.float32(0)
-        lower = order if inside else np.uint32(0xFFFFFFFF)
-        least = lower if lower < least else least
-        upper = np.uint32(0) if inside else order
-        below = upper if upper > below else below
-    return weight, least, below
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def threshold(scores, weights, target):
-    """Return the greatest order such that the scores at or above it weigh `target`; else 0."""
-    low = np.int64(0)
-    high = np.int64(highest_order(scores)) + 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        weight, least, below = survey(scores, weights, np.uint32(middle))
-        if weight >= target:
-            low = np.int64(least)
-            if weight == target:  # any greater threshold would weigh less
-                high = low + 1
-        else:
-            high = max(np.int64(below), low) + 1
-    return np.uint32(low)
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def keep(scores, ids, weights, target):
-    """Move the tokens that reach `target` to the front, and return how many there are."""
-    limit = threshold(scores, weights, target)
-    above, _, _ = survey(scores, weights, np.uint32(limit + 1))
-    # Of n equal scores with weight w, the first ones stay until `above` and they reach the target.
-    missing = target - above
-    kept = 0
-    num_equal = 0
-    for i in range(len(scores)):
-        order = order_of(scores[i])
-        stays = order > limit
-        if order == limit:
-            stays = num_equal == 0 or np.float32(num_equal) * weights[i] < missing
-            num_equal += 1
-        scores[kept] = scores[i]
-        ids[kept] = ids[i]
-        weights[kept] = weights[i]
-        kept += 1 if stays else 0
-    return kept
-
-
-@njit(fastmath=SUMMING, error_model="numpy")
-def mass_of(weights):
-    mass = np.float32(0)
-    for i in range(len(weights)):
-        mass += weights[i]
-    return mass
-
-
-@njit(inline="always")
-def weight_of(score, peak):
-    """Return the likelihood of a score, relative to the highest one's."""
-    return exp2(np.float32(LOG2_E) * (score - peak))
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def weigh(scores, peak, weights):
-    for i in range(len(scores)):
-        weights[i] = weight_of(scores[i], peak)
-
-
-@njit(fastmath=SUMMING, error_model="numpy")
-def masses_above(logits, temperature, peak):
-    """Return the mass of all scores, and of those down to each of DEPTHS below `peak`."""
-    mass = np.float32(0)
-    m0 = m1 = m2 = m3 = m4 = m5 = m6 = mass
-    for i in range(len(logits)):
-        score = logits[i] / temperature
-        weight = weight_of(score, peak)
-        depth = peak - score
-        mass += weight
-        m0 += weight if depth <= np.float32(DEPTHS[0]) else np.float32(0)
-        m1 += weight if depth <= np.float32(DEPTHS[1]) else np.float32(0)
-        m2 += weight if depth <= np.float32(DEPTHS[2]) else np.float32(0)
-        m3 += weight if depth <= np.float32(DEPTHS[3]) else np.float32(0)
-        m4 += weight if depth <= np.float32(DEPTHS[4]) else np.float32(0)
-        m5 += weight if depth <= np.float32(DEPTHS[5]) else np.float32(0)
-        m6 += weight if depth <= np.float32(DEPTHS[6]) else np.float32(0)
-    return mass, (m0, m1, m2, m3, m4, m5, m6)
-
-
-@njit(inline="always")
-def bound_by_mass(masses, target, peak):
-    """Return a score such that those at or above it surely weigh `target`."""
-    for index in range(len(DEPTHS)):
-        if masses[index] >= target * np.float32(1.0001):
-            return peak - np.float32(DEPTHS[index])
-    return np.float32(-np.inf)
-
-
-@njit(inline="always")
-def fill(ones):
-    for i in range(len(ones)):
-        ones[i] = np.float32(1)
-
-
-@njit(inline="always")
-def bound_by_count(tops, temperature, count, ones):
-    """Return a score that the highest scores of `count` blocks reach."""
-    if count > len(tops):
-        return np.float32(-np.inf)
-    fill(ones)
-    return number_of(threshold(tops, ones, np.float32(count))) / temperature
-
-
-@njit(fastmath=EXACT, error_model="numpy")
-def gather_block(logits, temperature, bound, first, scores, ids, count):
-    """Store the scores from `bound` on and their tokens behind `count` others; return the sum."""
-    for i in range(len(logits)):
-        score = logits[i] / temperature
-        scores[count] = score
-        ids[count] = first + i
-        count += 1 if score >= bound and score > np.float32(-np.inf) else 0
-    return count
-
-
-@njit(inline="always")
-def gather(row, tops, temperature, bound):
-    """Store the scores from `bound` on and their tokens, and return how many there are."""
-    address, size, room = row
-    scores = floats_at(room[0], 0, size)
-    ids = ids_at(room[1], 0, size)
-    count = 0
-    for block in range(len(tops)):
-        if tops[block] / temperature >= bound:
-            first = block * BLOCK
-            logits = floats_at(address, first, min(BLOCK, size - first))
-            count = gather_block(logits, temperature, bound, first, scores, ids, count)
-    return count
-
-
-@njit(inline="always")
-def keep_first(room, count, target):
-    """Keep those of `count` tokens in `room` that reach `target`; return how many there are."""
-    scores = floats_at(room[0], 0, count)
-    return keep(scores, ids_at(room[1], 0, count), floats_at(room[2], 0, count), target)
-
-
 @njit(fastmath=EXACT, error_model="numpy")
 def draw_cut(row, tops, temperature, cuts, key, peak):
     """Draw among the tokens that the cuts (top_k, top_p, min_p) keep. `peak`: the highest score."""
@@ -357,20 +146,6 @@ def draw_cut(row, tops, temperature, cuts, key, peak):
     best = scores[0] - log_noise(noise_bits(ids[0], key, second_key(key)))
     _, token = race(room, count, key, best, ids[0])
     return token
-
-
-@njit(inline="always")
-def keep_likely(scores, ids, weights, min_p):
-    """Move the tokens that weigh at least `min_p` to the front; return how many there are."""
-    kept = 0
-    for i in range(len(scores)):
-        scores[kept] = scores[i]
-        ids[kept] = ids[i]
-        kept += 1 if weights[i] >= min_p else 0
-    return kept
-
-
-# ---- the kernel ------------------------------------------------------------------------------
 
 
 @njit(inline="always")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -61,34 +60,6 @@ def noise_bits(typing, token, key, second):
         return builder.and_(bits, INT32(0x7FFFFFFF))
 
     return types.int32(types.int32, types.int32, types.int32), code
-
-
-@intrinsic
-def order_of(typing, number):
-    """Map fp32 to uint32 of the same order: -inf is 0, zeros of both signs are equal.
-
-    Every NaN is above +inf.
-    """
-
-    def code(context, builder, signature, arguments):
-        zero = ir.Constant(arguments[0].type, 0.0)
-        bits = builder.bitcast(builder.fadd(arguments[0], zero), INT32)  # -0.0 becomes 0.0
-        flipped = builder.and_(builder.ashr(bits, INT32(31)), INT32(0x7FFFFFFF))
-        return builder.sub(builder.xor(bits, flipped), INT32(0x807FFFFF))
-
-    return types.uint32(types.float32), code
-
-
-@intrinsic
-def number_of(typing, order):
-    """Return the number of an order. The inverse of `order_of`."""
-
-    def code(context, builder, signature, arguments):
-        order = builder.add(arguments[0], INT32(0x807FFFFF))
-        flipped = builder.and_(builder.ashr(order, INT32(31)), INT32(0x7FFFFFFF))
-        return builder.bitcast(builder.xor(order, flipped), ir.FloatType())
-
-    return types.float32(types.uint32), code
 
 
 @njit(fastmath=EXACT, error_model="numpy")
