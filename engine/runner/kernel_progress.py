@@ -23,6 +23,7 @@ SECONDS = {
     "causal_conv": 2.5,
     "codes.multiply_kernel": 3.0,
     "codes.round_kernel": 0.6,
+    "draw": 7.0,
     "gated": 0.6,
     "linear": 2.0,
     "program": 0.2,

@@ -27,6 +27,7 @@ from engine.kernels.numba.call import (
     SIGMOID_MUL,
 )
 from engine.kernels.numba.compilers import Kernel
+from engine.kernels.numba.draw import DRAW
 from engine.kernels.numba.linear import (
     HEAD_PANEL,
     PANEL,
@@ -73,6 +74,8 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
         needed.add(("attention.attention_kernel", is_half, attention))
     if plan.backend.name == "numba" and plan.ranks.count == 1:
         needed.add(("program.program_kernel",))
+    if plan.kernels == "numba" and plan.kind != "encoder":
+        needed.add(DRAW)
     for layer in [layer for module in plan.modules for layer in module.modules()]:
         if isinstance(layer, Linear | LMHead) and plan.packs:
             needed.update(_of_weight(plan, layer))

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from loadtest.micro import (
     adapters,
     api_cost,
+    draw,
     embeddings,
     grammar_cost,
     host_budget,
@@ -28,6 +29,7 @@ from loadtest.program import run_program
 CASES = {
     "adapters": adapters.CASE,
     "api-cost": api_cost.CASE,
+    "draw": draw.CASE,
     "embeddings": embeddings.CASE,
     "grammar-cost": grammar_cost.CASE,
     "host-budget": host_budget.CASE,

@@ -320,3 +320,26 @@ class GatedCall(ctypes.Structure):
         ("out", INT),  # address of [tokens, heads, size]
         ("eps", FLOAT),
     ]
+
+
+class DrawCall(ctypes.Structure):
+    """Arguments of the draw of a token for each row of logits."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next row
+        ("slots", INT),  # address of the number of threads that took room
+        ("rows", INT),
+        ("size", INT),  # logits in a row
+        ("logits", INT),  # address of [rows, size] fp32
+        ("stride", INT),  # elements between rows
+        ("temperature", INT),  # address of [rows] fp32
+        ("top_k", INT),  # address of [rows] int32
+        ("top_p", INT),  # address of [rows] fp32
+        ("min_p", INT),  # address of [rows] fp32
+        ("seeds", INT),  # address of [rows] int64
+        ("positions", INT),  # address of [rows] int64
+        ("room", INT),  # address of [threads that may take a row, 3, size] of 4 bytes each
+        ("tokens", INT),  # address of [rows] int64
+        ("invalid", INT),  # the token of a row whose logits are not finite
+        ("greedy_below", FLOAT),
+    ]

@@ -112,11 +112,7 @@ def folded_linear(
     squares = shares = counters = None
     if residual is not None:
         squares = torch.empty(rows, programs, dtype=torch.float32, device=x.device)
-    if residual is not None and work.shares.programs > 1:
-        counters = residual.counters
-        assert programs <= len(counters)
-        size = work.shares.programs * programs * work.tile.outputs * work.rows
-        shares = torch.empty(size, dtype=torch.float32, device=x.device)
+        shares, counters = _room_of_shares(work, programs, residual)
     parts = 1 if norm is None else norm.squares.shape[1]
     if rows:
         folded_linear_kernel[programs, work.shares.programs](
@@ -144,6 +140,18 @@ def folded_linear(
             **launch_options(x.device),
         )
     return FoldedResult(out, squares)
+
+
+def _room_of_shares(
+    work: Work, programs: int, residual: Residual
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """Return room for the sums of programs that share an output, and the counters of these."""
+    if work.shares.programs == 1:
+        return None, None
+    assert programs <= len(residual.counters)
+    size = work.shares.programs * programs * work.tile.outputs * work.rows
+    room = torch.empty(size, dtype=torch.float32, device=residual.counters.device)
+    return room, residual.counters
 
 
 def _constants(work: Work) -> tuple[int, ...]:

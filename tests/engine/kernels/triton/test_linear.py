@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -98,9 +100,9 @@ def test_linear_up_to_max_rows_of_16_bit_weights_uses_kernel(
     taken: list[int] = []
     whole = kernel.few_rows_linear
 
-    def counted(x: torch.Tensor, *rest: object) -> torch.Tensor:
+    def counted(x: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
         taken.append(len(x))
-        return whole(x, *rest)
+        return whole(x, *rest, **named)
 
     monkeypatch.setattr(kernel, "few_rows_linear", counted)
     layer, head = Linear(24, 5, bias=True), LMHead(7, 24)
