@@ -219,7 +219,8 @@ def _cosines(model: Model, tokens: Sequence[int], device: torch.device) -> torch
     modules = cast(nn.Module, model).modules()
     embedding = next(layer for layer in modules if isinstance(layer, TokenEmbedding))
     (ids,) = to_device([list(tokens)], device)
-    rows = torch.nn.functional.normalize(embedding.weight.index_select(0, ids).float(), dim=-1)
+    table = embedding.tensors.lookup(ids, 1.0, embedding.kernels)
+    rows = torch.nn.functional.normalize(table.float(), dim=-1)
     return rows @ rows.T
 
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from engine.device.board import COMPUTES, IDLE, Board, RankActivity
 
 TICK_S = 0.5
-STALL_S = 10.0  # longer than any step of a GPU, and than a scheduler keeps a process from its core
+STOPPED_S = 10.0  # longer than a debugger or a scheduler keeps a process by accident
+# Of a rank that is not stopped: longer than one step of a GPU with a large budget of tokens, a
+# slow file, or a compiler that is a process of its own.
+STALL_S = 60.0
 USED_S = 0.01  # of CPU time in a tick: the resolution of /proc
 STOPPED = ("T", "t")  # states of a process in /proc, by a signal or by a debugger
 
@@ -41,9 +44,13 @@ class StallWatch:
         self._before, self._used = now, used
         is_idle = now[0].activity == IDLE
         self._silent = 0.0 if moved or is_idle else self._silent + TICK_S
-        if self._silent < STALL_S:
+        if self._silent < STOPPED_S:
             return None
-        return f"The processes of the model have stalled for {STALL_S:g} s: {self._cause(now)}."
+        is_stopped = any(_state(pid) in STOPPED for pid in self._pids)
+        if not is_stopped and self._silent < STALL_S:
+            return None
+        seconds = self._silent
+        return f"The processes of the model have stalled for {seconds:g} s: {self._cause(now)}."
 
     def _cause(self, now: list[RankActivity]) -> str:
         stopped = [rank for rank, pid in enumerate(self._pids) if _state(pid) in STOPPED]

@@ -221,6 +221,7 @@ def decode_batch(
         kernels=rows.kernels,
     )
     count = len(row_ids)
+    assert count < len(rows.numbers)
     crosses = any(group.is_cross for group in kv.groups)
     encoder_lengths = rows.encoder_lengths.index_select(0, row_ids) if crosses else None
     layout = StepLayout(

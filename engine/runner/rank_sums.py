@@ -82,7 +82,7 @@ def start_one_shot_sums(ranks: Ranks, device: torch.device, block_bytes: list[in
     try:
         if have_peer_access(gpus):
             sums = OneShotSums(ranks, device, block_bytes)
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError, TypeError) as error:  # torch's functions are private
         log.info("symmetric memory: %s", error)
     if not all(works for (works,) in ranks.numbers([int(sums is not None)], device)):
         log.warning(NO_PEERS)

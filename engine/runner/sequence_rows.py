@@ -16,6 +16,7 @@ from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
 from engine.protocol.generate import Explain, SamplingParams
 from engine.sampling.sampler import DrawParams, draw_next, is_special
+from engine.scheduling.drafts import MOST_ROWS
 from engine.scheduling.step import NewBlocks, NewDraft, NewRow, ScheduledSlice, Step
 
 
@@ -61,7 +62,7 @@ class SequenceRows:
         # A row's next token goes behind its known ones.
         self.draw_params = DrawParams(*filters, seeds=self.seeds, positions=self.lengths)
         # The same in every step of decodes: each of R sequences has one token.
-        self.numbers = torch.arange(rows, device=device)
+        self.numbers = torch.arange(max(rows, MOST_ROWS + 1), device=device)
         self.decode_starts = self.numbers.int()
         # Columns that only the host reads.
         self.params: list[SamplingParams] = [SamplingParams(max_tokens=1)] * max_num_seqs

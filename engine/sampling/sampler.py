@@ -153,7 +153,7 @@ def draw(
     if kernels == "numba":
         from engine.kernels.numba.draw import draw_tokens as draw_on_cpu
 
-        return draw_on_cpu(logits.float().contiguous(), *rows, GREEDY_BELOW, INVALID)
+        return draw_on_cpu(logits.float(), *rows, GREEDY_BELOW, INVALID)
     highest, tokens = logits.max(dim=-1)
     if static:
         scores = tempered(logits, rows)

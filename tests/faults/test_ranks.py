@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.parallel.stall import STALL_S
+from engine.parallel.stall import STOPPED_S
 from server import exit_codes
 from tests.faults.test_death import SEEN_S, Record, note, read_raw, timed, until
 from tests.support.adapters import random_adapter
@@ -78,7 +78,7 @@ async def test_stopped_follower_ends_every_stream_with_error(
             "penstock: The processes of the model have stalled for 10 s: "
             "rank 1 is stopped by a signal."
         )
-    note(record_property, "streams_ended_after", max(ends) - stopped, STALL_S + 2 * SEEN_S)
+    note(record_property, "streams_ended_after", max(ends) - stopped, STOPPED_S + 2 * SEEN_S)
 
 
 @pytest.mark.parametrize("killed", ["engine", "server", "idle follower"])

@@ -59,9 +59,10 @@ def reduce_splits(
     split = tl.arange(0, MAX_SPLITS)
     stats = partial_stats + (rows[:, None] + split[None, :]) * 2
     is_read = is_head[:, None] & (split < splits)[None, :]
-    highest = tl.load(stats, is_read, float("-inf"))
+    highest = tl.load(stats, is_read, float("-inf"), cache_modifier=".cg")
     top = tl.where(is_head, tl.max(highest, 1), 0.0)[:, None]
-    total = tl.sum(tl.load(stats + 1, is_read, 0.0) * tl.exp2(highest - top), 1)
+    sums = tl.load(stats + 1, is_read, 0.0, cache_modifier=".cg")
+    total = tl.sum(sums * tl.exp2(highest - top), 1)
     dims = tl.arange(0, DIMS)
     is_dim = (dims < HEAD_DIM)[None, None, :]
     result = tl.zeros([HEADS, DIMS], tl.float32)
@@ -69,9 +70,10 @@ def reduce_splits(
         number = begin + tl.arange(0, CHUNK)
         place = rows[:, None] + number[None, :]
         is_there = is_head[:, None] & (number < splits)[None, :]
-        weights = tl.exp2(tl.load(partial_stats + place * 2, is_there, float("-inf")) - top)
+        peak = tl.load(partial_stats + place * 2, is_there, float("-inf"), cache_modifier=".cg")
+        weights = tl.exp2(peak - top)
         part = partial_out + place[:, :, None] * HEAD_DIM + dims[None, None, :]
-        part = tl.load(part, is_there[:, :, None] & is_dim, 0.0)
+        part = tl.load(part, is_there[:, :, None] & is_dim, 0.0, cache_modifier=".cg")
         result += tl.sum(part * weights[:, :, None], 1)
     store_rows(out, first + head, mean(result, total), is_head, HEAD_DIM)
 

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import engine.demo
 from engine.inspect import lens_plan
 from engine.models.registry import ARCHITECTURES
 from engine.protocol.lens import LensResult, Prediction
@@ -68,6 +70,7 @@ from tests.engine.models import (
     test_starcoder2,
     test_t5,
 )
+from tests.support.driver import Driver
 from tests.support.encoders import Encoder, EncoderCase
 from tests.support.golden import Case, Golden
 from tests.support.lens import Inside, inside_of_naive, inside_of_transformers, run_lens, unpacked
@@ -335,6 +338,19 @@ def test_lens_cosines_are_those_of_the_embeddings(looked: Looked) -> None:
     rows = table[ids].double()
     expected = (rows @ rows.T) / rows.norm(dim=1).outer(rows.norm(dim=1))
     result: LensResult = run_lens(looked.runner, ids, embeddings=True)
+    torch.testing.assert_close(floats(result.cosines).view(4, 4), expected.float(), **CLOSE)
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_lens_cosines_of_a_tied_embedding_do_not_need_its_table(backend: str) -> None:
+    """A packed head may hold the only copy of the rows (`Table.move_to`), as in the demo model."""
+    demo = Path(engine.demo.__file__).parent / "model"
+    driver = Driver(demo, dtype="bfloat16", attention_backend=backend, max_model_len=64)
+    module: Any = driver.runner.model
+    ids = [3, 5, 8, 3]
+    rows = module.embed(torch.tensor(ids)).double()
+    expected = (rows @ rows.T) / rows.norm(dim=1).outer(rows.norm(dim=1))
+    result: LensResult = run_lens(driver.runner, ids, embeddings=True)
     torch.testing.assert_close(floats(result.cosines).view(4, 4), expected.float(), **CLOSE)
 
 

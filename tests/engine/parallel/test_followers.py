@@ -157,6 +157,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and take a second of silence for a stall."""
     monkeypatch.setattr(stall, "TICK_S", 0.1)
     monkeypatch.setattr(stall, "STALL_S", 1.0)
+    monkeypatch.setattr(stall, "STOPPED_S", 1.0)
 
 
 @pytest.mark.usefixtures("quick")
