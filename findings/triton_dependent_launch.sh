@@ -35,7 +35,7 @@ PYTHON
 
 for version in 3.4.0 3.6.0; do
   python3 -m venv "$folder/$version"
-  "$folder/$version/bin/pip" install -q setuptools "triton==$version"
+  "$folder/$version/bin/pip" install -q "setuptools==80.9.0" "triton==$version"
   TRITON_CACHE_DIR="$folder/cache-$version" "$folder/$version/bin/python" "$folder/kernel.py" |
     tee -a "$folder/seen"
 done

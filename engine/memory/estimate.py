@@ -28,7 +28,8 @@ GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a 
 PROGRAM_ROWS = 256  # of the largest step that a CPU records
 PROGRAMS = 64  # most that are kept
 PROGRAM_BYTES = 256 << 10  # of a step's arguments: 150 KB with 30 layers; a guess for others
-ROW_PARAMETER_BYTES = 48  # all of a row of SequenceRows but its tokens and blocks
+ROW_PARAMETER_BYTES = 36  # all of a row of SequenceRows but its tokens and blocks
+NUMBER_BYTES = 12  # of each number of a sequence in a step of decodes
 # Python and the libraries of the engine, of the API process and of the one that renders templates,
 # measured as resident memory, with the kernels that oneDNN compiles for a model.
 PROCESS_BYTES = 440_000_000
@@ -137,7 +138,8 @@ def rows_bytes(plan: ModelPlan, max_model_len: int) -> int:
     token_ids = 4 * (max_model_len + 1)
     block_ids = 8 * blocks * len(plan.kv_groups)
     rows = plan.config.max_num_seqs + 1  # with the padding row
-    return rows * (token_ids + block_ids + ROW_PARAMETER_BYTES)
+    numbers = max(rows, MOST_ROWS + 1) * NUMBER_BYTES
+    return rows * (token_ids + block_ids + ROW_PARAMETER_BYTES) + numbers
 
 
 def step_bytes(plan: ModelPlan) -> int:
@@ -152,12 +154,20 @@ def step_bytes(plan: ModelPlan) -> int:
     if plan.kind != "encoder":
         most = max(plan.config.max_num_seqs, MOST_ROWS)
         samples = min(most, plan.max_num_batched_tokens)
-    logits = samples * plan.model.config.vocab_size * LOGITS_COPIES * 4
+    logits = samples * plan.model.config.vocab_size * _logits_copies(plan) * 4
     kept = 0 if plan.trunk is None else plan.trunk.num_bytes
     if plan.prediction.module is not None:
         hidden = max(head.table.shape[1] for head in _layers(plan, LMHead))
         kept += plan.config.max_num_seqs * plan.config.block_size * hidden * size
     return max(layer, _attention_bytes(plan), logits) + kept
+
+
+def _logits_copies(plan: ModelPlan) -> int:
+    """Return how many numbers a step keeps for each logit.
+
+    A CPU kernel draws from the logits as they are. Rows may want logprobs.
+    """
+    return 2 if plan.kernels == "numba" else LOGITS_COPIES
 
 
 def _layer_bytes(plan: ModelPlan, tokens: int) -> int:

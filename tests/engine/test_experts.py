@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.layers.experts import ExpertLinear
-from engine.memory.model_plan import _check_experts
+from engine.memory.check_kernels import check_kernels
 from engine.memory.report import PACKED_WEIGHTS
 from engine.offline.quantize.command import quantize_folder
 from engine.ops.codes import Quantization
@@ -87,5 +91,15 @@ def test_quantized_folder_keeps_the_experts_codes_and_a_plain_router(
 
 @pytest.mark.parametrize(("kind", "said"), [("int8", "no kernel for codes"), (None, "triton")])
 def test_what_a_gpu_cannot_compute_is_refused(kind: Quantization | None, said: str) -> None:
+    experts = ExpertLinear.__new__(ExpertLinear)
+    nn.Module.__init__(experts)
+    plan: Any = SimpleNamespace(
+        config=EngineConfig(model="demo"),
+        device=torch.device("cuda"),
+        kernels="torch" if kind is None else "triton",
+        module=experts,
+        packs=True,
+        rounds_to=kind,
+    )
     with pytest.raises(ConfigError, match=said):
-        _check_experts(kind, "torch" if kind is None else "triton")
+        check_kernels(plan)

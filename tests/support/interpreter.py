@@ -1,14 +1,16 @@
-"""Patches for Triton's interpreter: products and rounding, speed, and a count of launches."""
+"""Patches for Triton's interpreter: products, rounding, bounds, speed, and a count of launches."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -17,6 +19,7 @@ from triton.runtime import interpreter
 def mend() -> None:
     """Patch the interpreter of this process, once."""
     _multiply_like_a_gpu()
+    _check_bounds()
     _round_like_a_gpu()
     _replace_the_language_once_a_launch()
 
@@ -55,6 +58,62 @@ def _round_like_a_gpu() -> None:
         return interpreter.TensorHandle(rounded.reshape(src.data.shape), dst_type.scalar)
 
     interpreter.InterpreterBuilder.cast_impl = cast_impl
+
+
+reached_by_address: list[torch.Tensor] = []  # memory whose address is a number in a tensor
+
+
+def _check_bounds() -> None:
+    """Let an access outside the tensors of its launch fail: it would damage memory."""
+    native, launch = interpreter._interpreter, interpreter.GridExecutor.__call__
+    launches: list[list[tuple[int, int]]] = []
+
+    def check(pointers: Any, mask: Any, size: int) -> None:
+        addresses = np.asarray(pointers)[np.broadcast_to(mask, np.shape(pointers))]
+        inside = np.zeros(len(addresses), dtype=bool)
+        for begin, end in launches[-1]:
+            inside |= (addresses >= begin) & (addresses <= end - size)
+        assert inside.all(), "an access is outside the tensors of the launch"
+
+    class Bounded:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(native, name)
+
+        def load(self, pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            check(pointers, mask, np.dtype(dtype).itemsize)
+            return native.load(pointers, mask, other, dtype)
+
+        def store(self, pointers: Any, value: Any, mask: Any) -> Any:
+            check(pointers, mask, value.dtype.itemsize)
+            return native.store(pointers, value, mask)
+
+        def atomic_rmw(self, kind: Any, pointers: Any, value: Any, mask: Any, order: Any) -> Any:
+            check(pointers, mask, value.dtype.itemsize)
+            return native.atomic_rmw(kind, pointers, value, mask, order)
+
+        def atomic_cas(self, pointers: Any, expected: Any, value: Any, order: Any) -> Any:
+            check(pointers, True, value.dtype.itemsize)
+            return native.atomic_cas(pointers, expected, value, order)
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        tensors = [*_tensors([*arguments, *named.values()]), *reached_by_address]
+        storages = [each.untyped_storage() for each in tensors]
+        launches.append(sorted({(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages}))
+        try:
+            return launch(self, *arguments, **named)
+        finally:
+            launches.pop()
+
+    interpreter._interpreter = Bounded()
+    interpreter.GridExecutor.__call__ = call
+
+
+def _tensors(arguments: Any) -> Iterator[torch.Tensor]:
+    for each in arguments:
+        if isinstance(each, list | tuple):
+            yield from _tensors(each)
+        elif isinstance(each, torch.Tensor):
+            yield each
 
 
 def _replace_the_language_once_a_launch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.triton.rank_sum import SumBuffers, buffer_bytes, programs_of
+from tests.support.interpreter import reached_by_address
 
 
 class LocalBuffers:
@@ -13,6 +14,7 @@ class LocalBuffers:
     def __init__(self, ranks: int, block_bytes: int) -> None:
         size = buffer_bytes(ranks, block_bytes)
         self.memory = [torch.zeros(size, dtype=torch.uint8) for _ in range(ranks)]
+        reached_by_address[:] = self.memory
         peers = torch.tensor([memory.data_ptr() for memory in self.memory])
         programs = programs_of(block_bytes)
         self.of_ranks = [

@@ -28,7 +28,7 @@ from engine.kernels.triton.overlap import launch_options, wait_for_inputs
 LIMIT = 512 << 10  # bytes of a rank's part. NCCL adds larger ones
 BLOCK_BYTES = 2048  # of a program, if no norm follows
 MAX_ROW_BYTES = 32 << 10  # of a sum that is normed: a program holds a row
-SLOTS = 2
+SLOTS = 2  # a power of two
 FLAG_BYTES = 4
 
 
@@ -88,7 +88,8 @@ def _exchange(
     number = tl.load(numbers_ptr + program) + 1
     at = tl.arange(0, BLOCK)
     blocks: tl.constexpr = SLOTS * RANKS * PROGRAMS
-    first = (number % SLOTS) * RANKS * PROGRAMS + program  # the block of rank 0
+    # The number wraps around to negative ones, whose remainder would be negative too.
+    first = (number & (SLOTS - 1)) * RANKS * PROGRAMS + program  # the block of rank 0
     if SENDS:
         for step in tl.static_range(1, RANKS):  # each rank begins with another one
             data, flags = _buffer(peers_ptr, (OWN + step) % RANKS, blocks, BLOCK, kind)

@@ -59,7 +59,7 @@ def unscaled(ids: torch.Tensor, weight: torch.Tensor, scale: float, **_: Any) ->
 
 FEATURES = {
     "engine.layers.norm.OffsetRMSNorm.offset": False,
-    "engine.layers.embedding.embed": unscaled,
+    "engine.layers.weights.table.embed": unscaled,
     "engine.layers.mlp.GATED": {"gelu_pytorch_tanh": silu_mul},
 }
 NORMS = ["input_layernorm", "post_attention_layernorm", "model.norm"]
