@@ -69,7 +69,8 @@ def _check_bounds() -> None:
     launches: list[list[tuple[int, int]]] = []
 
     def check(pointers: Any, mask: Any, size: int) -> None:
-        addresses = np.asarray(pointers)[np.broadcast_to(mask, np.shape(pointers))]
+        is_used = np.broadcast_to(np.asarray(mask, dtype=bool), np.shape(pointers))
+        addresses = np.asarray(pointers)[is_used]
         inside = np.zeros(len(addresses), dtype=bool)
         for begin, end in launches[-1]:
             inside |= (addresses >= begin) & (addresses <= end - size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,9 +152,22 @@ def test_folded_layer_of_every_published_size_equals_separate_ops(name: str, row
     check_layer(SIZES[name], rows, ALL)
 
 
-@pytest.mark.parametrize("features", [FOLDED, ALL], ids=["folded", "all"])
+EDGES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63)  # of the tiles of rows
+
+
+@pytest.mark.parametrize(
+    ("features", "counts"),
+    [
+        pytest.param(FOLDED, EDGES[::3], id="folded"),
+        pytest.param(ALL, EDGES, id="all"),
+        pytest.param(ALL, range(1, 64), id="all, each", marks=pytest.mark.slow),
+    ],
+)
 def test_bits_of_a_row_are_equal_from_1_to_64_rows(
-    features: Features, of_16_inputs: None, monkeypatch: pytest.MonkeyPatch
+    features: Features,
+    counts: Sequence[int],
+    of_16_inputs: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All tiles take part, and with `all` two programs share the inputs of an output."""
     monkeypatch.setattr(folded_linear, "SHARE_MULTIPLE", 32)
@@ -163,7 +176,7 @@ def test_bits_of_a_row_are_equal_from_1_to_64_rows(
     layer, given = drawn(Sizes(80, 24, 72, 40), 64)
     due, total = folded(layer, given)
     assert total.squares.shape == (64, 2)
-    for rows in range(1, 64) if features == ALL else (1, 8, 9, 17, 33):
+    for rows in counts:
         found, stream = folded(layer, given.rows(0, rows))
         assert torch.equal(found, due[:rows]), rows
         assert torch.equal(stream.x, total.x[:rows]), rows
