@@ -176,7 +176,8 @@ def byte_tokenizer(vocab_size: int) -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i + 3 for i, token in enumerate(alphabet)}
     vocab |= {"<unk>": 0, "<s>": 1, "</s>": 2}
-    vocab |= {f"Ġw{i}": i for i in range(len(vocab), vocab_size)}
+    words = range(len(vocab), vocab_size)
+    vocab |= {f"Ġw{i}" if i > words.start else "Ġw": i for i in words}  # GGUF needs a merge
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

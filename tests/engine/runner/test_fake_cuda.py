@@ -114,6 +114,7 @@ def test_engine_on_fake_cuda_runs_in_fp32(tmp_path: Path) -> None:
     check(QUICK[0], tmp_path, dtype="float32")
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.1-8b"])
 def test_decode_step_with_everything_folded_has_four_launches_besides_attention(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -164,6 +165,7 @@ def test_engine_on_fake_cuda_keeps_quantized_weights(quantization: str, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.variants(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_engine_on_fake_cuda_quantizes_every_kind_of_model(name: str, tmp_path: Path) -> None:
     check(name, tmp_path, quantization="int4")

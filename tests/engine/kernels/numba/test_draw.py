@@ -123,6 +123,7 @@ def assert_equal_draws(
         assert is_near(logits[index : index + 1], alone, int(due[index]), int(found[index]))
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("vocabulary", [1, 7, 255, 256, 257, 1000, 4099])
 @pytest.mark.parametrize("quantized", [False, True], ids=["distinct", "ties"])
 def test_draw_mixed_rows_equal_reference(vocabulary: int, quantized: bool) -> None:

@@ -47,6 +47,7 @@ def error(logits: torch.Tensor, exact: torch.Tensor) -> float:
     return float((logits - exact).std() / exact.std())
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_logits_of_folded_model_equal_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,7 @@ CASES = [
 ]
 
 
+@pytest.mark.variants(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fused_decode_equals_rotation_and_attention(case: Case) -> None:
     """Lengths end before, in and behind the newest keys, and have one split or several."""
@@ -221,6 +222,7 @@ def test_fused_decode_of_drafted_tokens_has_the_bits_of_steps_one_by_one(
     assert equal(found, (torch.cat(out), slots.keys, slots.values))
 
 
+@pytest.mark.slow
 def test_fused_decode_beyond_max_splits_uses_larger_splits() -> None:
     """64 splits of 256 keys and the newest 16, and one key more, which makes splits of 512."""
     most = 64 * 256 + 16

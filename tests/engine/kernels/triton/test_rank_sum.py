@@ -46,6 +46,7 @@ def summed(parts: list[torch.Tensor], buffers: LocalBuffers) -> list[torch.Tenso
     return [rank_sum(x, own, sends=False) for x, own in zip(parts, buffers.of_ranks, strict=True)]
 
 
+@pytest.mark.variants(4)
 @RANKS
 @DTYPES
 def test_sum_equals_the_sum_in_the_order_of_the_ranks(ranks: int, dtype: torch.dtype) -> None:
@@ -116,6 +117,7 @@ def test_largest_sum_fits_and_a_larger_one_is_not_taken(monkeypatch: pytest.Monk
         rank_sum(torch.zeros(limit // 4 + 1), buffers.of_ranks[0])
 
 
+@pytest.mark.variants(4)
 @RANKS
 @DTYPES
 @pytest.mark.parametrize("offset", [False, True])
