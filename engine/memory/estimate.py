@@ -36,6 +36,7 @@ PROCESS_BYTES = 440_000_000
 # Most that the API process holds of open requests, and of responses that others continue: the
 # defaults of the server (MIN_BODY_BUDGET in server/http/auth.py, --response-store-bytes).
 REQUEST_BYTES = (256 + 64) << 20
+DRAW_ROOM = 3  # rows of a thread of the CPU's kernel (engine/kernels/numba/draw.py)
 LOGITS_COPIES = 6  # as computed, tempered, and as probabilities in two orders with their indices
 
 
@@ -154,7 +155,7 @@ def step_bytes(plan: ModelPlan) -> int:
     if plan.kind != "encoder":
         most = max(plan.config.max_num_seqs, MOST_ROWS)
         samples = min(most, plan.max_num_batched_tokens)
-    logits = samples * plan.model.config.vocab_size * _logits_copies(plan) * 4
+    logits = _logits_rows(plan, samples) * plan.model.config.vocab_size * 4
     kept = 0 if plan.trunk is None else plan.trunk.num_bytes
     if plan.prediction.module is not None:
         hidden = max(head.table.shape[1] for head in _layers(plan, LMHead))
@@ -162,12 +163,15 @@ def step_bytes(plan: ModelPlan) -> int:
     return max(layer, _attention_bytes(plan), logits) + kept
 
 
-def _logits_copies(plan: ModelPlan) -> int:
-    """Return how many numbers a step keeps for each logit.
+def _logits_rows(plan: ModelPlan, samples: int) -> int:
+    """Return how many rows of the size of the logits a step keeps for `samples` rows.
 
-    A CPU kernel draws from the logits as they are. Rows may want logprobs.
+    On a CPU the kernel draws from the logits as they are, and each thread has room for a row's
+    cuts. Or the rows want logprobs.
     """
-    return 2 if plan.kernels == "numba" else LOGITS_COPIES
+    if plan.kernels != "numba":
+        return samples * LOGITS_COPIES
+    return samples + max(samples, DRAW_ROOM * min(samples, plan.threads))
 
 
 def _layer_bytes(plan: ModelPlan, tokens: int) -> int:
