@@ -18,6 +18,7 @@ from rich.table import Table
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.kernels.triton.chips import PLAIN, force
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import (
     DRAFT_KV_CACHE,
@@ -32,6 +33,8 @@ from engine.memory.report import (
 def main() -> int:
     config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
     check_memory = sys.argv[2:] != ["anywhere"]
+    if config.kernels == "plain":
+        force(PLAIN)
     try:
         plan = ModelPlan(config)
         if check_memory:
