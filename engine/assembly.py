@@ -9,19 +9,24 @@ from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
-from engine.models.base import PredictionHead
+from engine.models.base import PredictionHead, Sees
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
 from engine.runner.load import LoadedEngine
+from engine.scheduling.between import Between
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.speculation import Drafter
 from engine.scheduling.state_slots import StateSlots
 from engine.speculative.ngram import ngram_drafter
 from engine.speculative.prediction_head import HeadDrafter
+from engine.vision.requests import ImageRequests
+from engine.vision.seen import SeenImages
+from engine.vision.store import ImageStore
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
 COPIED_PART = 16
+IMAGE_BYTES = 256 << 20  # most bytes of encoded images
 
 
 def make_core(
@@ -55,14 +60,28 @@ def make_core(
         num_adapter_slots=facts.max_loras,
         states=states,
     )
-    between = [
+    between: list[Between] = [
         ConstrainedRequests(runner.matchers),
+        _image_requests(loaded),
         Adapters(scheduler, runner, endpoint.send),
         IdleCapture(runner),
         Inspectors(scheduler, runner, endpoint.send),
     ]
     facts = with_limits(facts, runner.model)
     return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)
+
+
+def _image_requests(loaded: LoadedEngine) -> ImageRequests:
+    """Return the part that encodes images, if the model sees, or else refuses them."""
+    runner = loaded.runner
+    store = ImageStore(IMAGE_BYTES)
+    if not isinstance(runner.model, Sees):
+        return ImageRequests(None, store, runner.device)
+    requests = ImageRequests(runner.model, store, runner.device)
+    of_process = runner.gauges
+    runner.gauges = lambda: of_process() | requests.gauges()
+    runner.seen_tokens = SeenImages(store, runner.device)
+    return requests
 
 
 def _states(config: EngineConfig, facts: Ready) -> StateSlots | None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import field
 
+from engine.protocol.images import Image, ImagePlace
 from engine.protocol.message import Message, Record, TokenIds
 
 
@@ -121,6 +122,7 @@ class GenerateRequest(Message, frozen=True):
     adapter: int = 0  # 0: none
     tenant: str = ""  # the owner of the request's API key: a limit may be a share for each tenant
     ablation: Ablation | None = None  # None: the whole model
+    images: tuple[Image, ...] = ()  # in the order of the prompt
 
     @property
     def grammar(self) -> Grammar | None:
@@ -144,6 +146,7 @@ class CacheLookup(Message, frozen=True):
     salt: str = ""
     encoder_prompt: TokenIds = field(default_factory=list)
     adapter: int = 0
+    images: tuple[ImagePlace, ...] = ()
 
 
 class Abort(Message, frozen=True):

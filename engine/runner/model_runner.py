@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -20,6 +21,7 @@ from engine.attention.kv_cache import KVCache
 from engine.device.transfer import to_device
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
+from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import SamplingParams
 from engine.protocol.ready import ModelKind
 from engine.runner.batch import build_batch, rows_and_drafts
@@ -124,6 +126,8 @@ class ModelRunner:
         self._can_capture = True
         # Each returns what computes the hidden states of a step in place of the model, or None.
         self.replacements: list[Callable[[Step], Forward | None]] = []
+        # Returns the tokens of a step that show images.
+        self.seen_tokens: Callable[[Step], SeenTokens | None] = lambda step: None
         # Each gets the hidden states of a step that no graph computed, once its tokens are drawn.
         self.observers: list[Callable[[Step, torch.Tensor], None]] = []
 
@@ -192,11 +196,15 @@ class ModelRunner:
         """
         found = (forward_of(step) for forward_of in self.replacements)
         changed = next((forward for forward in found if forward), None)
-        if self.graphs is not None and changed is None and not self._wants_known(step):
+        seen = self.seen_tokens(step)
+        is_plain = changed is None and seen is None
+        if self.graphs is not None and is_plain and not self._wants_known(step):
             logits = self.graphs.replay(step, draws=draws)
             if logits is not None:
                 return logits, None, ((), ())
         batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
+        if seen is not None:
+            batch = replace(batch, seen=seen)
         hidden = (changed or self.programs or self.forward)(batch)
         explained: Sequence[ReadExplained] = ()
         if self.rows.explain and step.prefills:

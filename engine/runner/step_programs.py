@@ -104,6 +104,8 @@ class StepPrograms:
             return None
         if batch.plan.fuses_chunks:  # by torch
             return None
+        if batch.seen is not None:
+            return None
         count = batch.num_tokens
         if batch.runs is not None and batch.plan.layout.num_decodes < count:
             return None

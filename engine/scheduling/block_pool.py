@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from engine.protocol.images import ImagePlace
 from engine.protocol.journal import BlockEvent
 
 
@@ -44,17 +45,47 @@ class BlockHasher:
         # Hash the tenant first: sources have any length, so joining both would be ambiguous.
         return self._digest(encoder_prompt, self._digest((), tenant)) if encoder_prompt else tenant
 
-    def extend(self, hashes: list[bytes], tokens: Sequence[int], root: bytes) -> None:
+    def extend(
+        self,
+        hashes: list[bytes],
+        tokens: Sequence[int],
+        root: bytes,
+        images: Sequence[ImagePlace] = (),
+    ) -> None:
         """Append the hashes of the full blocks of `tokens` that `hashes` does not cover yet."""
         size = self.block_size
         for index in range(len(hashes), len(tokens) // size):
-            parent = hashes[-1] if hashes else root
-            hashes.append(self._digest(tokens[index * size : (index + 1) * size], parent))
+            start = index * size
+            parent = self._shows(hashes[-1] if hashes else root, images, start, start + size)
+            hashes.append(self._digest(tokens[start : start + size], parent))
 
-    def parts(self, tokens: Sequence[int], size: int, parent: bytes) -> list[bytes]:
-        """Return the hashes of the first `size` tokens, of the first 2 * `size`, and so on."""
+    def parts(
+        self,
+        tokens: Sequence[int],
+        size: int,
+        parent: bytes,
+        start: int = 0,
+        images: Sequence[ImagePlace] = (),
+    ) -> list[bytes]:
+        """Return the hashes of the first `size` tokens, of the first 2 * `size`, and so on.
+
+        The first of them is the sequence's token number `start`.
+        """
         ends = range(size, len(tokens) + 1, size)
-        return [self._digest(tokens[:end], parent) for end in ends]
+        return [
+            self._digest(tokens[:end], self._shows(parent, images, start, start + end))
+            for end in ends
+        ]
+
+    def _shows(self, parent: bytes, images: Sequence[ImagePlace], start: int, end: int) -> bytes:
+        """Return the parent of a hash of the tokens [start, end): also of the images they show.
+
+        The tokens of all images are equal, and only their embeddings differ.
+        """
+        digests = [image.digest for image in images if image.overlaps(start, end)]
+        if not digests:
+            return parent
+        return self._digest((-3, len(digests)), parent + b"".join(digests))
 
     def _digest(self, tokens: Sequence[int], parent: bytes) -> bytes:
         digest = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16, key=self._key)

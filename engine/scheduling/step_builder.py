@@ -57,6 +57,7 @@ class StepBuilder:
             len(sequence.encoder_prompt),
             sequence.explain,
             sequence.adapter_slot,
+            sequence.images,
         )
         self.new_rows.append(row)
         for group, table in enumerate(sequence.tables):

@@ -63,6 +63,9 @@ RUNNER_GAUGES = {  # measurements of the engine, by the names in EngineStats.gau
     ),
     "state_slots_held": "Slots of recurrent states that running sequences hold.",
     "state_slots_cached": "Slots of recurrent states that are snapshots, for later prompts.",
+    "images_encoded": "Images that were encoded since the start.",
+    "images_reused": "Images of requests that had been encoded for an earlier one.",
+    "image_cache_bytes": "Memory of the embeddings of images, in use and kept for later.",
 }
 
 

@@ -71,7 +71,7 @@ def tenants_share(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         BlockHasher,
         "extend",
-        lambda self, hashes, tokens, root: original(self, hashes, tokens, b""),
+        lambda self, hashes, tokens, root, images: original(self, hashes, tokens, b"", images),
     )
 
 
@@ -139,8 +139,14 @@ def parts_are_copied_before_they_are_computed(patch: pytest.MonkeyPatch) -> None
 def parts_are_found_for_all_tenants(patch: pytest.MonkeyPatch) -> None:
     original = BlockHasher.parts
     patch.setattr(
-        BlockHasher, "parts", lambda self, tokens, size, parent: original(self, tokens, size, b"")
+        BlockHasher,
+        "parts",
+        lambda self, tokens, size, parent, *shown: original(self, tokens, size, b"", *shown),
     )
+
+
+def images_are_known_by_their_tokens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockHasher, "_shows", lambda self, parent, images, start, end: parent)
 
 
 def copies_are_scrubbed(patch: pytest.MonkeyPatch) -> None:
@@ -309,6 +315,7 @@ PLANTED: tuple[Plant, ...] = (
     a_source_found_is_scrubbed,
     parts_are_copied_before_they_are_computed,
     parts_are_found_for_all_tenants,
+    images_are_known_by_their_tokens,
     copies_are_scrubbed,
     evicted_parts_are_found,
     evicted_blocks_keep_their_names,

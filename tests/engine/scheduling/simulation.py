@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from engine.errors import RequestRejectedError
 from engine.protocol.embed import EmbedOutput, EmbedRequest
 from engine.protocol.generate import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
+from engine.protocol.images import Image, ImagePlace
 from engine.protocol.outputs import TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
@@ -39,16 +40,26 @@ def next_token(tag: int) -> int:
 
 
 def tags_of(
-    salt: str, tokens: Iterable[int], source: Sequence[int] = (), adapter: int = 0
+    salt: str,
+    tokens: Iterable[int],
+    source: Sequence[int] = (),
+    adapter: int = 0,
+    images: Sequence[ImagePlace] = (),
 ) -> list[int]:
-    """Return the tags of `tokens`. Their KV depends on all of `source`, if there is one."""
+    """Return the tags of `tokens`. Their KV depends on all of `source`, if there is one.
+
+    That of a token which shows an image depends on the image.
+    """
     tag, tags = zlib.crc32(salt.encode()), []
     if adapter:
         tag = extend(tag, -adapter)
     if source:
         tag = extend(tag, hash(tuple(source)))
-    for token in tokens:
+    for position, token in enumerate(tokens):
         tag = extend(tag, token)
+        for image in images:
+            if image.overlaps(position, position + 1):
+                tag = extend(tag, zlib.crc32(image.digest))
         tags.append(tag)
     return tags
 
@@ -61,7 +72,8 @@ def prompt_logprobs_of(tags: list[int], start: int, end: int) -> list[TokenLogpr
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
     """Return the outputs that `request` must get; its answer token `fails_at` is an error."""
     outputs: Outputs = []
-    tags = tags_of(request.salt, request.prompt, request.encoder_prompt, request.adapter)
+    places = [image.place for image in request.images]
+    tags = tags_of(request.salt, request.prompt, request.encoder_prompt, request.adapter, places)
     tag, params = tags[-1], request.params
     for count in range(1, params.max_tokens + 1):
         if count - 1 == fails_at:
@@ -170,7 +182,7 @@ class Device:
             assert new.encoder_length == len(request.encoder_prompt)
             self._tokens[new.row] = list(new.tokens)
             self._tags[new.row] = tags_of(
-                request.salt, new.tokens, request.encoder_prompt, request.adapter
+                request.salt, new.tokens, request.encoder_prompt, request.adapter, new.images
             )
             self._tables[new.row] = [[] for _ in self.groups]
         for added in step.new_blocks:
@@ -295,6 +307,7 @@ class Simulation:
         prompt_logprobs: bool = False,
         adapter: int = 0,
         tenant: str = "",
+        images: Sequence[ImagePlace] = (),
     ) -> int | None:
         """Add a request; return its id, or None if it was refused. Check that this is correct."""
         self._ids += 1
@@ -310,6 +323,7 @@ class Simulation:
             tenant=tenant,
             encoder_prompt=list(source),
             adapter=adapter,
+            images=tuple(Image(place, b"", (0, 0, 0)) for place in images),
         )
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
@@ -435,7 +449,9 @@ class Simulation:
         request, _ = self.device.requests[output.id]
         due = []
         if first and request.params.prompt_logprobs >= 0:
-            tags = tags_of(request.salt, request.prompt, request.encoder_prompt, request.adapter)
+            places = [image.place for image in request.images]
+            source, adapter = request.encoder_prompt, request.adapter
+            tags = tags_of(request.salt, request.prompt, source, adapter, places)
             due = prompt_logprobs_of(tags, 0, len(tags))
         assert list(output.prompt_logprobs) == due, "wrong prompt logprobs"
 
@@ -496,12 +512,14 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     num_adapters = 0 if cross else seed % 4 * 2
     chosen, tenants = random.Random(seed + 10**6), random.Random(seed + 10**7)
     names = ("", "aab", "abc")[seed % 3] or [""]
+    shown = random.Random(seed + 10**9) if seed % 3 == 2 else None
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):
         action = rng.random()
         if action < 0.35:
             adapter = max(0, chosen.randint(-1, num_adapters))
-            _add(simulation, rng, stem, bool(cross), adapter, tenants.choice(names))
+            tenant = tenants.choice(names)
+            _add(simulation, rng, stem, bool(cross), adapter, tenant, shown)
         elif action < 0.36:
             text = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))]
             simulation.embed(text, tenant=tenants.choice(names))
@@ -521,11 +539,13 @@ def _add(
     cross: bool,
     adapter: int,
     tenant: str,
+    shown: random.Random | None,
 ) -> None:
     shared = rng.randint(0, len(stem) // 2)
     own = [rng.randrange(VOCAB) for _ in range(rng.randint(0 if shared else 1, 4))]
+    prompt = stem[:shared] + own
     simulation.add(
-        stem[:shared] + own,
+        prompt,
         max_tokens=rng.randint(1, max(1, len(stem) * 2 // 3)),
         priority=rng.choice((0, 0, 0, 0, 1, -1)),
         salt=rng.choice(("", "", "", "tenant")),
@@ -536,4 +556,16 @@ def _add(
         prompt_logprobs=rng.random() < 0.2,
         adapter=adapter,
         tenant=tenant,
+        images=_images(shown, len(prompt)) if shown else (),
     )
+
+
+def _images(rng: random.Random, length: int) -> list[ImagePlace]:
+    """Return up to two images in a prompt of `length` tokens; they differ in nothing but pixels."""
+    digests = [b"cat", b"dog"]
+    if length < 3 or rng.random() < 0.3:
+        return []
+    first = ImagePlace(rng.choice(digests), ((1, 2),))
+    if length < 6 or rng.random() < 0.5:
+        return [first]
+    return [first, ImagePlace(rng.choice(digests), ((3, 1), (5, 1)))]

@@ -1,0 +1,1 @@
+"""Images in prompts: encoded between steps, kept, and put in the places of their tokens."""

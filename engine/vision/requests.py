@@ -1,0 +1,151 @@
+"""ImageRequests: requests wait here until their images are encoded.
+
+An image is encoded in small units between the steps of the loop, so that answers that are being
+written go on. Its embeddings are kept until the request ends: after a preemption its prompt is
+computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.errors import RequestRejectedError
+from engine.models.base import Sees
+from engine.protocol.generate import Abort, GenerateRequest
+from engine.protocol.images import Image
+from engine.protocol.message import Message
+from engine.scheduling.between import Between, Outcome, RetiredStep
+from engine.vision.store import ImageStore
+
+SLICE_S = 0.02  # of encoding between two steps; the last unit of it may take longer
+
+
+class _Encoding(NamedTuple):
+    """An image that is being encoded."""
+
+    image: Image
+    units: Generator[None, None, torch.Tensor]
+
+
+class ImageRequests(Between):
+    """The part of the loop that encodes images, in the order of their requests."""
+
+    def __init__(self, model: Sees | None, store: ImageStore, device: torch.device) -> None:
+        """Without a `model` requests with images are refused."""
+        self._model, self._store, self._device = model, store, device
+        self._waiting: dict[int, GenerateRequest] = {}  # the oldest first
+        self._held: dict[int, list[tuple[bytes, int]]] = {}  # images of requests: digest, bytes
+        self._encoding: _Encoding | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting)
+
+    def handle(self, message: Message) -> bool:
+        match message:
+            case GenerateRequest() if message.images:
+                self._check(message)
+                self._waiting[message.id] = message
+                return True
+            case Abort():
+                for request_id in message.ids:
+                    self._forget(request_id)
+        return False
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Raise RequestRejectedError if a request's images can never be encoded."""
+        if self._model is None:
+            raise RequestRejectedError("invalid_value", "The model does not take images.")
+        for image in request.images:
+            tiles, height, width = image.shape
+            place = image.place
+            if len(image.pixels) != tiles * height * width * 3 or place.end > len(request.prompt):
+                raise RequestRejectedError("invalid_value", "An image does not fit its request.")
+        size = sum(dict(self._sizes(request)).values())
+        if size > self._store.capacity:
+            raise RequestRejectedError(
+                "invalid_value",
+                f"The images of this request take {size >> 20} MiB when encoded; the server keeps "
+                f"at most {self._store.capacity >> 20} MiB. Send fewer or smaller images.",
+            )
+
+    def _sizes(self, request: GenerateRequest) -> list[tuple[bytes, int]]:
+        """Return the digests of a request's images with the bytes of their embeddings."""
+        assert self._model is not None
+        width = self._model.image_bytes
+        return [(each.place.digest, each.place.num_tokens * width) for each in request.images]
+
+    def work(self, *, is_quiet: bool) -> Outcome | None:
+        if not self._waiting:
+            return None
+        until = time.monotonic() + SLICE_S
+        ready: list[GenerateRequest] = []
+        while self._waiting and time.monotonic() < until:
+            request = next(iter(self._waiting.values()))
+            if request.id not in self._held:
+                sizes = self._sizes(request)
+                if not self._store.has_room(sizes):
+                    break  # until a request ends
+                self._store.hold(sizes)
+                self._held[request.id] = sizes
+                self._store.num_reused += sum(
+                    self._store.find(each.place.digest) is not None for each in request.images
+                )
+            if self._encode(request):
+                ready.append(self._waiting.pop(request.id))
+        return Outcome(ready)
+
+    def _encode(self, request: GenerateRequest) -> bool:
+        """Compute one unit of a request's images. Return whether all are encoded."""
+        if self._encoding is None:
+            missing = (i for i in request.images if self._store.find(i.place.digest) is None)
+            image = next(missing, None)
+            if image is None:
+                return True
+            self._encoding = _Encoding(image, self._begin(image))
+        encoding = self._encoding
+        try:
+            with torch.inference_mode():
+                next(encoding.units)
+        except StopIteration as end:
+            embeddings: torch.Tensor = end.value
+            assert len(embeddings) == encoding.image.place.num_tokens, "places and embeddings"
+            self._store.add(encoding.image.place.digest, embeddings)
+            self._encoding = None
+        return False
+
+    def _begin(self, image: Image) -> Generator[None, None, torch.Tensor]:
+        """Return the units of encoding an image."""
+        assert self._model is not None
+        tiles, height, width = image.shape
+        pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(tiles, height, width, 3)
+        on_device = torch.from_numpy(pixels.copy()).to(self._device)
+        return self._model.encode_image(on_device, image)
+
+    def stepped(self, retired: RetiredStep) -> None:
+        for output in retired.outputs:
+            if output.finish:
+                self._forget(output.id)
+
+    def _forget(self, request_id: int) -> None:
+        """Let go of a request that has ended; its image may be half encoded."""
+        request = self._waiting.pop(request_id, None)
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self._store.release(digest for digest, _ in held)
+        if request is not None and held is not None:
+            self._encoding = None  # it was the first that waited
+
+    def gauges(self) -> dict[str, float]:
+        """Return the counts of images that were encoded and reused, and the bytes kept."""
+        store = self._store
+        return {
+            "images_encoded": store.num_encoded,
+            "images_reused": store.num_reused,
+            "image_cache_bytes": store.num_bytes,
+        }
