@@ -157,6 +157,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         hermes=hermes,
         truncate_dim=sentence.truncate_dim,
         text_limit=sentence.longest,
+        images=None,
         write_grammar=partial(grammar_of, tokenizer),
         fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),

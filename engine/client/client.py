@@ -32,6 +32,7 @@ from engine.errors import (
 from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.protocol.embed import EmbedOutput, EmbedRequest
 from engine.protocol.generate import Abort, CacheLookup, Explained, GenerateRequest
+from engine.protocol.images import ImagePlace
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import EngineStats, Rejected, StepOutputs, TokenOutput
 from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress, Ready, Shutdown
@@ -264,8 +265,11 @@ class ProcessClient:
         salt: str,
         encoder_prompt: Sequence[int] = (),
         adapter: int = 0,
+        images: Sequence[ImagePlace] = (),
     ) -> int:
-        lookup = CacheLookup(self.next_id(), list(prompt), salt, list(encoder_prompt), adapter)
+        lookup = CacheLookup(
+            self.next_id(), list(prompt), salt, list(encoder_prompt), adapter, tuple(images)
+        )
         found: int = await self._answer_to(lookup)
         return found
 

@@ -8,6 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.generation.chat_images import with_images
 from server.generation.chat_prompt import Chat, ChatPrompt, chat_prompt, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
@@ -38,6 +39,7 @@ async def answer_chat(
     size = len(await request.body())
     with state.client.reserve(request.state.tenant):
         chat = await off_loop(size, read_chat)
+        chat = await with_images(state, chat, param)
         prompt = await chat_prompt(state, chat)
         if inspect is not None:
             await inspect(chat, prompt)
@@ -47,6 +49,13 @@ async def answer_chat(
             options = await off_loop(size, work)
     names = [*ignored, *unread_arguments(state, chat)]
     prepared = prepare(
-        state, request, options, [prompt.ids], param=param, ignored=names, parsing=parsing
+        state,
+        request,
+        options,
+        [prompt.ids],
+        param=param,
+        ignored=names,
+        parsing=parsing,
+        images=prompt.images,
     )
     return respond(state, prepared, writer(prepared))

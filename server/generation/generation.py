@@ -96,6 +96,7 @@ class Generation(Submission[TokenOutput]):
             encoder_prompt=encoder_prompt,
             adapter=prepared.adapter,
             ablation=prepared.ablation,
+            images=prepared.images,
         )
 
     def _params(self, choice: Choice) -> SamplingParams:

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from engine.protocol.generate import Ablation, SamplingParams
+from engine.protocol.images import Image
 from server.generation.cache_salt import cache_salt_of
 from server.generation.limits import (
     check_answer_logprobs,
@@ -30,6 +31,7 @@ from server.http.errors import unsupported
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
 from server.text.answers import Parsing
+from server.text.image_text import salted
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class PreparedRequest:
     limiter: RateLimiter | None = None  # of the request's key, if it has limits
     access: AccessRecord = field(default_factory=AccessRecord)  # of the access log
     ablation: Ablation | None = None  # None: the whole model
+    images: tuple[Image, ...] = ()  # of the one prompt
 
     @property
     def num_choices(self) -> int:
@@ -103,6 +106,7 @@ def prepare(
     echoes: list[Echo] | None = None,
     ignored: Sequence[str] = (),
     parsing: Parsing | None = None,
+    images: tuple[Image, ...] = (),
 ) -> PreparedRequest:
     """Check everything that depends on the model, and return the request to submit.
 
@@ -116,6 +120,9 @@ def prepare(
     check_choices(options, len(prompts), param)
     given = prompts
     prompts = [truncated(state, options, prompt) for prompt in given]
+    if images and prompts != given:
+        message = "A prompt with images cannot be truncated; send a shorter one."
+        raise unsupported("truncate_prompt_tokens", message)
     token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
     adjusted = {}
     if options.max_tokens is not None and max(token_limits) < options.max_tokens:
@@ -130,6 +137,7 @@ def prepare(
     params = sampling_params(state, options)
     check_first_tokens(state, params)
     adapter = state.adapters.find(options.model)
+    salt = cache_salt_of(request, options.cache_salt)
     access: AccessRecord = request.state.access
     access.model = state.model_name(options.model)
     access.prompt_tokens = sum(map(len, prompts))
@@ -143,12 +151,13 @@ def prepare(
         start_token=state.start_token,
         echoes=echoes,
         parsing=parsing,
+        images=salted(images, salt),
         ignored=list(ignored),
         adjusted=adjusted,
         arrival=request.state.arrival,
         request_id=request.state.request_id,
         headers=request.headers,
-        salt=cache_salt_of(request, options.cache_salt),
+        salt=salt,
         tenant=request.state.tenant,
         limiter=request.state.limiter,
         access=access,

@@ -13,15 +13,25 @@ from typing import Any
 Json = dict[str, Any]
 
 
+def text_part(text: str) -> Json:
+    """Return a part of a content."""
+    return {"type": "text", "text": text}
+
+
 def text_parts(texts: Sequence[str]) -> list[Json]:
     """Return a content that is a list of parts, as OpenAI's chats have it."""
-    return [{"type": "text", "text": text} for text in texts]
+    return [text_part(text) for text in texts]
+
+
+def image_part(url: str, detail: str | None = None) -> Json:
+    """Return an image of a message: a data: URL or an address, as its client gave it."""
+    return {"type": "image", "url": url, "detail": detail}
 
 
 def texts_of(content: Any) -> list[str]:
-    """Return the texts of a content: a text, a list of text parts, or None."""
+    """Return the texts of a content: a text, a list of parts, or None."""
     if isinstance(content, list):
-        return [part["text"] for part in content]
+        return [part["text"] for part in content if "text" in part]
     return [content or ""]
 
 

@@ -24,6 +24,7 @@ from engine.errors import (
 )
 from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import GenerateRequest, TokenLogprobs
+from engine.protocol.images import ImagePlace
 from engine.protocol.journal import BlockEvent
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
@@ -168,6 +169,7 @@ class FakeEngine:
         salt: str,
         encoder_prompt: Sequence[int] = (),
         adapter: int = 0,
+        images: Sequence[ImagePlace] = (),
     ) -> int:
         if self.death is not None:
             raise self.death

@@ -15,6 +15,7 @@ from server.api.anthropic.writer import MessagesWriter, new_message_id
 from server.api.prefixes.inspection import Inspection
 from server.api.receive import admit_and_read, encode, read_unqueued, thread_turn
 from server.generation.chat_answer import answer_chat
+from server.generation.chat_images import with_images
 from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.prepare import PreparedRequest
@@ -62,7 +63,7 @@ async def count_tokens(request: Request) -> Response:
     state.check_task("generate")
     size = len(await request.body())
     async with thread_turn(request, size):
-        chat = await off_loop(size, body.chat)
+        chat = await with_images(state, await off_loop(size, body.chat), "messages")
         text = await chat_text(state, chat)
         ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])

@@ -15,6 +15,7 @@ from server.api.llamacpp.template_values import own_chat
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.sampling_fields import SAMPLING_DEFAULTS
 from server.api.receive import encode, read_unqueued, thread_turn
+from server.generation.chat_images import with_images
 from server.generation.chat_prompt import (
     Chat,
     adds_special_tokens,
@@ -98,6 +99,7 @@ async def _rendered(request: Request, *, is_own: bool) -> tuple[ChatBody, Chat, 
     async with thread_turn(request, size):
         chat = await off_loop(size, partial(own_chat, state, body) if is_own else body.chat)
         check_tool_choice(chat)
+        chat = await with_images(state, chat, "messages")
         return body, chat, await chat_text(state, chat)
 
 

@@ -11,11 +11,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.protocol.images import ImagePlace
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.api.receive import encode, read_unqueued, thread_turn
 from server.generation.cache_salt import cache_salt_of
-from server.generation.chat_prompt import Chat, adds_special_tokens, chat_text, unread_arguments
+from server.generation.chat_images import with_images
+from server.generation.chat_prompt import (
+    Chat,
+    adds_special_tokens,
+    chat_text,
+    images_in,
+    unread_arguments,
+)
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
 from server.generation.parsing import check_tool_choice
@@ -25,7 +33,8 @@ from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
 from server.text.detokenizer import Detokenizer, token_texts
-from server.text.tokenizer import Tokenizer
+from server.text.image_text import salted
+from server.text.tokenizer import Tokenizer, without_breaks
 
 router = APIRouter()
 
@@ -62,6 +71,7 @@ async def prompt_text(state: AppState, body: TokenizeBody, size: int) -> tuple[C
     check_tool_choice(chat)
     if body.text is not None:
         return chat, body.text, body.adds_special_tokens
+    chat = await with_images(state, chat, "messages")
     return chat, await chat_text(state, chat), adds_special_tokens(state, chat)
 
 
@@ -92,18 +102,30 @@ async def render(request: Request) -> Response:
     async with thread_turn(request, size):
         chat = await off_loop(size, body.chat)
         check_tool_choice(chat)
+        chat = await with_images(state, chat, "messages")
         text = await chat_text(state, chat)
     async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))
     salt = cache_salt_of(request, body.options().cache_salt)
     adapter = state.adapters.find(body.model)
+    ids = answer["token_ids"]
     answer["cached_tokens"] = await cached_tokens(
-        state, answer["token_ids"], salt, 0 if adapter is None else adapter.id
+        state,
+        ids,
+        salt,
+        0 if adapter is None else adapter.id,
+        [image.place for image in salted(images_in(state, chat, ids), salt)],
     )
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
-async def cached_tokens(state: AppState, ids: list[int], salt: str, adapter: int = 0) -> int:
+async def cached_tokens(
+    state: AppState,
+    ids: list[int],
+    salt: str,
+    adapter: int = 0,
+    images: Sequence[ImagePlace] = (),
+) -> int:
     """Return how many tokens of a prompt a request with this salt would find in the prefix cache.
 
     It is 0 for an encoder, which has none, and for a prompt that no request may have.
@@ -112,7 +134,7 @@ async def cached_tokens(state: AppState, ids: list[int], salt: str, adapter: int
         return 0
     start = state.start_token
     if start is None:
-        return await state.client.num_cached(ids, salt, adapter=adapter)
+        return await state.client.num_cached(ids, salt, adapter=adapter, images=images)
     return await state.client.num_cached([start], salt, encoder_prompt=ids)
 
 
@@ -124,7 +146,7 @@ def _rendered(state: AppState, chat: Chat, text: str) -> dict[str, Any]:
     return {
         "object": "chat.completion.render",
         "model": state.names[0],
-        "prompt": text,
+        "prompt": without_breaks(text),
         "count": len(ids),
         "max_model_len": state.max_length(),
         "token_ids": ids,

@@ -22,6 +22,7 @@ from server.api.responses.store import ResponseStore, StoredResponse
 from server.api.responses.turn import StoredItems, Turn, input_items, read_turn
 from server.api.responses.writer import ResponsesWriter
 from server.generation.chat_answer import answer_chat
+from server.generation.chat_images import with_images
 from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
 from server.generation.off_loop import off_loop
 from server.generation.prepare import PreparedRequest
@@ -90,7 +91,7 @@ async def input_tokens(request: Request) -> Response:
     size = len(await request.body())
     with _errors_name_input():
         async with thread_turn(request, size):
-            chat = body.chat(turn.messages, turn.tools)
+            chat = await with_images(state, body.chat(turn.messages, turn.tools), "input")
             text = await chat_text(state, chat)
             ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])

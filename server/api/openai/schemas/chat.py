@@ -46,7 +46,7 @@ from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
 from server.http.body import JsonObject, LongName, Part, Text, failure, few
 from server.text import exact_json
-from server.text.content_parts import joined, text_parts
+from server.text.content_parts import image_part, joined, text_part
 from server.text.tools import INPUT, NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
@@ -68,14 +68,42 @@ class RefusalPart(Part):
         return self.refusal
 
 
+class ImageUrl(Part):
+    url: Text
+    """A data: URL with the picture, or an address of a host that the server may ask."""
+    detail: Annotated[str, StringConstraints(max_length=16)] | None = None
+    """No effect: the picture is read as the model's image processor does."""
+
+
+class ImagePart(Part):
+    """A picture, for models that take images."""
+
+    type: Literal["image_url"]
+    image_url: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[ImageUrl, Tag("<object>")],
+        Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
+    ]
+
+    @property
+    def readable(self) -> dict[str, Any]:
+        """The picture as `chat_images` reads it."""
+        if isinstance(self.image_url, str):
+            return image_part(self.image_url)
+        return image_part(self.image_url.url, self.image_url.detail)
+
+
+PART_TYPES = ("text", "refusal", "image_url")
+PART_TAGS = {"refusal": "<refusal>", "image_url": "<image>"}
 AnyPart = Annotated[
-    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    Discriminator(lambda part: "<refusal>" if _kind(part) == "refusal" else "<text>"),
+    Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[ImagePart, Tag("<image>")],
+    Discriminator(lambda part: PART_TAGS.get(_kind(part), "<text>")),
 ]
 Content = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
-    shape_of("a string or a list of text parts"),
+    shape_of("a string or a list of parts"),
 ]
 
 
@@ -185,8 +213,9 @@ class ChatMessage(Part):
     def _text_only(cls, value: Any) -> Any:
         for index, part in enumerate(value if isinstance(value, list) else ()):
             kind = _kind(part)
-            if isinstance(kind, str) and kind not in ("text", "refusal"):
-                raise failure("unsupported", "only text parts are supported", index, "type")
+            if isinstance(kind, str) and kind not in PART_TYPES:
+                known = "only parts of type text and image_url are supported"
+                raise failure("unsupported", known, index, "type")
         return value
 
     @model_validator(mode="after")
@@ -197,12 +226,16 @@ class ChatMessage(Part):
 
     @property
     def readable(self) -> str | list[dict[str, Any]] | None:
-        """The content as chat templates read it: a text, or parts of text.
+        """The content as chat templates read it: a text, or parts. Images are not read yet.
 
         None: a message whose tool calls say it all. Templates distinguish it from an empty text.
         """
         if isinstance(self.content, list):
-            return text_parts([part.text for part in self.content]) or ""
+            parts = [
+                part.readable if isinstance(part, ImagePart) else text_part(part.text)
+                for part in self.content
+            ]
+            return parts or ""
         return self.content if self.content or self.calls else ""
 
     @property
