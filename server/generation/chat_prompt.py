@@ -35,6 +35,7 @@ class Chat:
     add_special_tokens: bool | None = None
     tool_use: ToolUse = NO_TOOLS
     images: tuple[ReadImage, ...] = ()  # of the messages, in order
+    unread: tuple[str, ...] = ()  # names of parts that this model does not read
 
 
 @dataclass(frozen=True)
@@ -220,4 +221,4 @@ def unread_arguments(state: AppState, chat: Chat) -> list[str]:
         names = [name for name in names if name not in template.variables]
     is_limited = can_limit_thoughts(state)
     unfollowed = chat.thinking.ignored(template, chat.arguments, is_limited=is_limited)
-    return list(dict.fromkeys([*names, *unfollowed]))
+    return list(dict.fromkeys([*names, *unfollowed, *chat.unread]))

@@ -23,9 +23,12 @@ def text_parts(texts: Sequence[str]) -> list[Json]:
     return [text_part(text) for text in texts]
 
 
-def image_part(url: str, detail: str | None = None) -> Json:
-    """Return an image of a message: a data: URL or an address, as its client gave it."""
-    return {"type": "image", "url": url, "detail": detail}
+def image_part(url: str, name: str) -> Json:
+    """Return an image of a message: a data: URL or an address, as its client gave it.
+
+    `name` is that of such parts in the request, such as "messages.content.image_url".
+    """
+    return {"type": "image", "url": url, "name": name}
 
 
 def texts_of(content: Any) -> list[str]:
@@ -43,6 +46,13 @@ def joined(content: Any) -> str:
 def content_of(texts: Sequence[str]) -> str | list[Json]:
     """Return texts that a message consists of as its content: one text, or a list of parts."""
     return text_parts(texts) if len(texts) > 1 else "".join(texts)
+
+
+def content_with_images(parts: Sequence[Json]) -> str | list[Json]:
+    """Return the content of a message with these parts: one text, or the list."""
+    if all(part["type"] == "text" for part in parts):
+        return content_of([part["text"] for part in parts])
+    return list(parts)
 
 
 def has_late_system(messages: Sequence[Json]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from server.api.anthropic.answer_blocks import thoughts_in
 from server.api.anthropic.request_blocks import (
     AnyBlock,
+    ImageBlock,
     Message,
     TextBlock,
     Texts,
@@ -19,7 +20,7 @@ from server.api.anthropic.request_blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from server.text.content_parts import content_of
+from server.text.content_parts import content_of, content_with_images, image_part, text_part
 
 # The start of a line that Claude Code puts before its system prompt. It differs in each request,
 # so that no prefix of the prompt would be found in the cache.
@@ -62,7 +63,7 @@ def _separate(blocks: Sequence[AnyBlock], turn: Sequence[Message]) -> list[AnyBl
 
     Templates that read lists of parts often write nothing between two parts.
     """
-    if len(turn) == 1:
+    if len(turn) == 1 or any(isinstance(block, ImageBlock) for block in blocks):
         return [*blocks]
     others: list[AnyBlock] = [block for block in blocks if not isinstance(block, TextBlock)]
     texts = _texts(blocks)
@@ -113,17 +114,34 @@ def _user_messages(blocks: Sequence[AnyBlock], names: dict[str, str]) -> Iterato
     results = [block for block in blocks if isinstance(block, ToolResultBlock)]
     for result in results:
         yield _tool_message(result, names)
-    texts = _texts(blocks)
-    if texts or not results:
-        yield {"role": "user", "content": content_of(texts)}
+    parts = _parts(blocks, "messages.content.image")
+    if parts or not results:
+        yield {"role": "user", "content": content_with_images(parts)}
+
+
+def _parts(blocks: Sequence[AnyBlock], name: str) -> list[Json]:
+    """Return the texts and images as parts of a content."""
+    parts = []
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            parts.append(text_part(block.text))
+        elif isinstance(block, ImageBlock):
+            parts.append(image_part(block.source.address, name))
+    return parts
 
 
 def _tool_message(result: ToolResultBlock, names: dict[str, str]) -> Json:
-    first, *others = _texts(_blocks(result.content or "")) or [""]
+    content = result.content or ""
+    blocks = [TextBlock(type="text", text=content)] if isinstance(content, str) else [*content]
+    parts = _parts(blocks, "messages.content.content.image")
+    if not parts or parts[0]["type"] != "text":
+        parts.insert(0, text_part(""))
     if result.is_error:
-        first = f"Error: {first}"
-    content = content_of([first, *others])
-    message: Json = {"role": "tool", "tool_call_id": result.tool_use_id, "content": content}
+        parts[0] = text_part(f"Error: {parts[0]['text']}")
+    elif len(parts) > 1 and not parts[0]["text"]:
+        del parts[0]
+    message: Json = {"role": "tool", "tool_call_id": result.tool_use_id}
+    message["content"] = content_with_images(parts)
     if result.tool_use_id in names:
         message["name"] = names[result.tool_use_id]
     return message

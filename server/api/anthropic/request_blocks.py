@@ -22,9 +22,10 @@ from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
 MAX_BLOCKS = 4096  # limit of the messages, and of the blocks in all messages together
 Name = Annotated[str, StringConstraints(max_length=256)]
 
-USER_TYPES = ("text", "tool_result")
+USER_TYPES = ("text", "image", "tool_result")
 ASSISTANT_TYPES = ("text", "thinking", "redacted_thinking", "tool_use")
 ALL_TYPES = tuple(dict.fromkeys((*USER_TYPES, *ASSISTANT_TYPES)))
+RESULT_TYPES = ("text", "image")
 ROLE_TYPES = {"user": USER_TYPES, "assistant": ASSISTANT_TYPES, "system": ("text",)}
 
 
@@ -41,6 +42,42 @@ class TextBlock(Block):
     """The text."""
     citations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
     """No effect: the model does not see them."""
+
+
+class Base64Source(Part):
+    type: Literal["base64"]
+    media_type: Annotated[str, StringConstraints(max_length=64)] | None = None
+    """Not trusted: the data says what it is."""
+    data: Text
+    """The file in base64."""
+
+    @property
+    def address(self) -> str:
+        return f"data:{self.media_type or ''};base64,{self.data}"
+
+
+class UrlSource(Part):
+    type: Literal["url"]
+    url: Text
+    """The address of a host that the server may ask, or a data: URL."""
+
+    @property
+    def address(self) -> str:
+        return self.url
+
+
+class ImageBlock(Block):
+    """A picture, for models that take images."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
+        Discriminator(
+            lambda source: _tag(source),
+            custom_error_type="invalid",
+            custom_error_message="a source is an object of type base64 or url",
+        ),
+    ]
 
 
 class ThinkingBlock(Block):
@@ -98,14 +135,35 @@ Texts = Annotated[
 ]
 
 
+ResultContent = Annotated[
+    Annotated[Text, Tag("<one>")]
+    | Annotated[
+        list[
+            Annotated[
+                Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")],
+                Discriminator(
+                    lambda block: _tag(block),
+                    custom_error_type="invalid",
+                    custom_error_message="a block is an object with a type",
+                ),
+            ]
+        ],
+        Field(fail_fast=True, max_length=MAX_BLOCKS),
+        Tag("<list>"),
+    ],
+    shape_of("a string or a list of text and image blocks"),
+    BeforeValidator(only(RESULT_TYPES)),
+]
+
+
 class ToolResultBlock(Block):
     """The result of a call. An error is marked in the text, which is all that templates show."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
     """The call that this is the result of."""
-    content: Texts | None = None
-    """The result as text."""
+    content: ResultContent | None = None
+    """The result. A model that takes no images reads that they were left out."""
     is_error: bool | None = None
     """The call failed; the model reads `Error: ` before the content."""
 
@@ -117,6 +175,7 @@ def _tag(block: Any) -> str | None:
 
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]

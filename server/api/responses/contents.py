@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+)
 
 from server.api.openai.schemas.chat import RefusalPart
 from server.api.openai.schemas.fields import MAX_TOKEN_IDS, shape_of
@@ -14,7 +20,6 @@ from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
 Json = dict[str, Any]
 TextKind = Literal["input_text", "output_text", "text"]
 READABLE = ("input_text", "output_text", "text", "refusal")
-UNREAD = {"input_image": "An image", "input_file": "A file"}
 
 
 def kind_of(value: Any) -> Any:
@@ -30,12 +35,22 @@ class ResponseTextPart(Part):
     logprobs: Annotated[list[JsonObject], Field(max_length=MAX_TOKEN_IDS)] | None = None
 
 
-class UnreadPart(Part):
-    """An image or a file in the result of a call. The model is shown that it was left out."""
+class InputImagePart(Part):
+    """A picture, for models that take images."""
 
-    type: Literal["input_image", "input_file"]
-    image_url: Text | None = None
-    """Not read."""
+    type: Literal["input_image"]
+    image_url: Text
+    """A data: URL with the picture, or an address of a host that the server may ask."""
+    file_id: str | None = None
+    """Not supported: the server keeps no pictures."""
+    detail: Annotated[str, StringConstraints(max_length=16)] | None = None
+    """No effect: the picture is read as the model's image processor does."""
+
+
+class UnreadPart(Part):
+    """A file in the result of a call. The model is shown that it was left out."""
+
+    type: Literal["input_file"]
     file_data: Text | None = None
     """Not read."""
     file_url: Text | None = None
@@ -44,36 +59,39 @@ class UnreadPart(Part):
     """Not read."""
     filename: str | None = None
     """Not read."""
-    detail: str | None = None
-    """Not read."""
 
     @property
     def text(self) -> str:
-        return f"[{UNREAD[self.type]} was left out: this model reads text only.]"
+        return "[A file was left out: this model reads text only.]"
+
+
+TAGS = {"refusal": "<refusal>", "input_image": "<image>", "input_file": "<unread>"}
+
+
+def _tag(part: Any) -> str:
+    return TAGS.get(kind_of(part), "<text>")
 
 
 AnyPart = Annotated[
-    Annotated[ResponseTextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")],
-    Discriminator(lambda part: "<refusal>" if kind_of(part) == "refusal" else "<text>"),
+    Annotated[ResponseTextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[InputImagePart, Tag("<image>")],
+    Discriminator(_tag),
 ]
 
 
 def _readable(value: Any) -> Any:
-    """Refuse images and files by the name of their field."""
+    """Refuse files and other parts by the name of their field."""
     for index, part in enumerate(value if isinstance(value, list) else ()):
         kind = kind_of(part)
-        if isinstance(kind, str) and kind not in READABLE:
-            raise failure("unsupported", "only text parts are supported", index, "type")
+        if isinstance(kind, str) and kind not in (*READABLE, "input_image"):
+            raise failure("unsupported", "only texts and images are supported", index, "type")
     return value
-
-
-def _output_tag(part: Any) -> str:
-    return "<unread>" if kind_of(part) in UNREAD else "<text>"
 
 
 def _known(value: Any) -> Any:
     """Refuse parts of other types by the name of their field."""
-    types = (*READABLE, *UNREAD)
+    types = (*READABLE, "input_image", "input_file")
     for index, part in enumerate(value if isinstance(value, list) else ()):
         kind = kind_of(part)
         if isinstance(kind, str) and (kind not in types or kind == "refusal"):
@@ -86,8 +104,10 @@ Result = Annotated[
     | Annotated[
         list[
             Annotated[
-                Annotated[ResponseTextPart, Tag("<text>")] | Annotated[UnreadPart, Tag("<unread>")],
-                Discriminator(_output_tag),
+                Annotated[ResponseTextPart, Tag("<text>")]
+                | Annotated[InputImagePart, Tag("<image>")]
+                | Annotated[UnreadPart, Tag("<unread>")],
+                Discriminator(_tag),
             ]
         ],
         Field(fail_fast=True, max_length=MAX_PARTS),
@@ -96,13 +116,13 @@ Result = Annotated[
     shape_of("a string or a list of parts"),
     BeforeValidator(_known),
 ]
-"""The result of a call. Agents send images to any model: it reads that one was left out."""
+"""The result of a call. Agents send images to any model: others read that one was left out."""
 
 
 Content = Annotated[
     Annotated[Text, Tag("<one>")]
     | Annotated[list[AnyPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag("<list>")],
-    shape_of("a string or a list of text parts"),
+    shape_of("a string or a list of parts"),
     BeforeValidator(_readable),
 ]
 
@@ -111,7 +131,14 @@ def input_parts(content: Content | Result) -> list[Json]:
     """Return the stored form of a content that the model reads and did not write."""
     if isinstance(content, str):
         return [{"type": "input_text", "text": content}]
-    return [{"type": "input_text", "text": part.text} for part in content]
+    return [_input_part(part) for part in content]
+
+
+def _input_part(part: AnyPart | UnreadPart) -> Json:
+    if isinstance(part, InputImagePart):
+        detail = part.detail or "auto"
+        return {"type": "input_image", "image_url": part.image_url, "detail": detail}
+    return {"type": "input_text", "text": part.text}
 
 
 def output_parts(content: Content) -> list[Json]:
@@ -124,6 +151,7 @@ def output_parts(content: Content) -> list[Json]:
 def _output_part(part: AnyPart) -> Json:
     if isinstance(part, RefusalPart):
         return {"type": "refusal", "refusal": part.refusal}
+    assert not isinstance(part, InputImagePart), "messages of the assistant have none"
     return _output_text(part.text, part.annotations or (), part.logprobs or ())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.api.openai.schemas.chat import FunctionCall, ToolCall
 from server.api.responses.offered import SEARCH, names_of, visible_name
-from server.text.content_parts import content_of, joined
+from server.text.content_parts import content_with_images, image_part, joined, text_part
 from server.text.tools import INPUT
 
 Json = dict[str, Any]
@@ -114,9 +114,15 @@ def _result(item: Json) -> str | list[Json]:
         found = ", ".join(names_of(item["tools"]))
         return f"Found tools, which can be called now: {found}" if found else "Found no tools."
     output = item["output"]
-    return output if isinstance(output, str) else _content(output)
+    return output if isinstance(output, str) else _content(output, "input.output.input_image")
 
 
-def _content(parts: Sequence[Json]) -> str | list[Json]:
+def _content(parts: Sequence[Json], name: str = "input.content.input_image") -> str | list[Json]:
     """Return parts as a content for templates. One part is the same as a text in this API."""
-    return content_of([part["refusal"] if "refusal" in part else part["text"] for part in parts])
+    return content_with_images([_part(part, name) for part in parts])
+
+
+def _part(part: Json, name: str) -> Json:
+    if part["type"] == "input_image":
+        return image_part(part["image_url"], name)
+    return text_part(part["refusal"] if "refusal" in part else part["text"])

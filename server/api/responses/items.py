@@ -6,7 +6,7 @@ an id.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -15,10 +15,18 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    model_validator,
 )
 
 from server.api.openai.schemas.fields import never, shape_of
-from server.api.responses.contents import Content, Json, input_parts, kind_of, output_parts
+from server.api.responses.contents import (
+    Content,
+    InputImagePart,
+    Json,
+    input_parts,
+    kind_of,
+    output_parts,
+)
 from server.api.responses.tool_items import (
     AdditionalToolsItem,
     CustomCallItem,
@@ -48,6 +56,14 @@ class MessageItem(Part):
     status: Status | None = None
     phase: Annotated[str, StringConstraints(max_length=64)] | None = None
     """Kept, but not read."""
+
+    @model_validator(mode="after")
+    def _only_users_show_images(self) -> Self:
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if isinstance(part, InputImagePart) and self.role != "user":
+                message = f"a message of role {self.role} has no images"
+                raise failure("invalid", message, "content", index, "type")
+        return self
 
     def stored(self, item_id: str) -> Json:
         written = self.role == "assistant"

@@ -54,7 +54,7 @@ CHAT_CASES: Cases = [
     ({"chat_template": "{{ 1 }}"}, "chat_template", UNSUPPORTED),
     (
         {"messages": [USER, {"role": "user", "content": [IMAGE]}]},
-        "messages.1.content.0.type",
+        "messages",
         UNSUPPORTED,
     ),
     (
@@ -207,7 +207,7 @@ TOLD = [
         {"stop": [[1]]},
         "a string or a list of strings, not a list that begins with a list",
     ),
-    (ChatBody, {"messages": [{**USER, "content": [1]}]}, "a string or a list of text parts, not a"),
+    (ChatBody, {"messages": [{**USER, "content": [1]}]}, "a string or a list of parts, not a"),
     (ChatBody, {"messages": [7]}, "messages.0: Input should be an object, not 7."),
     (ChatBody, {"logit_bias": []}, "an object, not a list."),
     (ChatBody, {"stream": "secret"}, "boolean, not a string."),

@@ -87,9 +87,8 @@ class ImagePart(Part):
     @property
     def readable(self) -> dict[str, Any]:
         """The picture as `chat_images` reads it."""
-        if isinstance(self.image_url, str):
-            return image_part(self.image_url)
-        return image_part(self.image_url.url, self.image_url.detail)
+        url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
+        return image_part(url, "messages.content.image_url")
 
 
 PART_TYPES = ("text", "refusal", "image_url")
@@ -222,6 +221,12 @@ class ChatMessage(Part):
     def _needs_content(self) -> ChatMessage:
         if self.content is None and self.role != "assistant":
             raise failure("invalid", f"a message of role {self.role} needs content", "content")
+        if self.role in ("user", "tool", "function"):
+            return self
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if isinstance(part, ImagePart):
+                message = f"a message of role {self.role} has no images"
+                raise failure("invalid", message, "content", index, "type")
         return self
 
     @property

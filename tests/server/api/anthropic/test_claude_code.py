@@ -126,7 +126,7 @@ async def test_count_is_what_the_answer_is_billed_for(strict: Served) -> None:
                             {
                                 "type": "tool_result",
                                 "tool_use_id": "1",
-                                "content": [{"type": "image", "source": {}}],
+                                "content": [{"type": "document", "source": {}}],
                             }
                         ],
                     }

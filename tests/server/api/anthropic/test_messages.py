@@ -165,7 +165,11 @@ async def test_messages_output_format_is_a_grammar(served):
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens: "),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
+        "'document'",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source: "),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
     ({"tool_choice": {"type": "any"}}, "tool_choice.type: "),
     (

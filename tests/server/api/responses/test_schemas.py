@@ -127,7 +127,7 @@ def test_tools_of_other_servers_are_left_out_and_named() -> None:
         ({"input": [{"role": "user"}]}, "missing_required_parameter", "input.0.content"),
         ({"input": [{"role": "tool", "content": ""}]}, "invalid_value", "input.0.role"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "x"}]}]},
             "unsupported_parameter",
             "input.0.content.0.type",
         ),

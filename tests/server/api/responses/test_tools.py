@@ -150,7 +150,7 @@ async def test_left_out_images_are_named_in_the_header(served: Served) -> None:
     assert response.status_code == 200
     assert response.headers["x-ignored-params"] == "input.output.input_image"
     page = await served.http.get(f"/v1/responses/{response.json()['id']}/input_items")
-    assert page.json()["data"][0]["output"][0]["type"] == "input_text"
+    assert page.json()["data"][0]["output"][0]["type"] == "input_image"
 
 
 @pytest.mark.variants(2)
