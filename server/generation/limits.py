@@ -55,6 +55,16 @@ def check_token_ids(state: AppState, ids: Sequence[int], param: str, *, advice: 
         raise invalid(param, f"{message} {advice}".rstrip())
 
 
+def check_no_images(state: AppState, ids: Sequence[int], param: str) -> None:
+    """Raise a 400 ApiError if a prompt without images has the token in whose place they are."""
+    if state.images is None:
+        return
+    name = state.images.placeholder
+    if state.tokenizer.token_id(name) in ids:
+        message = f"The prompt has the token {name}, which stands for an image; "
+        raise invalid(param, message + "send the image in a chat instead.")
+
+
 def token_limit(
     state: AppState, options: GenerationOptions, prompt: Sequence[int], param: str
 ) -> int:

@@ -16,6 +16,7 @@ from server.generation.limits import (
     check_answer_logprobs,
     check_choices,
     check_min_tokens,
+    check_no_images,
     check_priority,
     check_prompt_logprobs,
     check_token_ids,
@@ -116,6 +117,8 @@ def prepare(
     check_priority(request, options.priority)
     for prompt in prompts:
         check_token_ids(state, prompt, param)
+        if not images:
+            check_no_images(state, prompt, param)
     check_option_tokens(state, options)
     check_choices(options, len(prompts), param)
     given = prompts

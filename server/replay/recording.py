@@ -29,6 +29,8 @@ def answer_recorder(file: RecordFile, state: AppState) -> ObserverFactory:
     def make(prepared: PreparedRequest) -> GenerationObserver | None:
         if REPLAY_HEADER in prepared.headers or prepared.ablation is not None:
             return None
+        if prepared.images:  # a record holds tokens, and they do not say what a picture shows
+            return None
         return Recording(file, prepared, state)
 
     return make

@@ -16,7 +16,12 @@ from server.api.openai.schemas.fields import Between, TokenId, TokenIds
 from server.api.openai.schemas.generate import GenerateBody
 from server.api.receive import admit_and_read
 from server.generation.cache_salt import cache_salt_of
-from server.generation.limits import check_priority, check_token_ids, context_exceeded
+from server.generation.limits import (
+    check_no_images,
+    check_priority,
+    check_token_ids,
+    context_exceeded,
+)
 from server.generation.parsing import with_raw_thoughts
 from server.generation.sampling import check_option_tokens, sampling_params
 from server.glassbox.access import refuse_unknown, state_for_ui
@@ -122,6 +127,7 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
     prompt, answer = body.prompt_ids, body.answer_ids
     options = with_raw_thoughts(state, options, [prompt])
     check_token_ids(state, prompt, "prompt_ids")
+    check_no_images(state, prompt, "prompt_ids")
     check_token_ids(state, answer, "answer_ids")
     check_option_tokens(state, options)
     check_priority(request, options.priority)

@@ -29,7 +29,7 @@ from engine.protocol.lens import (
 )
 from server.api.openai.schemas.fields import TokenId
 from server.api.receive import read_unqueued, thread_turn
-from server.generation.limits import check_token_ids
+from server.generation.limits import check_no_images, check_token_ids
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
 from server.glassbox.access import glassbox_for_ui, refuse_unknown, state_for_ui
@@ -243,6 +243,7 @@ async def embeddings(request: Request) -> Response:
     body = await read_unqueued(request, EmbeddingsBody)
     refuse_unknown(body.ignored)
     check_token_ids(state, body.ids, "ids")
+    check_no_images(state, body.ids, "ids")
     wanted = LensRequest(id=state.client.next_id(), tokens=body.ids, embeddings=True)
     result = await _look(request, state, wanted)
     cosines = floats(result.cosines).reshape(len(body.ids), -1).tolist()
