@@ -60,7 +60,7 @@ class ImageRequests(Between):
     def _check(self, request: GenerateRequest) -> None:
         """Raise RequestRejectedError if a request's images can never be encoded."""
         if self._model is None:
-            raise RequestRejectedError("invalid_value", "The model does not take images.")
+            raise RequestRejectedError("invalid_value", "The model takes no images.")
         for image in request.images:
             tiles, height, width = image.shape
             place = image.place
@@ -85,7 +85,7 @@ class ImageRequests(Between):
             return None
         until = time.monotonic() + SLICE_S
         ready: list[GenerateRequest] = []
-        while self._waiting and time.monotonic() < until:
+        while self._waiting:
             request = next(iter(self._waiting.values()))
             if request.id not in self._held:
                 sizes = self._sizes(request)
@@ -98,6 +98,8 @@ class ImageRequests(Between):
                 )
             if self._encode(request):
                 ready.append(self._waiting.pop(request.id))
+            if time.monotonic() >= until:
+                break
         return Outcome(ready)
 
     def _encode(self, request: GenerateRequest) -> bool:

@@ -1,0 +1,153 @@
+"""ImageRequests: requests wait until their images are encoded, each image once."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+import torch
+
+from engine.errors import RequestRejectedError
+from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
+from engine.protocol.images import Image, ImagePlace
+from engine.protocol.outputs import EngineStats, TokenOutput
+from engine.scheduling.between import RetiredStep
+from engine.vision import requests as module
+from engine.vision.requests import ImageRequests
+from engine.vision.store import ImageStore
+
+CPU = torch.device("cpu")
+
+
+class FourUnits:
+    """Encodes an image in four units; its embeddings are the value of its first pixel."""
+
+    image_bytes = 4
+
+    def __init__(self) -> None:
+        self.begun: list[bytes] = []
+
+    def encode_image(
+        self, pixels: torch.Tensor, image: Image
+    ) -> Generator[None, None, torch.Tensor]:
+        self.begun.append(image.place.digest)
+        for _ in range(4):
+            yield
+        return torch.full((image.place.num_tokens, 1), float(pixels.flatten()[0]))
+
+
+def picture(name: bytes, start: int = 1, count: int = 2, value: int = 7) -> Image:
+    return Image(ImagePlace(name, ((start, count),)), bytes([value]) * 12, (1, 2, 2))
+
+
+def request(number: int, *images: Image) -> GenerateRequest:
+    return GenerateRequest(number, [1] * 9, SamplingParams(4), 0.0, images=images)
+
+
+def finish(part: ImageRequests, number: int) -> None:
+    part.stepped(RetiredStep(0.0, EngineStats(), outputs=[TokenOutput(number, 1, "stop")]))
+
+
+def drain(part: ImageRequests) -> list[int]:
+    ready = []
+    for _ in range(100):
+        outcome = part.work(is_quiet=False)
+        ready += [each.id for each in outcome.ready] if outcome else []
+    return ready
+
+
+@pytest.fixture
+def model() -> FourUnits:
+    return FourUnits()
+
+
+@pytest.fixture
+def store() -> ImageStore:
+    return ImageStore(40)  # ten tokens
+
+
+@pytest.fixture
+def part(model: FourUnits, store: ImageStore) -> ImageRequests:
+    return ImageRequests(model, store, CPU)
+
+
+def test_request_with_images_waits_until_all_are_encoded(
+    part: ImageRequests, model: FourUnits, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)  # one unit between two steps
+    assert not part.handle(request(1)), "a request without images goes on"
+    assert part.handle(request(2, picture(b"a"), picture(b"b", 4)))
+    assert part.has_work
+    turns = 0
+    while part.has_work:
+        outcome = part.work(is_quiet=False)
+        turns += 1
+        assert outcome is not None
+    assert [each.id for each in outcome.ready] == [2]
+    assert turns >= 8
+    assert model.begun == [b"a", b"b"]
+    assert store.find(b"a") is not None
+
+
+def test_image_of_several_requests_is_encoded_once(part: ImageRequests, model: FourUnits) -> None:
+    part.handle(request(1, picture(b"a")))
+    part.handle(request(2, picture(b"a", 5)))
+    assert drain(part) == [1, 2]
+    assert model.begun == [b"a"]
+    assert part.gauges()["images_encoded"] == 1
+    assert part.gauges()["images_reused"] == 1
+    finish(part, 1)
+    finish(part, 2)
+    part.handle(request(3, picture(b"a")))
+    assert drain(part) == [3], "the embeddings outlive their requests"
+    assert model.begun == [b"a"]
+
+
+def test_request_waits_for_room_that_running_ones_hold(
+    part: ImageRequests, model: FourUnits, store: ImageStore
+) -> None:
+    part.handle(request(1, picture(b"a", count=6)))
+    part.handle(request(2, picture(b"b", count=6)))
+    assert drain(part) == [1]
+    assert model.begun == [b"a"]
+    finish(part, 1)
+    assert drain(part) == [2]
+    assert store.find(b"a") is None, "its room was needed"
+    store.check()
+
+
+def test_aborted_request_frees_its_images_even_while_one_is_encoded(
+    part: ImageRequests, model: FourUnits, store: ImageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+    part.handle(request(1, picture(b"a", count=6)))
+    part.work(is_quiet=False)
+    part.handle(Abort([1, 77]))
+    assert not part.has_work
+    store.check()
+    assert store.has_room([(b"b", 40)])
+    monkeypatch.setattr(module, "SLICE_S", 1.0)
+    part.handle(request(2, picture(b"b", count=6)))
+    assert drain(part) == [2]
+    assert model.begun == [b"a", b"b"]
+
+
+def test_abort_of_a_waiting_request_leaves_the_first_one_alone(
+    part: ImageRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+    part.handle(request(1, picture(b"a")))
+    part.handle(request(2, picture(b"b")))
+    part.work(is_quiet=False)
+    part.handle(Abort([2]))
+    assert drain(part) == [1]
+
+
+def test_requests_that_can_never_run_are_rejected(part: ImageRequests) -> None:
+    with pytest.raises(RequestRejectedError, match="at most 0 MiB"):
+        part.handle(request(1, picture(b"a", count=5), picture(b"b", count=6)))
+    with pytest.raises(RequestRejectedError, match="does not fit"):
+        part.handle(request(1, picture(b"a", start=8)))
+    blind = ImageRequests(None, ImageStore(0), CPU)
+    with pytest.raises(RequestRejectedError, match="takes no images"):
+        blind.handle(request(1, picture(b"a")))
