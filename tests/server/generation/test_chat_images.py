@@ -1,0 +1,212 @@
+"""Images in chats: read once, shown by the template, found among the prompt's tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.protocol.images import Image, ImagePlace
+from server.text.image_reader import ReadImage
+from tests.server.conftest import EOS, byte_tokenizer
+from tests.support.fake_engine import FakeEngine
+from tests.support.rig import Served, serving
+
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endif %}\n{% endfor %}<assistant>"
+)
+TEXT_ONLY = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+CAT = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
+DOG = {"type": "image_url", "image_url": "data:image/png;base64,AAAB"}
+
+
+class FakeReader:
+    """Reads every image as three tokens in two runs; its digest is its URL's end."""
+
+    marker = placeholder = "<image>"
+
+    def __init__(self) -> None:
+        self.read_urls: list[str] = []
+
+    async def read(self, sources: Sequence[dict[str, Any]], param: str) -> list[ReadImage]:
+        found = []
+        for source in sources:
+            self.read_urls.append(source["url"])
+            digest = source["url"][-4:].encode()
+            image = Image(ImagePlace(digest, ()), b"\0" * 12, (1, 2, 2))
+            found.append(ReadImage(image, 3, "[<image><image>|<image>]"))
+        return found
+
+
+def write_model(folder: Path, template: str) -> Path:
+    folder.mkdir()
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 257}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def engine() -> FakeEngine:
+    engine = FakeEngine(lambda request: [72, EOS])
+    engine.info = msgspec.structs.replace(engine.info, vocab_size=300)
+    return engine
+
+
+def with_reader(served: Served) -> FakeReader:
+    reader = FakeReader()
+    state = served.app.state
+    state.penstock = dataclasses.replace(state.penstock, images=reader)
+    return reader
+
+
+@pytest.fixture(params=[PARTS, TEXT_ONLY], ids=["parts", "text only"])
+async def seeing(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
+    """A server of a model that takes images, with a template that reads parts or texts alone."""
+    model = write_model(tmp_path / "model", request.param)
+    async with serving(engine(), model) as served:
+        yield served
+
+
+async def chat(served: Served, *content: Any, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": list(content)}]
+    body = {"messages": messages, "max_tokens": 1} | fields
+    return await served.http.post("/v1/chat/completions", json=body)
+
+
+def text_of(served: Served) -> str:
+    tokenizer = served.app.state.penstock.tokenizer
+    prompt = served.engine.requests[-1].prompt
+    return str(tokenizer.decode(prompt, skip_special_tokens=False))
+
+
+async def test_images_are_shown_and_found_again(seeing: Served) -> None:
+    reader = with_reader(seeing)
+    says = {"type": "text", "text": "One:"}
+    response = await chat(seeing, says, CAT, {"type": "text", "text": "two:"}, DOG)
+    assert response.status_code == 200
+    text = text_of(seeing)
+    shown = "[<image><image>|<image>]"
+    assert text.replace("\n", "").startswith(f"<user>One:{shown}two:{shown}<assistant>")
+    request = seeing.engine.requests[-1]
+    assert reader.read_urls == ["data:image/png;base64,AAAA", "data:image/png;base64,AAAB"]
+    assert [image.place.digest for image in request.images] == [b"AAAA", b"AAAB"]
+    image_token = seeing.app.state.penstock.tokenizer.token_id("<image>")
+    for image in request.images:
+        (first, two), (last, one) = image.place.runs
+        assert (two, one, last) == (2, 1, first + 3)
+        assert [request.prompt[at] for at in (first, first + 1, last)] == [image_token] * 3
+
+
+async def test_marker_in_the_text_of_a_message_is_text(seeing: Served) -> None:
+    with_reader(seeing)
+    response = await chat(seeing, {"type": "text", "text": "a <image> tag"}, CAT)
+    assert response.status_code == 200
+    request = seeing.engine.requests[-1]
+    image_token = seeing.app.state.penstock.tokenizer.token_id("<image>")
+    assert request.prompt.count(image_token) == 3
+    assert "a <image> tag" in text_of(seeing), "the model reads what the user wrote"
+    response = await seeing.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "<image>"}]}
+    )
+    assert response.status_code == 200
+    assert image_token not in seeing.engine.requests[-1].prompt
+
+
+async def test_salt_keeps_encoded_images_apart(seeing: Served) -> None:
+    with_reader(seeing)
+    digests = []
+    for salt in ("a", "b", "a"):
+        await chat(seeing, CAT, cache_salt=salt)
+        digests.append(seeing.engine.requests[-1].images[0].place.digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
+async def test_render_and_token_counts_include_images(seeing: Served) -> None:
+    with_reader(seeing)
+    await chat(seeing, CAT)
+    due = len(seeing.engine.requests[-1].prompt)
+    body = {"messages": [{"role": "user", "content": [CAT]}]}
+    rendered = (await seeing.http.post("/v1/chat/completions/render", json=body)).json()
+    assert rendered["count"] == due
+    tokens = (await seeing.http.post("/tokenize", json=body)).json()
+    assert tokens["count"] == due
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    content = [{"type": "image", "source": source}]
+    body = {"messages": [{"role": "user", "content": content}]}
+    counted = await seeing.http.post("/v1/messages/count_tokens", json=body)
+    assert counted.json() == {"input_tokens": due}
+    content = [{"type": "input_image", "image_url": "data:image/png;base64,AAAA"}]
+    given = {"input": [{"role": "user", "content": content}]}
+    counted = await seeing.http.post("/v1/responses/input_tokens", json=given)
+    assert counted.json()["input_tokens"] == due
+
+
+async def test_images_of_other_apis_reach_the_engine(seeing: Served) -> None:
+    reader = with_reader(seeing)
+    source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    image = {"type": "image", "source": source}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    messages = [
+        {"role": "user", "content": [image, {"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"messages": messages, "max_tokens": 1}
+    response = await seeing.http.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    assert len(seeing.engine.requests[-1].images) == 2
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAB"}
+    items = [
+        {"role": "user", "content": [picture]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [picture]},
+    ]
+    response = await seeing.http.post("/v1/responses", json={"input": items})
+    assert response.status_code == 200, response.text
+    assert len(seeing.engine.requests[-1].images) == 2
+    assert reader.read_urls[0] == "data:image/png;base64,AAAA"
+    page = await seeing.http.get(f"/v1/responses/{response.json()['id']}/input_items")
+    stored = [item["content"][0] for item in page.json()["data"] if item["type"] == "message"]
+    assert stored == [{**picture, "detail": "auto"}]
+
+
+async def test_image_tokens_without_an_image_are_refused(seeing: Served) -> None:
+    with_reader(seeing)
+    token = seeing.app.state.penstock.tokenizer.token_id("<image>")
+    for prompt in ("an <image>", [1, token]):
+        response = await seeing.http.post("/v1/completions", json={"prompt": prompt})
+        assert response.status_code == 400
+        assert "stands for an image" in response.json()["error"]["message"]
+
+
+async def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
+    template = "{% for m in messages %}<{{ m.role }}>{% endfor %}"
+    model = write_model(tmp_path / "model", template)
+    async with serving(engine(), model) as served:
+        with_reader(served)
+        response = await chat(served, CAT)
+        assert response.status_code == 400
+        assert "shows 0 images; the messages have 1" in response.json()["error"]["message"]
+
+
+async def test_text_model_refuses_images_of_users(seeing: Served) -> None:
+    response = await chat(seeing, CAT)
+    assert response.status_code == 400
+    assert (
+        response.json()["error"]["message"]
+        == "messages: This model takes no images; send text only."
+    )
+    response = await seeing.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "system", "content": [CAT]}]}
+    )
+    assert response.json()["error"]["param"] == "messages.0.content.0.type"
