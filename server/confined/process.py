@@ -1,9 +1,9 @@
-"""Run a checkpoint's own programs in a child process with limits on memory and time.
+"""Run what is not trusted in a child process with limits on memory and time.
 
 A chat template, or a regular expression of a tokenizer, comes with a checkpoint and may compute
-anything. The child limits its own memory and sets an alarm before each call. Linux kills it when
-the alarm rings, even inside a computation that holds the GIL. It ends at the end of its stdin, and
-thus with its parent.
+anything. An image comes with a request, and C libraries decode it. The child limits its own
+memory and sets an alarm before each call. Linux kills it when the alarm rings, even inside a
+computation that holds the GIL. It ends at the end of its stdin, and thus with its parent.
 
 A call is one message to the child and one back: 4 bytes for the length (little-endian), and data.
 """
