@@ -57,6 +57,8 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the server's terminal
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # if the machine's memory runs out, end this process and no other
     _, most_ever = resource.getrlimit(resource.RLIMIT_AS)  # of `ulimit -v`
     most = sys.maxsize if most_ever == resource.RLIM_INFINITY else most_ever
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer

@@ -39,6 +39,10 @@ def test_long_answers_are_complete(child: ConfinedProcess) -> None:
     assert len(large) == 5_000_000
 
 
+def test_machine_without_memory_ends_the_child_first(child: ConfinedProcess) -> None:
+    assert child.call(b"open('/proc/self/oom_score_adj').read()") == b"1000\n"
+
+
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
