@@ -170,4 +170,18 @@ def damaged(data: bytes, seed: int) -> bytes:
                 file[at : at + 4] = chosen.choice(
                     (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff")
                 )
+    return resealed(bytes(file)) if seed % 2 else bytes(file)
+
+
+def resealed(data: bytes) -> bytes:
+    """Return a PNG whose chunks have right checksums, so that damage inside them is decoded."""
+    if data[:4] != b"\x89PNG":
+        return data
+    file, at = bytearray(data), 8
+    while at + 12 <= len(file):
+        end = at + 8 + int.from_bytes(file[at : at + 4], "big")
+        if end + 4 > len(file):
+            break
+        file[end : end + 4] = struct.pack(">I", zlib.crc32(file[at + 4 : end]))
+        at = end + 4
     return bytes(file)
