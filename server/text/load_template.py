@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from engine.checkpoint.bounded_json import read_bounded, read_optional
 from engine.errors import ConfigError
+from server.confined.process import ConfinedError
 from server.text.chat_template import ChatTemplate
-from server.text.confined import ConfinedError
 from server.text.render_pool import RenderPool
 from server.text.special_tokens import special_tokens
 

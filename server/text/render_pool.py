@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import queue
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from engine.client.module_command import python_module
+from server.confined.pool import ConfinedPool
+from server.confined.process import ConfinedError, ConfinedProcess, Limits
 from server.text import exact_json
 from server.text.chat_template import TemplateLimitError
-from server.text.confined import ConfinedError, ConfinedProcess, Limits
 
 # Most published templates take milliseconds.
 LIMITS = Limits(memory=256 << 20, seconds=1.5, memory_per_byte=16)
@@ -54,67 +50,26 @@ class RenderPool:
     """Thread-safe: one process from the start, and a second one while that is busy."""
 
     def __init__(self, source: bytes) -> None:
-        self._source = source
-        self._idle: queue.LifoQueue[RenderProcess] = queue.LifoQueue()
-        self._all: set[RenderProcess] = set()
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(MAX_PROCESSES, "render")
-        # Also at the interpreter's exit.
-        self.close = weakref.finalize(self, _close, self._all, self._threads)
-        self._idle.put(self._start())
+        self._pool = ConfinedPool(partial(RenderProcess, source), MAX_PROCESSES, "render")
+        self._pool.start_one()
 
     def compiled(self) -> dict[str, Any]:
         """Return what RenderProcess.compiled returns. Raises ConfinedError."""
-        with self._process() as process:
+        with self._pool.lend() as process:
             return process.compiled()
 
     def render(self, context: dict[str, Any]) -> dict[str, str]:
         """Return what RenderProcess.render returns. Raises TemplateLimitError."""
         try:
-            with self._process() as process:
+            with self._pool.lend() as process:
                 return process.render(context)
         except ConfinedError as error:
             raise TemplateLimitError(f"The chat template {error} for these messages.") from error
 
     async def in_thread(self, work: Callable[[], str]) -> str:
         """Run `work`, which calls `render`, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._pool.in_thread(work)
 
-    @contextlib.contextmanager
-    def _process(self) -> Iterator[RenderProcess]:
-        """Lend an idle process. Replace it if it ends."""
-        process = self._take()
-        try:
-            yield process
-        except ConfinedError:
-            process = self._replace(process)
-            raise
-        finally:
-            self._idle.put(process)
-
-    def _take(self) -> RenderProcess:
-        with contextlib.suppress(queue.Empty):
-            process = self._idle.get_nowait()
-            return process if process.is_running else self._replace(process)
-        with self._lock:
-            if len(self._all) < MAX_PROCESSES:
-                return self._start()
-        return self._idle.get()
-
-    def _start(self) -> RenderProcess:
-        process = RenderProcess(self._source)
-        self._all.add(process)
-        return process
-
-    def _replace(self, process: RenderProcess) -> RenderProcess:
-        process.close()
-        with self._lock:
-            self._all.discard(process)
-            return self._start()
-
-
-def _close(processes: set[RenderProcess], threads: ThreadPoolExecutor) -> None:
-    """Kill the processes; a call that waits for one then fails."""
-    for process in list(processes):
-        process.close()
-    threads.shutdown(wait=False)
+    def close(self) -> None:
+        """Kill the processes. Idempotent."""
+        self._pool.close()

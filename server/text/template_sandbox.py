@@ -1,9 +1,9 @@
 """The process that renders chat templates: `python -m server.text.template_sandbox`.
 
 Templates are untrusted code. They run in Jinja's immutable sandbox on plain JSON data. Their memory
-and time are limited by this process (`server.text.confined`). Their variables, filters and options
-follow transformers (utils/chat_template_utils.py), so that the model gets the prompt format it was
-trained on.
+and time are limited by this process (`server.confined.process`). Their variables, filters and
+options follow transformers (utils/chat_template_utils.py), so that the model gets the prompt format
+it was trained on.
 
 The first message is the template, every other one is the context of a rendering. Only this process
 imports jinja2, and little else, so that it starts fast.
@@ -26,8 +26,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from server.confined.process import serve
 from server.text import exact_json
-from server.text.confined import serve
 
 # A rendering has at most this many characters, plus some for each byte of its context.
 MIN_OUTPUT = 65_536

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from server.text.confined import ConfinedError, ConfinedProcess, Limits, serve
+from server.confined.process import ConfinedError, ConfinedProcess, Limits, serve
 
 if TYPE_CHECKING:  # the parent has it, and the child imports it after its start
     import tokenizers

@@ -1,9 +1,9 @@
-"""Run a checkpoint's own programs in a child process with limits on memory and time.
+"""Run what is not trusted in a child process with limits on memory and time.
 
 A chat template, or a regular expression of a tokenizer, comes with a checkpoint and may compute
-anything. The child limits its own memory and sets an alarm before each call. Linux kills it when
-the alarm rings, even inside a computation that holds the GIL. It ends at the end of its stdin, and
-thus with its parent.
+anything. An image comes with a request, and C libraries decode it. The child limits its own
+memory and sets an alarm before each call. Linux kills it when the alarm rings, even inside a
+computation that holds the GIL. It ends at the end of its stdin, and thus with its parent.
 
 A call is one message to the child and one back: 4 bytes for the length (little-endian), and data.
 """
@@ -57,6 +57,8 @@ def serve(handle: Callable[[bytes], bytes]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the server's terminal
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # if the machine's memory runs out, end this process and no other
     _, most_ever = resource.getrlimit(resource.RLIMIT_AS)  # of `ulimit -v`
     most = sys.maxsize if most_ever == resource.RLIM_INFINITY else most_ever
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer

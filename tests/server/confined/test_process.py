@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.text.confined import ConfinedError, ConfinedProcess, Limits
+from server.confined.process import ConfinedError, ConfinedProcess, Limits
 
 LIMITS = Limits(memory=256 << 20, seconds=1, first_seconds=1)
 CHILD = [
     sys.executable,
     "-c",
-    "from server.text.confined import serve; serve(lambda code: eval(code).encode())",
+    "from server.confined.process import serve; serve(lambda code: eval(code).encode())",
 ]
 
 
@@ -37,6 +37,10 @@ def test_calls_within_the_limits_are_answered(child: ConfinedProcess) -> None:
 def test_long_answers_are_complete(child: ConfinedProcess) -> None:
     large = child.call(b"'x' * 5_000_000")
     assert len(large) == 5_000_000
+
+
+def test_machine_without_memory_ends_the_child_first(child: ConfinedProcess) -> None:
+    assert child.call(b"open('/proc/self/oom_score_adj').read()") == b"1000\n"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_call_beyond_a_limit_ends_the_process(
 def test_process_ends_with_its_parent() -> None:
     """It reads the end of its stdin. A computation is ended by its alarm."""
     source = (
-        "import sys, os; from server.text.confined import *\n"
+        "import sys, os; from server.confined.process import *\n"
         f"p = ConfinedProcess({CHILD!r}, Limits(256 << 20, 1))\n"
         "print(p.call(b'str(__import__(\"os\").getpid())').decode(), flush=True)\n"
         "p.send(b'9**(9**9)') if len(sys.argv) > 1 else None\n"

@@ -1,0 +1,1 @@
+"""Processes with limits on memory and time, for programs and files that are not trusted."""

@@ -1,0 +1,194 @@
+"""ImagePool: the processes that decode and process images, and the images that they made."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from engine.client.module_command import python_module
+from engine.errors import ConfigError
+from server.confined.pool import ConfinedPool
+from server.confined.process import ConfinedError, ConfinedProcess, Limits
+from server.images.addresses import ImageAddresses
+from server.images.data_url import image_bytes
+from server.images.errors import ImageError
+from server.images.message import Json, pack, unpack
+from server.images.processors.processor import ImageShape
+from server.images.source import ImageSource
+
+# A WebP of 50 megapixels takes 900 MiB, the most of all formats, and 0.9 s of one core.
+LIMITS = Limits(memory=1 << 30, seconds=10, first_seconds=10)
+MAX_PROCESSES = 2  # images at the same time
+CACHE_BYTES = 128 << 20  # of pixels
+MAX_IMAGES = 100  # of a request
+
+
+@dataclass(frozen=True)
+class ProcessedImage:
+    """What the engine encodes: uint8 pixels [tiles, height, width, 3], RGB."""
+
+    shape: ImageShape
+    pixels: bytes
+
+
+@dataclass(frozen=True)
+class Job:
+    """An encoded image, and what else decides about its pixels."""
+
+    data: bytes
+    alone: bool
+    is_small: bool
+    key: bytes
+
+
+class ImageProcess:
+    """A process with a checkpoint's processor."""
+
+    def __init__(self, module: str, settings: Json) -> None:
+        self._process = ConfinedProcess(python_module(module), LIMITS)
+        self._process.send(pack(settings))
+        self._is_ready = False
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.is_running
+
+    def process(self, job: Job) -> ProcessedImage:
+        """Raises ConfinedError, ImageError, ConfigError."""
+        if not self._is_ready:
+            head, _ = unpack(self._process.receive())
+            if "error" in head:
+                raise ConfigError(head["error"])
+            self._is_ready = True
+        options = {"alone": job.alone, "is_small": job.is_small}
+        head, pixels = unpack(self._process.call(pack(options, job.data)))
+        if "error" in head:
+            raise ImageError(head["error"])
+        size = tuple(head["shape"].pop("size"))
+        return ProcessedImage(ImageShape(**head["shape"], size=size), pixels)
+
+    def close(self) -> None:
+        self._process.close()
+
+
+class ImageCache:
+    """The images that were used last, up to `limit` bytes of pixels."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._images: OrderedDict[bytes, ProcessedImage] = OrderedDict()
+        self.size = 0  # bytes
+
+    def get(self, key: bytes) -> ProcessedImage | None:
+        image = self._images.get(key)
+        if image is not None:
+            self._images.move_to_end(key)
+        return image
+
+    def put(self, key: bytes, image: ProcessedImage) -> None:
+        if len(image.pixels) > self._limit or key in self._images:
+            return
+        self._images[key] = image
+        self.size += len(image.pixels)
+        while self.size > self._limit:
+            _, oldest = self._images.popitem(last=False)
+            self.size -= len(oldest.pixels)
+
+
+class ImagePool:
+    """Reads the images of requests. For one event loop.
+
+    `module` runs an ImageSandbox, and `settings` are those of its processor. A process starts with
+    the first image: most requests have none, and a start takes 0.15 s. Clients send an image again
+    with every turn of a chat, so the last ones are kept.
+    """
+
+    def __init__(self, module: str, settings: Json, addresses: ImageAddresses) -> None:
+        start = partial(ImageProcess, module, settings)
+        self._pool = ConfinedPool(start, MAX_PROCESSES, "image")
+        self._addresses = addresses
+        self._cache = ImageCache(CACHE_BYTES)
+        self._running: dict[bytes, asyncio.Task[ProcessedImage]] = {}
+        self.num_processed = 0  # images that a process was given
+
+    async def read_all(self, sources: Sequence[ImageSource], room: int) -> list[ProcessedImage]:
+        """Return the images of a conversation in order.
+
+        Raises ImageError with the index of an image that cannot be read, or that exceeds `room`,
+        the embeddings that fit the model's context. A tiny file may become megabytes of pixels, so
+        the images behind that one are not processed.
+        """
+        if len(sources) > MAX_IMAGES:
+            raise ImageError(
+                f"The request has {len(sources)} images; the limit is {MAX_IMAGES}.", MAX_IMAGES
+            )
+        images: list[ProcessedImage] = []
+        embeddings = 0
+        for index, source in enumerate(sources):
+            try:
+                image = await self.read(source, alone=len(sources) == 1)
+            except ImageError as error:
+                raise ImageError(str(error), index) from error
+            images.append(image)
+            embeddings += image.shape.embeddings
+            if embeddings > room:
+                raise ImageError(
+                    f"The request's first {index + 1} images take {embeddings} tokens of the "
+                    f"prompt; the model's context has {room}.",
+                    index,
+                )
+        return images
+
+    async def read(self, source: ImageSource, *, alone: bool) -> ProcessedImage:
+        """Return an image. `alone` says that its conversation has no other. Raises ImageError."""
+        if source.is_address:
+            job = _job(await self._addresses.fetch(source.text), alone, source.is_small)
+        else:
+            job = await asyncio.to_thread(_data_job, source, alone)
+        image = self._cache.get(job.key)
+        return image if image is not None else await self._processed(job)
+
+    async def _processed(self, job: Job) -> ProcessedImage:
+        """Process an image once, also if several requests wait for it, or if they leave."""
+        task = self._running.get(job.key)
+        if task is None:
+            task = asyncio.create_task(self._process(job))
+            self._running[job.key] = task
+            task.add_done_callback(partial(self._forget, job.key))
+        return await asyncio.shield(task)
+
+    async def _process(self, job: Job) -> ProcessedImage:
+        self.num_processed += 1
+        image = await self._pool.in_thread(partial(self._process_here, job))
+        self._cache.put(job.key, image)
+        return image
+
+    def _forget(self, key: bytes, task: asyncio.Task[ProcessedImage]) -> None:
+        del self._running[key]
+        if not task.cancelled():
+            task.exception()  # the requests that wait have it; one that left needs none
+
+    def _process_here(self, job: Job) -> ProcessedImage:
+        try:
+            with self._pool.lend() as process:
+                return process.process(job)
+        except ConfinedError as error:
+            raise ImageError(f"Reading the image {error}.") from error
+
+    def close(self) -> None:
+        """Kill the processes. Idempotent."""
+        self._pool.close()
+
+
+def _data_job(source: ImageSource, alone: bool) -> Job:
+    """Decode base64. Raises ImageError."""
+    return _job(image_bytes(source.text), alone, source.is_small)
+
+
+def _job(data: bytes, alone: bool, is_small: bool) -> Job:
+    options = bytes((alone, is_small))
+    return Job(data, alone, is_small, hashlib.blake2b(data, digest_size=16, salt=options).digest())

@@ -1,0 +1,152 @@
+"""Damaged and hostile images: a picture or a reason, within the limits of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server.confined.process import GRACE_S
+from server.images.addresses import ImageAddresses
+from server.images.errors import ImageError
+from server.images.pool import LIMITS, ImagePool
+from server.images.source import ImageSource
+from tests.support.pictures import FILES, damaged, file_of, gradient, resized_header
+
+MAX_SECONDS = LIMITS.seconds + GRACE_S + 2  # of one image: then the parent ends the process
+MAX_HELD_S = 0.05  # the event loop, which also answers /health
+QUICK, ALL = range(2), range(2, 14)
+SIZES = [
+    *((1, 1), (65_535, 1), (1, 65_535), (7_000, 7_000), (16_383, 16_383), (65_535, 65_535)),
+]
+WRONG_TYPES = ["BMP", "TIFF", "PPM", "ICO", "JPEG2000", "PDF", "EPS"]
+
+
+@dataclass
+class Observed:
+    memory: int = 0  # largest peak of a child's resident memory, in bytes
+    longest: float = 0.0  # seconds of one image
+    beats: list[float] = field(default_factory=list)  # seconds that the event loop was held
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def held(self) -> float:
+        """The 99th percentile: a machine with other programs suspends this one at times."""
+        return sorted(self.beats)[len(self.beats) * 99 // 100]
+
+
+def peak_memory() -> int:
+    """Return the largest peak of this process's children, in bytes."""
+    peaks = [0]
+    for child in psutil.Process().children():
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{child.pid}/status").read_text(encoding="ascii")
+            peaks += [int(kib) << 10 for kib in re.findall(r"VmHWM:\s+(\d+) kB", status)]
+    return max(peaks)
+
+
+@contextlib.asynccontextmanager
+async def watching_loop(observed: Observed) -> AsyncIterator[None]:
+    async def beat() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            observed.beats.append(time.monotonic() - began - 0.005)
+
+    task = asyncio.create_task(beat())
+    yield
+    task.cancel()
+
+
+async def attack(files: Iterable[tuple[str, bytes]]) -> Observed:
+    """Read each image with its name. A picture of a few pixels must be readable after each."""
+    observed = Observed()
+    files = list(files)  # making them takes seconds, and must not hold the loop
+    pool = ImagePool("tests.support.image_sandbox", {"edge": 16}, ImageAddresses(()))
+    intact = ImageSource(base64.b64encode(file_of(gradient(), "PNG")).decode())
+    try:
+        async with watching_loop(observed):
+            for name, data in files:
+                text = base64.b64encode(data).decode()
+                began = time.monotonic()
+                reason = "a picture"
+                try:
+                    await pool.read(ImageSource(f"data:image/png;base64,{text}"), alone=True)
+                except ImageError as error:
+                    reason = str(error)
+                    assert 10 < len(reason) < 300, name
+                    assert "ended its process" not in reason, name
+                observed.reasons[re.sub(r"\d+", "N", reason)[:60]] += 1
+                observed.longest = max(observed.longest, time.monotonic() - began)
+                observed.memory = max(observed.memory, peak_memory())
+                assert (await pool.read(intact, alone=True)).shape.size == (47, 61), name
+    finally:
+        pool.close()
+    print(f"{observed.reasons.total()} images, {observed.memory >> 20} MiB, longest "
+          f"{observed.longest:.2f} s, loop held {observed.held * 1e3:.0f} ms")  # fmt: skip
+    print(*(f"{count:4} {reason}" for reason, count in observed.reasons.most_common()), sep="\n")
+    return observed
+
+
+def mutated(seeds: range) -> Iterator[tuple[str, bytes]]:
+    for name, made in FILES.items():
+        data = made()
+        for seed in seeds:
+            yield f"{name}, seed {seed}", damaged(data, seed)
+
+
+def hostile() -> Iterator[tuple[str, bytes]]:
+    """Every file as it is, headers of any size, files of other types, and noise."""
+    for name, made in FILES.items():
+        yield name, made()
+    for kind in ("PNG", "GIF", "JPEG", "WebP lossy", "WebP lossless", "WebP extended"):
+        for width, height in SIZES:
+            side = 16_383 if "WebP" in kind else 65_535
+            yield kind, resized_header(kind, min(width, side), min(height, side))
+    for kind in WRONG_TYPES:
+        yield kind, file_of(gradient(), kind)
+    for seed in range(20):
+        noise = random.Random(seed).randbytes(300)
+        for beginning in (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a"):
+            yield f"noise {seed} behind {beginning!r}", beginning + noise
+
+
+def check(observed: Observed) -> None:
+    assert observed.memory <= LIMITS.memory
+    assert observed.longest <= MAX_SECONDS
+    assert len(observed.reasons) > 3
+    assert observed.reasons["a picture"] > 3
+
+
+@pytest.mark.timeout(120)
+async def test_some_damaged_images_give_a_picture_or_a_reason() -> None:
+    names = [name for name in FILES if name not in ("PNG, flat", "PNG, strip")]
+    chosen = ((f"{name} {seed}", damaged(FILES[name](), seed)) for name in names for seed in QUICK)
+    check(await attack(chosen))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_damaged_images_give_a_picture_or_a_reason() -> None:
+    observed = await attack(mutated(ALL))
+    assert observed.reasons.total() >= 300
+    check(observed)
+    assert observed.held <= MAX_HELD_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_hostile_images_give_a_picture_or_a_reason() -> None:
+    observed = await attack(hostile())
+    check(observed)
+    assert observed.held <= MAX_HELD_S
