@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from engine.attention.backend import AttentionPlan
 from engine.attention.kv_cache import KVCache
 from engine.ops.lora import TokenAdapters
+from engine.ops.seen_tokens import SeenTokens
 from engine.ops.state_runs import StateRuns
 
 
@@ -30,6 +31,7 @@ class ForwardBatch:
     adapters: TokenAdapters | None = None  # None: no token has one
     runs: StateRuns | None = None  # None: no layer keeps a state
     types: torch.Tensor | None = None  # [T] int64, of an encoder's tokens; None: all are 0
+    seen: SeenTokens | None = None  # None: no token shows an image
     # Whether each sublayer's output passes the `add` of a norm, where an ablation changes it.
     adds_apart: bool = False
 

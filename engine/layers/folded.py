@@ -60,7 +60,9 @@ def foldable(
 
 def takes_rows(embedding: TokenEmbedding, batch: ForwardBatch) -> bool:
     """Return whether the kernels are used for the tokens of a decoder with this embedding."""
-    if batch.adds_apart or embedding.kernels != "triton" or embedding.weight.dtype != DTYPE:
+    if batch.adds_apart or batch.seen is not None:
+        return False
+    if embedding.kernels != "triton" or embedding.weight.dtype != DTYPE:
         return False
     if embedding.tensors.shard is not None:
         return False

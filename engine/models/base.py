@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
@@ -14,6 +14,7 @@ from engine.checkpoint.sentence_modules import PoolingMode
 from engine.checkpoint.weight_map import WeightMap
 from engine.device.ranks import Ranks
 from engine.errors import ConfigError, one_line
+from engine.protocol.images import Image
 
 Number = TypeVar("Number", int, float)
 
@@ -92,6 +93,24 @@ class PredictionHead(Protocol):
         """
 
     def weight_map(self) -> WeightMap: ...
+
+
+@runtime_checkable
+class Sees(Protocol):
+    """A decoder whose prompts may show images."""
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of the embeddings of one token of an image."""
+
+    def encode_image(
+        self, pixels: torch.Tensor, image: Image
+    ) -> Generator[None, None, torch.Tensor]:
+        """Yield after each unit of work, and return the embeddings [N, width] of an image.
+
+        `pixels` [tiles, height, width, 3] uint8 are those of `image`. N is the number of its
+        tokens. The width is `hidden`, times the number of layers that get embeddings.
+        """
 
 
 class Classifier(Protocol):

@@ -227,10 +227,15 @@ class Llama(nn.Module):
         foldable = self._foldable() if takes_rows(self.embed, batch) else None
         if foldable is not None:
             return self.norm(compute_folded(self.embed, foldable, (cos, sin), batch))
-        x, delta = self.embed(batch.input_ids), None
+        x, delta = self.inputs(batch), None
         for block in self.blocks:
             x, delta = block(x, delta, cos, sin, batch)
         return self.norm.add(x, delta)[1]
+
+    def inputs(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the token embeddings [T, hidden], with those of images in their places."""
+        x: torch.Tensor = self.embed(batch.input_ids)
+        return x if batch.seen is None else batch.seen.place(x)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.head(hidden, out)
