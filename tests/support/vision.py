@@ -12,7 +12,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from engine.attention.batch import ForwardBatch
 from engine.checkpoint.loader import load_weights
 from engine.checkpoint.weight_map import WeightMap
 from engine.layers.linear import Linear
 from engine.models.vision.block import Units
 from engine.ops.kernels import Kernels, use_kernels
+from engine.ops.seen_tokens import SeenTokens
+from engine.scheduling.step import Step
 from tests.support.golden import randomise
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -145,6 +148,32 @@ def picture(size: Sequence[int], seed: int = 0) -> Picture:
     generator = torch.Generator().manual_seed(seed)
     shape = (*size[:3], 3)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
+def shows(
+    images: Sequence[Sequence[tuple[int, torch.Tensor]]],
+) -> Callable[[Step, ForwardBatch], ForwardBatch]:
+    """Return the argument `prepare` of `forward` for prompts that show images.
+
+    `images` are those of each prompt: their first token, and their embeddings [n, width].
+    """
+
+    def prepare(step: Step, batch: ForwardBatch) -> ForwardBatch:
+        index: list[int] = []
+        rows: list[torch.Tensor] = []
+        before = 0
+        for part in step.slices:
+            for first, embeddings in images[part.row]:
+                begin = max(first, part.start)
+                end = min(first + len(embeddings), part.start + part.count)
+                index += range(before + begin - part.start, before + end - part.start)
+                rows.append(embeddings[begin - first : max(end, begin) - first])
+            before += part.count
+        if not index:
+            return batch
+        return replace(batch, seen=SeenTokens(torch.tensor(index), torch.cat(rows)))
+
+    return prepare
 
 
 # ---- the equalities --------------------------------------------------------------------------
