@@ -30,6 +30,7 @@ class LayerParameters:
         self.slices = slices
         self.shard: Shard | None = None
         self.dtype: torch.dtype | None = None  # None: the dtype of the model
+        self.flattens = False  # the weight is a convolution's kernel in a checkpoint
 
     @property
     def whole_slices(self) -> Mapping[str, slice]:

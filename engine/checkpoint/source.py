@@ -78,7 +78,7 @@ class Source:
     def _rows(
         self, target: Target, part: str, rows: slice | torch.Tensor, shard: Shard | None
     ) -> torch.Tensor:
-        is_plain = not target.transpose and not target.experts
+        is_plain = not target.transpose and not target.experts and not target.flattens
         if shard is not None and rows == slice(None) and is_plain:
             values = self._read_rows(shard.rows[part])
         else:
@@ -116,4 +116,6 @@ def _as_rows(target: Target, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor in the order of the parameter, without a dimension of experts."""
     if target.transpose:
         tensor = tensor.mT
+    if target.flattens:
+        tensor = tensor.flatten(1)
     return tensor.flatten(0, 1) if target.experts else tensor

@@ -30,6 +30,7 @@ class Target:
     experts: int = 0  # if not 0, the first dimension: their rows follow each other
     groups: int = 0
     parts: tuple[str, ...] = ()
+    flattens: bool = False  # the dimensions after the first become one: a convolution's kernel
 
     def count(self, slices: Mapping[str, slice], outputs: int) -> int:
         """Return how many rows the tensor has. The parameter has `outputs`, of these `slices`."""
@@ -95,7 +96,8 @@ def targets_by_module(model: nn.Module, names: Names) -> dict[str, Target]:
         pattern = BLOCK_NUMBER.sub("{i}", module)
         assert pattern in names, f"{parameter}: no checkpoint name for {pattern!r}"
         known = names[pattern]
-        slices = list(parameters_of(model.get_submodule(module)).slices)
+        parameters = parameters_of(model.get_submodule(module))
+        slices, flattens = list(parameters.slices), parameters.flattens and kind == "weight"
         parts = slices if isinstance(known, str) else list(known)
         parts_of: dict[str, list[str]] = {}
         for part in parts:
@@ -107,7 +109,7 @@ def targets_by_module(model: nn.Module, names: Names) -> dict[str, Target]:
                 f"{tensor} fills both {targets[tensor].parameter} and {parameter}"
             )
             if len(fused) == 1:
-                targets[tensor] = Target(parameter, fused[0])
+                targets[tensor] = Target(parameter, fused[0], flattens=flattens)
             else:
                 named = () if fused == slices else tuple(fused)
                 targets[tensor] = Target(parameter, groups=1, parts=named)

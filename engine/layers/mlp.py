@@ -14,6 +14,7 @@ from engine.ops.gated import (
     gelu_tanh_mul,
     plain_gelu,
     plain_gelu_tanh,
+    quick_gelu,
     relu_squared,
     silu,
     silu_mul,
@@ -35,6 +36,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": plain_gelu_tanh,
     "gelu_new": plain_gelu_tanh,
     "gelu_pytorch_tanh": plain_gelu_tanh,
+    "quick_gelu": in_torch(quick_gelu),
     "relu": in_torch(F.relu),
     "relu2": relu_squared,
     "silu": in_torch(silu),
@@ -47,7 +49,8 @@ GATED_OF_ENCODERS: dict[str, Activation] = GATED | {"gelu": gelu_mul}
 class MLP(nn.Module):
     """down(activation(up(x))). A gated activation takes two `parts` of the output of `up`.
 
-    `bias` is whether both linears have one. `down_bias` says so of `down` alone.
+    `bias` is whether both linears have one. `down_bias` says so of `down` alone. `linear` is the
+    class of both.
     """
 
     def __init__(
@@ -59,13 +62,14 @@ class MLP(nn.Module):
         parts: Sequence[str] = ("",),
         bias: bool = False,
         down_bias: bool | None = None,
+        linear: type[Linear] = Linear,
     ) -> None:
         super().__init__()
         sizes = dict.fromkeys(parts, intermediate)
-        self.up = Linear(hidden, sizes, bias=bias, output_units=sizes)
+        self.up = linear(hidden, sizes, bias=bias, output_units=sizes)
         self.activation = activation
         down_bias = bias if down_bias is None else down_bias
-        self.down = Linear(intermediate, hidden, bias=down_bias, input_units=intermediate)
+        self.down = linear(intermediate, hidden, bias=down_bias, input_units=intermediate)
         self.kernels: Kernels = "torch"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,8 @@ DECODERS = {
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
     "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
     "Exaone4ForCausalLM": ("engine.models.exaone4", "Exaone4"),
+    "Idefics3ForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),
+    "SmolVLMForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),
     "GlmForCausalLM": ("engine.models.glm", "Glm"),
     "Glm4ForCausalLM": ("engine.models.glm4", "Glm4"),
     "SeedOssForCausalLM": ("engine.models.seed_oss", "SeedOss"),

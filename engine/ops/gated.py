@@ -149,3 +149,8 @@ def sigmoid(x: torch.Tensor) -> torch.Tensor:
     It uses tanh, because torch.sigmoid has the problem of `_splits_change_bits`.
     """
     return (0.5 * torch.tanh(0.5 * x.float()) + 0.5).to(x.dtype)
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(1.702 x), CLIP's approximation of GELU."""
+    return x * sigmoid(1.702 * x)

@@ -6,10 +6,11 @@ The engine itself computes logits of sampled tokens only.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.layers.attention import kv_specs
 from engine.protocol.generate import SamplingParams
@@ -33,8 +34,9 @@ def forward(
     prompts: Sequence[list[int]],
     plan: Plan,
     sources: Sequence[list[int]] | None = None,
+    prepare: Callable[[Step, ForwardBatch], ForwardBatch] = lambda step, batch: batch,
 ) -> list[torch.Tensor]:
-    """Return logits [computed tokens, vocabulary] of each prompt.
+    """Return logits [computed tokens, vocabulary] of each prompt. `prepare` may change batches.
 
     The prompts' blocks are scattered over a new KV cache. Within a step, decodes come before
     chunks, in the scheduler's order.
@@ -76,7 +78,8 @@ def forward(
             part = ScheduledSlice(index, 0, index, done[index], count, samples=False, states=own)
             slices.append(part)
             done[index] += count
-        batch = build_batch(Step(tuple(slices)), runner.rows, kv, runner.backend)
+        step = Step(tuple(slices))
+        batch = prepare(step, build_batch(step, runner.rows, kv, runner.backend))
         result = runner.model.logits(runner.model.forward(batch))
         for slice_, part in zip(slices, result.split([s.count for s in slices]), strict=True):
             logits[slice_.row].append(part)
