@@ -60,6 +60,7 @@ from server.http.large_bodies import LargeBodies
 from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
 from server.http.polled import polled_paths
+from server.images.reader import image_reader
 from server.replay import wing as replay
 from server.state import VERSION, AppState
 from server.telemetry.exposition import Exposition
@@ -157,7 +158,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         hermes=hermes,
         truncate_dim=sentence.truncate_dim,
         text_limit=sentence.longest,
-        images=None,
+        images=image_reader(folder, tokenizer, (), lambda: _context(client)),
         write_grammar=partial(grammar_of, tokenizer),
         fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),
@@ -184,6 +185,12 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         wing.install(app, state)
     _add_middleware(app, state)
     return app
+
+
+def _context(client: EngineClient) -> int:
+    """Return the tokens of the loaded model's context."""
+    assert client.info is not None, "requests are admitted once the model is loaded"
+    return client.info.max_model_len
 
 
 def _application(config: ServerConfig, client: EngineClient, *, is_keyed: bool) -> OpenApiApp:
@@ -304,5 +311,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.client.stop()
         if state.template:
             state.template.close()
+        if state.images is not None:
+            state.images.close()
         if app.state.tracing:
             await asyncio.to_thread(app.state.tracing.close)

@@ -23,12 +23,12 @@ def text_parts(texts: Sequence[str]) -> list[Json]:
     return [text_part(text) for text in texts]
 
 
-def image_part(url: str, name: str) -> Json:
-    """Return an image of a message: a data: URL or an address, as its client gave it.
+def image_part(source: object, name: str) -> Json:
+    """Return an image of a message, which a reader of images reads from its source.
 
     `name` is that of such parts in the request, such as "messages.content.image_url".
     """
-    return {"type": "image", "url": url, "name": name}
+    return {"type": "image", "source": source, "name": name}
 
 
 def texts_of(content: Any) -> list[str]:

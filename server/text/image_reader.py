@@ -30,3 +30,6 @@ class ImageReader(Protocol):
         A source is an image part of a message (`server.text.content_parts.image_part`). Raises a
         400 ApiError that says what is wrong with which image; `param` is the field of the messages.
         """
+
+    def close(self) -> None:
+        """End the reader's processes. Idempotent."""

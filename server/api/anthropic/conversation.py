@@ -12,7 +12,6 @@ from typing import Any
 from server.api.anthropic.answer_blocks import thoughts_in
 from server.api.anthropic.request_blocks import (
     AnyBlock,
-    ImageBlock,
     Message,
     TextBlock,
     Texts,
@@ -20,6 +19,7 @@ from server.api.anthropic.request_blocks import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from server.images.content import ImageBlock
 from server.text.content_parts import content_of, content_with_images, image_part, text_part
 
 # The start of a line that Claude Code puts before its system prompt. It differs in each request,
@@ -126,7 +126,7 @@ def _parts(blocks: Sequence[AnyBlock], name: str) -> list[Json]:
         if isinstance(block, TextBlock):
             parts.append(text_part(block.text))
         elif isinstance(block, ImageBlock):
-            parts.append(image_part(block.source.address, name))
+            parts.append(image_part(block.image, name))
     return parts
 
 

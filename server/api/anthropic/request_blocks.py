@@ -18,6 +18,7 @@ from pydantic import (
 
 from server.api.openai.schemas.fields import few_inside, having, never, shape_of
 from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
+from server.images.content import ImageBlock
 
 MAX_BLOCKS = 4096  # limit of the messages, and of the blocks in all messages together
 Name = Annotated[str, StringConstraints(max_length=256)]
@@ -42,42 +43,6 @@ class TextBlock(Block):
     """The text."""
     citations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
     """No effect: the model does not see them."""
-
-
-class Base64Source(Part):
-    type: Literal["base64"]
-    media_type: Annotated[str, StringConstraints(max_length=64)] | None = None
-    """Not trusted: the data says what it is."""
-    data: Text
-    """The file in base64."""
-
-    @property
-    def address(self) -> str:
-        return f"data:{self.media_type or ''};base64,{self.data}"
-
-
-class UrlSource(Part):
-    type: Literal["url"]
-    url: Text
-    """The address of a host that the server may ask, or a data: URL."""
-
-    @property
-    def address(self) -> str:
-        return self.url
-
-
-class ImageBlock(Block):
-    """A picture, for models that take images."""
-
-    type: Literal["image"]
-    source: Annotated[
-        Annotated[Base64Source, Tag("<base64>")] | Annotated[UrlSource, Tag("<url>")],
-        Discriminator(
-            lambda source: _tag(source),
-            custom_error_type="invalid",
-            custom_error_message="a source is an object of type base64 or url",
-        ),
-    ]
 
 
 class ThinkingBlock(Block):

@@ -9,13 +9,13 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    StringConstraints,
     Tag,
 )
 
 from server.api.openai.schemas.chat import RefusalPart
 from server.api.openai.schemas.fields import MAX_TOKEN_IDS, shape_of
 from server.http.body import MAX_PARTS, JsonObject, Part, Text, failure
+from server.images.content import ResponseImagePart
 
 Json = dict[str, Any]
 TextKind = Literal["input_text", "output_text", "text"]
@@ -33,18 +33,6 @@ class ResponseTextPart(Part):
     text: Text
     annotations: Annotated[list[JsonObject], Field(max_length=MAX_PARTS)] | None = None
     logprobs: Annotated[list[JsonObject], Field(max_length=MAX_TOKEN_IDS)] | None = None
-
-
-class InputImagePart(Part):
-    """A picture, for models that take images."""
-
-    type: Literal["input_image"]
-    image_url: Text
-    """A data: URL with the picture, or an address of a host that the server may ask."""
-    file_id: str | None = None
-    """Not supported: the server keeps no pictures."""
-    detail: Annotated[str, StringConstraints(max_length=16)] | None = None
-    """No effect: the picture is read as the model's image processor does."""
 
 
 class UnreadPart(Part):
@@ -75,7 +63,7 @@ def _tag(part: Any) -> str:
 AnyPart = Annotated[
     Annotated[ResponseTextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[InputImagePart, Tag("<image>")],
+    | Annotated[ResponseImagePart, Tag("<image>")],
     Discriminator(_tag),
 ]
 
@@ -105,7 +93,7 @@ Result = Annotated[
         list[
             Annotated[
                 Annotated[ResponseTextPart, Tag("<text>")]
-                | Annotated[InputImagePart, Tag("<image>")]
+                | Annotated[ResponseImagePart, Tag("<image>")]
                 | Annotated[UnreadPart, Tag("<unread>")],
                 Discriminator(_tag),
             ]
@@ -135,7 +123,7 @@ def input_parts(content: Content | Result) -> list[Json]:
 
 
 def _input_part(part: AnyPart | UnreadPart) -> Json:
-    if isinstance(part, InputImagePart):
+    if isinstance(part, ResponseImagePart):
         detail = part.detail or "auto"
         return {"type": "input_image", "image_url": part.image_url, "detail": detail}
     return {"type": "input_text", "text": part.text}
@@ -151,7 +139,7 @@ def output_parts(content: Content) -> list[Json]:
 def _output_part(part: AnyPart) -> Json:
     if isinstance(part, RefusalPart):
         return {"type": "refusal", "refusal": part.refusal}
-    assert not isinstance(part, InputImagePart), "messages of the assistant have none"
+    assert not isinstance(part, ResponseImagePart), "messages of the assistant have none"
     return _output_text(part.text, part.annotations or (), part.logprobs or ())
 
 

@@ -21,7 +21,6 @@ from pydantic import (
 from server.api.openai.schemas.fields import never, shape_of
 from server.api.responses.contents import (
     Content,
-    InputImagePart,
     Json,
     input_parts,
     kind_of,
@@ -39,6 +38,7 @@ from server.api.responses.tool_items import (
     Status,
 )
 from server.http.body import MAX_PARTS, Part, Text, failure
+from server.images.content import ResponseImagePart
 
 MAX_ITEMS = 4096  # limit of the items, and of the parts in all items together
 
@@ -60,7 +60,7 @@ class MessageItem(Part):
     @model_validator(mode="after")
     def _only_users_show_images(self) -> Self:
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
-            if isinstance(part, InputImagePart) and self.role != "user":
+            if isinstance(part, ResponseImagePart) and self.role != "user":
                 message = f"a message of role {self.role} has no images"
                 raise failure("invalid", message, "content", index, "type")
         return self

@@ -45,6 +45,7 @@ from server.api.openai.schemas.tools import (
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
 from server.http.body import JsonObject, LongName, Part, Text, failure, few
+from server.images.content import ChatImagePart, refusal_of
 from server.text import exact_json
 from server.text.content_parts import image_part, joined, text_part
 from server.text.tools import INPUT, NO_TOOLS, ToolUse
@@ -68,35 +69,13 @@ class RefusalPart(Part):
         return self.refusal
 
 
-class ImageUrl(Part):
-    url: Text
-    """A data: URL with the picture, or an address of a host that the server may ask."""
-    detail: Annotated[str, StringConstraints(max_length=16)] | None = None
-    """No effect: the picture is read as the model's image processor does."""
-
-
-class ImagePart(Part):
-    """A picture, for models that take images."""
-
-    type: Literal["image_url"]
-    image_url: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[ImageUrl, Tag("<object>")],
-        Discriminator(lambda value: "<text>" if isinstance(value, str) else "<object>"),
-    ]
-
-    @property
-    def readable(self) -> dict[str, Any]:
-        """The picture as `chat_images` reads it."""
-        url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
-        return image_part(url, "messages.content.image_url")
-
-
+NAME_OF_IMAGES = "messages.content.image_url"
 PART_TYPES = ("text", "refusal", "image_url")
 PART_TAGS = {"refusal": "<refusal>", "image_url": "<image>"}
 AnyPart = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[ImagePart, Tag("<image>")],
+    | Annotated[ChatImagePart, Tag("<image>")],
     Discriminator(lambda part: PART_TAGS.get(_kind(part), "<text>")),
 ]
 Content = Annotated[
@@ -214,7 +193,7 @@ class ChatMessage(Part):
             kind = _kind(part)
             if isinstance(kind, str) and kind not in PART_TYPES:
                 known = "only parts of type text and image_url are supported"
-                raise failure("unsupported", known, index, "type")
+                raise failure("unsupported", refusal_of(kind) or known, index, "type")
         return value
 
     @model_validator(mode="after")
@@ -224,7 +203,7 @@ class ChatMessage(Part):
         if self.role in ("user", "tool", "function"):
             return self
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
-            if isinstance(part, ImagePart):
+            if isinstance(part, ChatImagePart):
                 message = f"a message of role {self.role} has no images"
                 raise failure("invalid", message, "content", index, "type")
         return self
@@ -237,7 +216,9 @@ class ChatMessage(Part):
         """
         if isinstance(self.content, list):
             parts = [
-                part.readable if isinstance(part, ImagePart) else text_part(part.text)
+                image_part(part.image, NAME_OF_IMAGES)
+                if isinstance(part, ChatImagePart)
+                else text_part(part.text)
                 for part in self.content
             ]
             return parts or ""
