@@ -17,6 +17,10 @@ METRICS = "Metrics and traces"
 ROOT_PATH = r"^(/[A-Za-z0-9_][A-Za-z0-9._-]*)*\Z"
 ORIGIN = r"^(\*|localhost|(?!http:.*:80\Z|https:.*:443\Z)[a-z][a-z0-9+.-]*://[^/\s*?#@A-Z]+)\Z"
 
+# NAME, *.NAME, an IP address or a network, perhaps with :PORT. server/images reads them.
+IMAGE_HOST = r"(\[[0-9A-Fa-f:./]+\]|(\*\.)?[A-Za-z0-9_][A-Za-z0-9_./-]*)(:[0-9]{1,5})?"
+IMAGE_HOSTS = rf"^{IMAGE_HOST}(,{IMAGE_HOST})*\Z"
+
 ToolCallParser = Literal[
     "auto",
     "apertus",
@@ -64,8 +68,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[str, msgspec.Meta(pattern=ROOT_PATH)],
         setting(
             HTTP,
-            "Prefix that a proxy adds to paths, such as /llm: /llm/v1/models is then served as "
-            "/v1/models, which still works.",
+            "Prefix that a proxy adds to paths, such as /llm; paths without it still work.",
             extra={"form": "empty, or segments of letters, digits, `-`, `_` and `.`, such as /llm"},
         ),
     ] = ""
@@ -105,7 +108,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None,
         setting(
             HTTP,
-            "File of admin keys, written as in --api-key-file. They are API keys, too. Only their "
+            "File of admin keys, written as in --api-key-file and also API keys. Only their "
             "owners see all clients' requests at /ui/api; without any key, everyone does. SIGHUP "
             "rereads it.",
         ),
@@ -138,7 +141,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool,
         setting(
             HTTP,
-            "Name tokens in `logprobs` by their ids, as `token_id:7`, unless a request says false.",
+            "In `logprobs`, name tokens by ids (`token_id:7`), unless a request says false.",
         ),
     ] = False
     chat_template: Annotated[
@@ -169,6 +172,18 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "does.",
         ),
     ] = "auto"
+    image_hosts: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=IMAGE_HOSTS)], ...],
+        setting(
+            HTTP,
+            "Hosts whose images are fetched: NAME, *.NAME, IP addresses or networks, each perhaps "
+            "with :PORT. Default: none.",
+            extra={
+                "form": "a list of host names, *.NAME, IP addresses or networks, each perhaps with "
+                ":PORT; IPv6 needs brackets"
+            },
+        ),
+    ] = ()
     max_body_bytes: Annotated[
         int,
         setting(
@@ -204,8 +219,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             HTTP,
-            "Memory for the responses of /v1/responses that requests can continue; the least "
-            "recently used ones leave. 0 stores none.",
+            "Memory for stored responses of /v1/responses; the least recently used leave. 0 stores "
+            "none.",
             ge=0,
             extra={"size": True},
         ),
@@ -238,8 +253,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             BATCHES,
-            "Bytes that all files in --batch-dir may take. An upload beyond it gets a 400; a batch "
-            "whose results exceed it fails.",
+            "Bytes of all files in --batch-dir. Beyond it, uploads get a 400, and batches fail.",
             ge=1024,
             extra={"size": True},
         ),
@@ -274,8 +288,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Annotated[str, msgspec.Meta(min_length=1)] | None,
         setting(
             LOGGING,
-            "File to which every finished generation is appended, for `penstock verify`: the "
-            "tokens of prompt and answer, and all sampling parameters.",
+            "File to which finished generations are appended, for `penstock verify`: tokens and "
+            "sampling parameters.",
             extra={"form": "the path of a file"},
         ),
     ] = None

@@ -15,7 +15,7 @@ from server.confined.process import ConfinedError
 
 
 class Worker(Protocol):
-    """What uses one ConfinedProcess."""
+    """A user of one ConfinedProcess."""
 
     @property
     def is_running(self) -> bool: ...

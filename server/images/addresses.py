@@ -97,10 +97,14 @@ async def look_up(host: str, port: int) -> list[str]:
 
 
 class ImageAddresses:
-    """Fetches images. `hosts` are the values of --image-hosts. Raises ConfigError."""
+    """Fetches images. `hosts` are the values of --image-hosts, perhaps with commas inside.
+
+    Raises ConfigError.
+    """
 
     def __init__(self, hosts: Sequence[str], resolve: Resolve = look_up) -> None:
-        self._entries = [read_entry(host) for host in hosts]
+        entries = [entry for host in hosts for entry in host.split(",")]
+        self._entries = [read_entry(entry) for entry in entries]
         self._resolve = resolve
         self._slots = asyncio.Semaphore(MAX_FETCHES)
 

@@ -29,7 +29,7 @@ MAX_IMAGES = 100  # of a request
 
 @dataclass(frozen=True)
 class ProcessedImage:
-    """What the engine encodes: uint8 pixels [tiles, height, width, 3], RGB."""
+    """An image for the engine to encode: uint8 pixels [tiles, height, width, 3], RGB."""
 
     shape: ImageShape
     pixels: bytes
@@ -62,6 +62,7 @@ class ImageProcess:
         if not self._is_ready:
             head, _ = unpack(self._process.receive())
             if "error" in head:
+                self.close()  # it waits for other settings
                 raise ConfigError(head["error"])
             self._is_ready = True
         options = {"alone": job.alone, "is_small": job.is_small}
@@ -69,7 +70,10 @@ class ImageProcess:
         if "error" in head:
             raise ImageError(head["error"])
         size = tuple(head["shape"].pop("size"))
-        return ProcessedImage(ImageShape(**head["shape"], size=size), pixels)
+        shape = ImageShape(**head["shape"], size=size)
+        if len(pixels) != shape.tiles * shape.height * shape.width * 3:
+            raise ConfinedError("ended with pixels of another size")  # the engine relies on it
+        return ProcessedImage(shape, pixels)
 
     def close(self) -> None:
         self._process.close()
@@ -103,8 +107,8 @@ class ImagePool:
     """Reads the images of requests. For one event loop.
 
     `module` runs an ImageSandbox, and `settings` are those of its processor. A process starts with
-    the first image: most requests have none, and a start takes 0.15 s. Clients send an image again
-    with every turn of a chat, so the last ones are kept.
+    the first image: most requests have none, and a start takes 0.1 s of CPU. Clients send an image
+    again with every turn of a chat, so the last ones are kept.
     """
 
     def __init__(self, module: str, settings: Json, addresses: ImageAddresses) -> None:
@@ -146,7 +150,8 @@ class ImagePool:
     async def read(self, source: ImageSource, *, alone: bool) -> ProcessedImage:
         """Return an image. `alone` says that its conversation has no other. Raises ImageError."""
         if source.is_address:
-            job = _job(await self._addresses.fetch(source.text), alone, source.is_small)
+            data = await self._addresses.fetch(source.text)
+            job = await asyncio.to_thread(_job, data, alone, source.is_small)
         else:
             job = await asyncio.to_thread(_data_job, source, alone)
         image = self._cache.get(job.key)

@@ -10,6 +10,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.config import ServerConfig, served_names
+from server.images.addresses import ImageAddresses
 from server.settings import human_size, load, settings
 
 
@@ -114,6 +115,36 @@ def test_load_with_invalid_origin_raises(origin: str) -> None:
 def test_load_with_origin_as_browsers_send_it_keeps_it(origin: str) -> None:
     config, _, _ = load({"allowed_origins": [origin]}, {}, None)
     assert config.allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *("", "https://a.example", "a.example/", "a b", "a.example:", "*", "*.", "a@b", "a:b"),
+        *("fd00::1", "a.example,", ",a.example"),
+    ],
+)
+def test_load_with_invalid_image_host_raises(hosts: str) -> None:
+    with pytest.raises(ConfigError, match="--image-hosts"):
+        image_addresses(hosts)
+
+
+def image_addresses(hosts: str) -> tuple[str, ...]:
+    """Read one --image-hosts as a server does, and return the setting."""
+    config, _, _ = load({"image_hosts": [hosts]}, {}, None)
+    ImageAddresses(config.image_hosts)
+    return config.image_hosts
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        *("a.example", "*.a.example", "a_b", "10.0.0.5", "10.0.0.0/8:9000", "[fd00::/8]"),
+        *("[fd00::1]:81", "a.example:81,10.0.0.5,*.b.example"),
+    ],
+)
+def test_load_with_image_hosts_keeps_them(hosts: str) -> None:
+    assert image_addresses(hosts) == (hosts,)
 
 
 def test_load_with_two_invalid_values_reports_both() -> None:

@@ -28,7 +28,7 @@ FOLDERS = {
 }
 # A test module that imports one of these, or a name of one, has the label in any folder.
 IMPORTS = {
-    "process": {"subprocess", "tests.support.process", "tests.support.serve"},
+    "process": {"subprocess", "tests.support.process", "tests.support.serve", "server.images.pool"},
     "engine": {"torch"},
 }
 

@@ -69,7 +69,7 @@ def chunk(name: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int, data: bytes, *chunks: bytes) -> bytes:
-    """Return an RGB PNG with the compressed `data`, whatever size it has in truth."""
+    """Return an RGB PNG with the compressed `data`, which may be of another size."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     parts = (header, *chunks, chunk(b"IDAT", data), chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -135,6 +135,9 @@ FILES: dict[str, Callable[[], bytes]] = {
     "JPEG, turned": lambda: turned("JPEG", 6),
     "JPEG, thumbnail": with_thumbnail,
     "JPEG, metadata": lambda: file_of(gradient(), "JPEG", exif=b"Exif\0\0" + bytes(65000)),
+    "JPEG, two pictures": lambda: file_of(
+        gradient(), "MPO", save_all=True, append_images=[Image.new("RGB", (9, 9))]
+    ),
     "WebP": lambda: file_of(gradient(), "WEBP"),
     "WebP, lossless": lambda: file_of(gradient(), "WEBP", lossless=True),
     "WebP, alpha": lambda: file_of(gradient("RGBA"), "WEBP"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -211,6 +212,7 @@ async def test_address_outside_the_list_is_refused(
         ("[fd00::1]:81", "http://[fd00::1]:81/"),
         ("[fd00::/8]", "http://[fd12::1]/"),
         ("xn--exmple-cua.com", "https://exämple.com/"),
+        ("b.example,a.example:81", "https://a.example:81/"),
     ],
 )
 def test_address_in_the_list_passes_the_check_of_its_host(entry: str, url: str) -> None:
@@ -331,6 +333,7 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
 async def test_certificate_is_that_of_the_name_and_connections_are_not_shared(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

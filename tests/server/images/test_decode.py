@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 
 import pytest
 from PIL import Image, ImageChops, ImageOps
 from transformers.image_transforms import convert_to_rgb
+from transformers.image_utils import load_image
 
+from server.images.data_url import image_bytes
 from server.images.decode import MAX_PIXELS, PictureError, open_picture, shrunk
 from tests.support import pictures
 from tests.support.pictures import FILES, animated, file_of, flat_png, gradient, turned
@@ -25,9 +28,15 @@ def largest_difference(one: Image.Image, other: Image.Image) -> int:
     return max(high for _, high in ImageChops.difference(one, other).getextrema())  # type: ignore[misc]
 
 
+# The reference does not turn pictures, and clips 16 bits. It refuses packed metadata, as we do.
+DIFFERENT = ("turned", "16 bits", "packed")
+LARGE = ("PNG, flat", "PNG, strip")
+SAME = [name for name in FILES if not any(word in name for word in DIFFERENT)]
+
+
 @pytest.mark.parametrize(
     "name",
-    [name for name in FILES if "turned" not in name and "16" not in name and "packed" not in name],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in SAME],
 )
 def test_picture_is_that_of_transformers(name: str) -> None:
     """`convert_to_rgb` of an opened picture, with the same Pillow."""
@@ -87,6 +96,23 @@ def test_pixel_of_every_mode_has_its_colour(
 ) -> None:
     picture = Image.new(mode, (2, 1), pixel)  # type: ignore[arg-type]
     assert opened(file_of(picture, "PNG", **options)).getpixel((1, 0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "pixel", "theirs", "ours"),
+    [
+        ("RGBA", (255, 0, 0, 128), (255, 0, 0), (255, 127, 127)),
+        ("LA", (0, 0), (0, 0, 0), (255, 255, 255)),
+        ("I;16", 0x8000, (255, 255, 255), (128, 128, 128)),
+    ],
+)
+def test_data_url_differs_from_transformers_where_the_page_says_so(
+    mode: str, pixel: int | tuple[int, ...], theirs: tuple[int, ...], ours: tuple[int, ...]
+) -> None:
+    data = file_of(Image.new(mode, (2, 1), pixel), "PNG")  # type: ignore[arg-type]
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    assert load_image(url).getpixel((0, 0)) == theirs
+    assert opened(image_bytes(url)).getpixel((0, 0)) == ours
 
 
 def test_red_of_a_cmyk_jpeg_stays_red() -> None:
