@@ -96,7 +96,8 @@ def _pixel_limits(config: ImageConfig) -> tuple[int, int]:
 
     `min_pixels` and `max_pixels` beside `size` replace its edges, and their namesakes within it.
     """
-    size = config.get("size", DEFAULT_SIZE)
+    size = config.get("size", None)
+    size = DEFAULT_SIZE if size is None else size
     if not isinstance(size, dict):
         config.refuse("size", '{"shortest_edge": n, "longest_edge": n}, in pixels')
     limits = dict(size)
