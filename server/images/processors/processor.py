@@ -1,4 +1,4 @@
-"""What a family's image processor is: a picture becomes tiles of pixels, and text of the prompt."""
+"""The image processor of a family: a picture becomes tiles of pixels, and text of the prompt."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Processor(Protocol):
 
     @property
     def marker(self) -> str:
-        """What the chat template writes for an image, e.g. "<image>"."""
+        """The text that the chat template writes for an image, e.g. "<image>"."""
 
     @property
     def placeholder(self) -> str:
