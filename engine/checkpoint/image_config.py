@@ -49,7 +49,8 @@ Colour = tuple[float, float, float]
 class ImageConfig:
     """Settings of a checkpoint's image processor, and of the processor around it.
 
-    A setting that is null counts as absent, as in transformers. The readers raise ConfigError.
+    A setting that is null is not absent, as in transformers: a step that is null is off, and most
+    other settings have no use for null. The readers raise ConfigError.
     """
 
     values: dict[str, Any]  # of the image processor
@@ -57,13 +58,14 @@ class ImageConfig:
     processor: dict[str, Any]  # processor_config.json, or {}
 
     def get(self, name: str, default: Any) -> Any:
-        """Return a setting, or the default if it is absent or null."""
-        value = self.values.get(name)
-        return default if value is None else value
+        """Return a setting, or the default if it is absent."""
+        return self.values.get(name, default)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a setting that is true or false."""
+        """Return a setting that is true or false. A null is false."""
         value = self.get(name, default)
+        if value is None:
+            return False
         if not isinstance(value, bool):
             self.refuse(name, "true and false")
         return value
@@ -133,7 +135,9 @@ def image_processor_type(config: ImageConfig, architecture: str) -> str:
     if architecture not in IMAGE_PROCESSORS:
         names = ", ".join(IMAGE_PROCESSORS)
         raise ConfigError(f"{architecture} takes no images here. Architectures that do: {names}.")
-    name = config.get("image_processor_type", IMAGE_PROCESSORS[architecture])
+    name = config.get("image_processor_type", None)
+    if name is None:
+        return IMAGE_PROCESSORS[architecture]
     if not isinstance(name, str):
         config.refuse("image_processor_type", "names of classes")
     return name.removesuffix("Fast").removesuffix("Pil")
@@ -154,13 +158,12 @@ class Normalization:
 def normalization_of(config: ImageConfig, architecture: str) -> Normalization:
     """Return the scale, mean and deviation of a checkpoint. Raises ConfigError."""
     name = image_processor_type(config, architecture)
-    mean = config.colour("image_mean", HALF if name in HALF_PROCESSORS else CLIP_MEAN)
-    std = config.colour("image_std", HALF if name in HALF_PROCESSORS else CLIP_STD)
+    scale, mean, std = 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if config.flag("do_rescale", True):
+        scale = config.number("rescale_factor", 1 / 255)
+    if config.flag("do_normalize", name not in WITHOUT_NORMALIZATION):
+        mean = config.colour("image_mean", HALF if name in HALF_PROCESSORS else CLIP_MEAN)
+        std = config.colour("image_std", HALF if name in HALF_PROCESSORS else CLIP_STD)
     if 0.0 in std:
         config.refuse("image_std", "numbers other than 0")
-    scale = config.number("rescale_factor", 1 / 255)
-    if not config.flag("do_rescale", True):
-        scale = 1.0
-    if not config.flag("do_normalize", name not in WITHOUT_NORMALIZATION):
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     return Normalization(scale, mean, std)

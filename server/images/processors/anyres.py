@@ -28,7 +28,7 @@ class AnyresProcessor:
     side: int
     sizes: tuple[Size, ...]  # of the tiles together, in pixels
     resample: int
-    max_tiles: int | None  # more embeddings than of so many tiles are interpolated to fewer
+    max_tiles: int | None  # limits the embeddings to those of this number of tiles
     # Colour of the padding of one picture among several; None: such pictures are tiled too.
     background: tuple[int, int, int] | None
     marker: str = "<image>"

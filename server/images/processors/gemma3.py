@@ -1,4 +1,4 @@
-"""Gemma 3: every picture becomes one square, whatever its proportions."""
+"""Gemma 3: every picture becomes one square, and loses its proportions."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.image_config import ImageConfig
-from server.images.processors.processor import ImageShape, UnfitPictureError
+from server.images.processors.processor import ImageShape
 from server.images.processors.resize import resized
 from server.images.processors.settings import (
     check_equal,
@@ -35,7 +35,7 @@ class Gemma4Processor:
     placeholder: str = "<|image|>"
 
     def process(self, picture: Image, *, alone: bool) -> tuple[ImageShape, bytes]:
-        """Resize to the largest whole units within the budget. Raises UnfitPictureError."""
+        """Resize to the largest whole units within the budget."""
         rows, columns = self._grid(picture.width, picture.height)
         height, width = rows * self.unit, columns * self.unit
         whole = resized(picture, width, height, self.resample)
@@ -44,7 +44,7 @@ class Gemma4Processor:
         return shape, whole.tobytes()
 
     def _grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the rows and columns. A side that would be less than a unit is one unit."""
+        """Return the rows and columns. A strip that would have none has one, and is distorted."""
         scale = math.sqrt(self.budget * self.unit**2 / (height * width))
         rows = math.floor(scale * height / self.unit)
         columns = math.floor(scale * width / self.unit)
@@ -52,11 +52,6 @@ class Gemma4Processor:
             rows, columns = 1, min(width // height, self.budget)
         elif not columns:
             rows, columns = min(height // width, self.budget), 1
-        if rows * columns > self.budget:
-            raise UnfitPictureError(
-                f"The image of {width} x {height} pixels does not fit the model's {self.budget} "
-                "embeddings. Send an image whose sides differ less."
-            )
         return rows, columns
 
     def expansion(self, shape: ImageShape) -> str:

@@ -32,7 +32,9 @@ def read_llava_next(config: ImageConfig, model: dict[str, Any]) -> AnyresProcess
     """
     check_settings(config, "do_center_crop")
     edge = edge_of(config, "size", 224, "shortest_edge")
-    if edge_of(config, "crop_size", 224, "shortest_edge") != edge:
+    crop_size = config.get("crop_size", 224)
+    is_cropped = config.flag("do_center_crop", True) or crop_size is not None
+    if is_cropped and edge_of(config, "crop_size", 224, "shortest_edge") != edge:
         config.refuse("crop_size", f"the size of a tile, {edge}")
     vision = vision_of(model)
     has_class_token = vision.get("model_type", "clip_vision_model") == "clip_vision_model"

@@ -94,9 +94,10 @@ def read_qwen2_vl(config: ImageConfig, model: dict[str, Any]) -> Qwen2VLProcesso
 def _pixel_limits(config: ImageConfig) -> tuple[int, int]:
     """Return the smallest and the largest area, in pixels.
 
-    `min_pixels` and `max_pixels` beside `size` replace its edges, and their namesakes within it.
+    `min_pixels` and `max_pixels`, outside of `size`, replace its edges.
     """
-    size = config.get("size", DEFAULT_SIZE)
+    size = config.get("size", None)
+    size = DEFAULT_SIZE if size is None else size
     if not isinstance(size, dict):
         config.refuse("size", '{"shortest_edge": n, "longest_edge": n}, in pixels')
     limits = dict(size)

@@ -21,8 +21,8 @@ from tests.server.images.processors.cases import (
 from tests.server.images.processors.prompts import reference_prompt
 
 RECORDED = Path(__file__).with_name("pixels_pillow_12_3.json")
-# Values of 0 to 255 between Pillow 12.3 and 13, of pictures of noise. Measured: 0 to 46.
-MAX_LEVELS = 60
+# Largest difference of values of 0 to 255 between Pillow 12.3 and 13. Measured: 28, with Lanczos.
+MAX_LEVELS = 30
 
 
 @by_case
@@ -73,7 +73,7 @@ def test_normalised_pixels_equal_the_reference_bit_by_bit(case: Case) -> None:
 @by_case
 def test_pixels_are_near_those_of_the_installed_pillow(case: Case) -> None:
     """Pillow 13 resizes some pictures in another order. Noise shows it most."""
-    for size in case.sizes[9:30:4]:
+    for size in case.sizes[::4]:
         expected = case.expected(case.reference_of(*case.pictures(size), **RAW))
         _, pixels = case.process(noise(*size))
         difference = np.abs(expected.astype(np.int16) - pixels)
