@@ -134,6 +134,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vision_config": VISION | {"image_size": 512, "num_attention_heads": 12, "patch_size": 16},
         "scale_factor": 4,
     },
+    "llava-v1.6-mistral-7b": {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "text_config": decoder("Mistral", 4096, 32, 8, sliding_window=None, model_type="mistral"),
+        "vision_config": VISION
+        | {"hidden_size": 1024, "image_size": 336}
+        | {"num_attention_heads": 16, "patch_size": 14},
+    },
+    "llava-onevision-qwen2-0.5b": {
+        "architectures": ["LlavaOnevisionForConditionalGeneration"],
+        "text_config": decoder("Qwen2", 896, 14, 2, model_type="qwen2"),
+        "vision_config": VISION
+        | {"hidden_size": 1152, "image_size": 384}
+        | {"num_attention_heads": 16, "patch_size": 14},
+    },
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
     "Ministral-3-8B": decoder("Ministral3", 4096, 32, 8, 128, sliding_window=None),

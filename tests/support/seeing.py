@@ -1,0 +1,75 @@
+"""Golden tests of models that see: logits of prompts with images, against `transformers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from engine.models.base import Sees
+from engine.protocol.images import Image, ImagePlace
+from tests.support.forward import chunked, forward
+from tests.support.forward import whole as at_once
+from tests.support.golden import TOLERANCE, VISIBLE, Golden, load
+from tests.support.vision import IMAGE_PROCESSOR, Picture, shows, whole
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image of a prompt, as the server gives it, and the number of its embeddings."""
+
+    pixels: Picture
+    num_tokens: int
+    tile_grid: tuple[int, int] = (0, 0)
+    size: tuple[int, int] = (0, 0)
+
+    def image(self, first: int) -> Image:
+        place = ImagePlace(bytes(16), ((first, self.num_tokens),))
+        tiles, height, width, _ = self.pixels.shape
+        return Image(place, b"", (tiles, height, width), self.tile_grid, self.size)
+
+
+def prompt_with(images: Sequence[Shown], token: int) -> tuple[list[int], list[int]]:
+    """Return a prompt that shows images, and the first token of each; their tokens are `token`."""
+    prompt, starts = [5, 6, 7], []
+    for number, image in enumerate(images):
+        starts.append(len(prompt))
+        prompt += [token] * image.num_tokens + [20 + number, 9]
+    return [*prompt, *range(30, 41)], starts
+
+
+def check_images(
+    golden: Golden,
+    stories: Sequence[Sequence[Shown]],
+    token: int,
+    inputs: Callable[[Sequence[Shown]], dict[str, Any]],
+) -> None:
+    """Check the logits of prompts with images, at once and in chunks that cut images.
+
+    `stories` are the images of each prompt, and `inputs` the reference's arguments for them.
+    """
+    (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
+    runner = load(golden.folder)
+    assert isinstance(runner.model, Sees)
+    model = cast(Sees, runner.model)
+    prompts, shown, expected = [], [], []
+    for images in stories:
+        prompt, starts = prompt_with(images, token)
+        pairs = list(zip(images, starts, strict=True))
+        with torch.inference_mode():
+            encoded = [whole(model.encode_image(i.pixels, i.image(first))) for i, first in pairs]
+            arguments = inputs(images) if images else {}
+            expected.append(golden.reference(torch.tensor([prompt]), **arguments).logits[0])
+        for image, embeddings in zip(images, encoded, strict=True):
+            assert embeddings.nbytes == model.image_bytes * image.num_tokens
+        prompts.append(prompt)
+        shown.append(list(zip(starts, encoded, strict=True)))
+    for plan in (at_once(prompts), chunked(prompts, 7)):
+        found = forward(runner, prompts, plan, prepare=shows(shown))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    (blind,) = forward(runner, prompts[-1:], at_once(prompts[-1:]))
+    assert (blind - expected[-1]).abs().max() > VISIBLE, "images change nothing"
