@@ -158,7 +158,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         hermes=hermes,
         truncate_dim=sentence.truncate_dim,
         text_limit=sentence.longest,
-        images=image_reader(folder, tokenizer, (), lambda: _context(client)),
+        images=image_reader(folder, tokenizer, config.image_hosts, lambda: _context(client)),
         write_grammar=partial(grammar_of, tokenizer),
         fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),

@@ -27,6 +27,8 @@ DECODERS = {
     "Exaone4ForCausalLM": ("engine.models.exaone4", "Exaone4"),
     "Idefics3ForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),
     "SmolVLMForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),
+    "LlavaNextForConditionalGeneration": ("engine.models.llava", "LlavaNext"),
+    "LlavaOnevisionForConditionalGeneration": ("engine.models.llava", "LlavaOnevision"),
     "GlmForCausalLM": ("engine.models.glm", "Glm"),
     "Glm4ForCausalLM": ("engine.models.glm4", "Glm4"),
     "SeedOssForCausalLM": ("engine.models.seed_oss", "SeedOss"),
@@ -66,6 +68,7 @@ TRUNKS = {
     "Gemma2Model": DECODERS["Gemma2ForCausalLM"],
 }
 CLASSIFIER = "ForSequenceClassification"
+ENDINGS = (CLASSIFIER, "ForConditionalGeneration", "ForCausalLM", "ForMaskedLM", "Model")
 # Decoders with a head that gives logits of labels.
 DECODER_CLASSIFIERS = {
     name + CLASSIFIER: ("engine.models.decoder_classifiers", f"{name}Classifier")
@@ -157,10 +160,13 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
 
 
 def _supported() -> str:
-    """Return the names of all architectures, without the ending that heads have in common."""
-    others = [name for name in ARCHITECTURES if not name.endswith(CLASSIFIER)]
-    heads = [name.removesuffix(CLASSIFIER) for name in ARCHITECTURES if name.endswith(CLASSIFIER)]
-    return f"{', '.join(sorted(others))}; with {CLASSIFIER}: {', '.join(sorted(heads))}"
+    """Return the names of all architectures, grouped by the endings that many have in common."""
+    groups: dict[str, list[str]] = {ending: [] for ending in (*ENDINGS, "")}
+    for name in sorted(ARCHITECTURES):
+        ending = next(each for each in groups if name.endswith(each))
+        groups[ending].append(name.removesuffix(ending))
+    shared = [f"with {ending}: {', '.join(groups[ending])}" for ending in ENDINGS]
+    return "; ".join([", ".join(groups[""]), *shared])
 
 
 def _is_known(code: Any, names: list[str]) -> bool:

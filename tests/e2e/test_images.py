@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.seeing import Reference, noise, png_url, write_seeing
+from tests.support.tiny_smolvlm import Reference, noise, png_url, write_seeing
 from tests.support.serve import Server, serving
 from tests.support.thorough import examples
 

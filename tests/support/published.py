@@ -110,6 +110,7 @@ def encoder(architecture: str, hidden: int, heads: int, **more: Any) -> dict[str
     return SMALL | facts | more
 
 
+VISION = {"hidden_size": 768, "intermediate_size": 64, "num_hidden_layers": 2}
 PUBLISHED: dict[str, dict[str, Any]] = {
     **CONFIGS,
     "gpt2": {
@@ -127,6 +128,26 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Llama-3.2-3B": decoder("Llama", 3072, 24, 8),
     "TinyLlama-1.1B": decoder("Llama", 2048, 32, 4),
     "open_llama_3b": decoder("Llama", 3200, 32, 32),
+    "SmolVLM-256M": {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "text_config": decoder("Llama", 576, 9, 3),
+        "vision_config": VISION | {"image_size": 512, "num_attention_heads": 12, "patch_size": 16},
+        "scale_factor": 4,
+    },
+    "llava-v1.6-mistral-7b": {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "text_config": decoder("Mistral", 4096, 32, 8, sliding_window=None, model_type="mistral"),
+        "vision_config": VISION
+        | {"hidden_size": 1024, "image_size": 336}
+        | {"num_attention_heads": 16, "patch_size": 14},
+    },
+    "llava-onevision-qwen2-0.5b": {
+        "architectures": ["LlavaOnevisionForConditionalGeneration"],
+        "text_config": decoder("Qwen2", 896, 14, 2, model_type="qwen2"),
+        "vision_config": VISION
+        | {"hidden_size": 1152, "image_size": 384}
+        | {"num_attention_heads": 16, "patch_size": 14},
+    },
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),
     "Ministral-3-8B": decoder("Ministral3", 4096, 32, 8, 128, sliding_window=None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,11 +10,9 @@ import torch
 
 from engine.errors import ConfigError
 from engine.models.idefics3 import TEXT_DEFAULTS, Idefics3
-from engine.protocol.images import Image, ImagePlace
-from tests.support.forward import chunked, forward
-from tests.support.forward import whole as at_once
-from tests.support.golden import TOLERANCE, Case, Equality, Golden, golden_tests, load
-from tests.support.vision import IMAGE_PROCESSOR, numbers_of, picture, shows, whole
+from tests.support.golden import Case, Equality, Golden, golden_tests
+from tests.support.seeing import Shown, check_images
+from tests.support.vision import numbers_of, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EDGE, PER_TILE = 24, 9  # pixels along a tile's side, and its embeddings
@@ -63,47 +61,17 @@ def test_idefics3_without_images_matches_transformers(golden: Golden, equality: 
     equality(golden)
 
 
-def prompt_with(tiles: list[int]) -> tuple[list[int], list[int]]:
-    """Return a prompt with one image for each number of tiles, and the first token of each."""
-    prompt, starts = [5, 6, 7], []
-    for number, count in enumerate(tiles):
-        starts.append(len(prompt))
-        prompt += [IMAGE_TOKEN] * (count * PER_TILE) + [20 + number, 9]
-    return [*prompt, *range(30, 41)], starts
-
-
-def image_of(tiles: int, first: int) -> Image:
-    place = ImagePlace(bytes(16), ((first, tiles * PER_TILE),))
-    return Image(place, b"", (tiles, EDGE, EDGE))
+def shown(tiles: int, seed: int) -> Shown:
+    return Shown(picture((tiles, EDGE, EDGE), seed), tiles * PER_TILE)
 
 
 @pytest.mark.parametrize("golden", CASES, indirect=True, ids=lambda case: case.name)
 def test_idefics3_with_images_matches_transformers(golden: Golden) -> None:
-    """Prompts with none, one and three images, each at once and in chunks that cut images."""
-    (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
-    runner = load(golden.folder)
-    model = runner.model
-    assert isinstance(model, Idefics3)
-    prompts, shown, expected = [], [], []
-    for seed, tiles in enumerate([[], [1], [5, 1, 2]]):
-        pixels = [picture((count, EDGE, EDGE), seed) for count in tiles]
-        prompt, starts = prompt_with(tiles)
-        with torch.inference_mode():
-            encoded = [
-                whole(model.encode_image(each, image_of(len(each), first)))
-                for each, first in zip(pixels, starts, strict=True)
-            ]
-            assert all(model.image_bytes * len(each) == each.nbytes for each in encoded)
-            values = {"pixel_values": numbers_of(torch.cat(pixels))[None]} if tiles else {}
-            expected.append(golden.reference(torch.tensor([prompt]), **values).logits[0])
-        prompts.append(prompt)
-        shown.append(list(zip(starts, encoded, strict=True)))
-    for plan in (at_once(prompts), chunked(prompts, 7)):
-        found = forward(runner, prompts, plan, prepare=shows(shown))
-        for ours, theirs in zip(found, expected, strict=True):
-            torch.testing.assert_close(ours, theirs, **TOLERANCE)
-    (blind,) = forward(runner, prompts[1:2], at_once(prompts[1:2]))
-    assert (blind - expected[1]).abs().max() > 0.1
+    def inputs(images: Sequence[Shown]) -> dict[str, Any]:
+        return {"pixel_values": numbers_of(torch.cat([each.pixels for each in images]))[None]}
+
+    three = [shown(5, 1), shown(1, 2), shown(2, 3)]
+    check_images(golden, [[], [shown(1, 0)], three], IMAGE_TOKEN, inputs)
 
 
 @pytest.mark.parametrize(

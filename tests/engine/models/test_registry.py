@@ -72,9 +72,13 @@ def test_positive_invalid_size_raises_config_error(size: object) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_read_config_too_many_layers_raises_config_error(name: str) -> None:
     model = PUBLISHED[name]
-    for key in [key for key in LAYERS if key in model] or ["num_hidden_layers"]:
-        with pytest.raises(ConfigError, match=f"{key} = 100000000; it must be .* below 10000"):
-            model_class(model)[-1].read_config(model | {key: 10**8})
+    nested = [key for key in ("text_config", "vision_config") if key in model]
+    for part in nested or [""]:
+        values = model[part] if part else model
+        for key in [key for key in LAYERS if key in values] or ["num_hidden_layers"]:
+            changed = values | {key: 10**8}
+            with pytest.raises(ConfigError, match=f"{key} = 100000000; it must be .* below 10000"):
+                model_class(model)[-1].read_config(model | {part: changed} if part else changed)
 
 
 @pytest.mark.parametrize(
