@@ -87,6 +87,8 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.runner.make_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_shapes.max_shared_mem": lambda device: 227 << 10,
+        # There is no memory to give back, and a collection of all of pytest's objects takes 1 s.
+        "engine.runner.load.release_memory": lambda: None,
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.
     _device_constructors()
