@@ -143,7 +143,7 @@ def _replace_the_language_once_a_launch() -> None:
 
 
 class _Shape(NamedTuple):
-    """What the interpreter derives from a shape."""
+    """Sizes and constants that the interpreter derives from a shape."""
 
     sizes: tl.tuple  # of numbers, as types have them
     numel: int
@@ -152,7 +152,7 @@ class _Shape(NamedTuple):
 
 
 def _make_types_once() -> None:
-    """Keep what the interpreter derives from a type or shape again in each operation.
+    """Keep facts of types and shapes, which the interpreter derives again in each operation.
 
     That takes most of the time of an operation on a few numbers.
     """
@@ -168,7 +168,7 @@ def _make_types_once() -> None:
     scalar = _Shape(tl.tuple([]), 1, tl.tuple([]), tl.constexpr(1))
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
-        found = shape_of.get(id(shape))
+        found = shapes.get(tuple(shape)) if type(shape) is list else shape_of.get(id(shape))
         if found is None:
             make_block_type(self, element_ty, shape)
             sizes = tuple(self.shape)
@@ -186,10 +186,8 @@ def _make_types_once() -> None:
 
     def broadcast_once(lhs: Any, rhs: Any) -> Any:
         one, other = lhs.type, rhs.type
-        if one.is_block() == other.is_block():
-            if not one.is_block() or one.shape is other.shape:
-                return lhs, rhs
-        return broadcast(lhs, rhs)
+        sizes = [each.shape if each.is_block() else None for each in (one, other)]
+        return (lhs, rhs) if sizes[0] is sizes[1] else broadcast(lhs, rhs)
 
     def equal(self: Any, other: Any) -> Any:
         return self is other or are_equal(self, other)
