@@ -31,9 +31,10 @@ from engine.kernels.numba.source.llvm import (
 )
 
 MOST_ROWS = 8  # that are multiplied at once; their sums and a group's codes fill the registers
-# How many bytes ahead of the current read a weight is prefetched. With more on their way, one row
-# was measured to read memory slower, and several rows to read it faster.
-PREFETCH_ROW, PREFETCH_ROWS = 2048, 4096
+# How many bytes ahead of the current read a weight is prefetched. With more on their way, few rows
+# were measured to read memory slower, and more rows to read it faster.
+PREFETCH_FEW, PREFETCH_MORE = 2048, 8192
+FEW_ROWS = {8: 2, 4: 1}  # by bits
 FIELDS = {name: field[1] for name, field in (OUTLIER.fields or {}).items()}  # distances in bytes
 WHOLE = ir.VectorType(INT32, LANES)
 SUMS = ir.VectorType(FP32, LANES)
@@ -224,7 +225,7 @@ class _Panel:
         builder = self._builder
         before = builder.mul(group, INT64(self._group_bytes))
         begin = builder.add(self._operands.codes, before)
-        distance = PREFETCH_ROW if self._rows == 1 else PREFETCH_ROWS
+        distance = PREFETCH_FEW if self._rows <= FEW_ROWS[self._shape.bits] else PREFETCH_MORE
         vectors = []
         for line in range(self._group_bytes // CACHE_LINE):
             address = offset(builder, begin, CACHE_LINE * line)
