@@ -23,7 +23,6 @@ from engine.kernels.numba.call import (
     AS_INT8,
     CACHE_LINE,
     IN_PAIRS,
-    ITEM_BYTES,
     WEIGHT_BYTES,
 )
 from engine.kernels.numba.cpu import has_avx512
@@ -36,6 +35,7 @@ from engine.kernels.numba.source.llvm import (
     INT64,
     declare,
     element_bytes,
+    load,
     prefetch,
     spread,
     widen_e4m3_vector,
@@ -98,7 +98,22 @@ def tile_height(rows):
 
 @njit(inline="always")
 def sum_rows(
-    out, keep, weights, stride, matrix, ahead, count, width, factor, rows, height, columns, form
+    out,
+    width,
+    keep,
+    weights,
+    stride,
+    parts,
+    ahead,
+    vectors,
+    part_rows,
+    row_bytes,
+    count,
+    factor,
+    rows,
+    height,
+    columns,
+    form,
 ):
     """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
 
@@ -107,10 +122,11 @@ def sum_rows(
     tiles of at most `height` rows. `form`, a literal, is that of the matrix: AS_FP32, AS_BF16,
     AS_INT8, AS_E4M3 or IN_PAIRS.
 
+    The matrix lies in parts of `part_rows` rows each, and each part in vectors of LANES columns.
+
     IN_PAIRS, two terms are multiplied and added by one instruction (AVX512_BF16). The pairs are
     those of terms 2 i and 2 i + 1, so a term of weight 0 at the end changes no sum.
     """
-    item = ITEM_BYTES[form]
     left = 0
     while left < columns:
         tile_columns = min(MOST_COLUMNS, columns - left)
@@ -120,13 +136,16 @@ def sum_rows(
         while top < rows:
             add_tile(
                 out + 4 * (top * width + left),
+                width,
                 keep + 4 * top if keep else 0,
                 weights + WEIGHT_BYTES[form] * top * stride,
                 stride,
-                matrix + item * left,
-                ahead + item * left,
+                parts + 8 * (left // LANES),
+                ahead + 8 * (left // LANES),
+                vectors,
+                part_rows,
+                row_bytes,
                 count,
-                width,
                 factor,
                 min(height, rows - top),
                 tile_columns,
@@ -138,7 +157,22 @@ def sum_rows(
 
 @intrinsic(prefer_literal=True)
 def add_tile(
-    typing, out, keep, weights, stride, matrix, ahead, count, width, factor, rows, columns, form
+    typing,
+    out,
+    width,
+    keep,
+    weights,
+    stride,
+    parts,
+    ahead,
+    vectors,
+    part_rows,
+    row_bytes,
+    count,
+    factor,
+    rows,
+    columns,
+    form,
 ):
     """Compute the sums of up to MOST_ROWS rows and MOST_COLUMNS columns, as `sum_rows` does.
 
@@ -153,7 +187,7 @@ def add_tile(
         builder.call(tiles, [*operands, size])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8, types.float32, *[types.int64] * 2, form), code
+    return types.void(*[types.int64] * 11, types.float32, *[types.int64] * 2, form), code
 
 
 def _tiles(module, form):
@@ -190,13 +224,16 @@ class _Operands(NamedTuple):
     """Addresses and numbers that are known only when the kernel runs."""
 
     out: ir.Value  # address of [rows, width] fp32
+    width: ir.Value
     keep: ir.Value  # address of [rows] fp32, or 0
     weights: ir.Value  # address of [rows, stride] fp32, or bf16 in pairs
     stride: ir.Value
-    matrix: ir.Value  # address of [count, width]
-    ahead: ir.Value  # address of another matrix, to prefetch
-    count: ir.Value
-    width: ir.Value
+    parts: ir.Value  # address of [parts, vectors] addresses of vectors in a part's first row
+    ahead: ir.Value  # address of [parts, vectors] addresses from which as much is prefetched
+    vectors: ir.Value
+    part_rows: ir.Value  # an even number
+    row_bytes: ir.Value  # between two rows of a part
+    count: ir.Value  # rows of the matrix; the last part may have fewer than the others
     factor: ir.Value  # of sums in pairs, once they are finished; fp32
 
 
@@ -217,11 +254,20 @@ class _Array:
 
 
 class _Cell(NamedTuple):
-    """A vector of `out` that a register sums: a row, from `column` on."""
+    """A vector of `out` that a register sums: a row, from vector number `column` on."""
 
     row: int
     column: int
     place: ir.Value  # pointer into `out`
+
+
+class _Part(NamedTuple):
+    """Rows of the matrix that lie at the same distance from each other."""
+
+    first: ir.Value  # row
+    count: ir.Value  # of rows
+    columns: list[ir.Value]  # addresses of the tile's vectors in the first row
+    ahead: list[ir.Value]  # addresses from which as much is prefetched
 
 
 class _Sums:
@@ -229,18 +275,15 @@ class _Sums:
 
     def __init__(self, builder, operands, rows, columns, form):
         self._builder = builder
+        self._operands = operands
         self._rows = range(rows)
         self._lanes = min(columns, LANES)
-        self._columns = range(0, columns, self._lanes)
+        self._columns = range(columns // self._lanes)
         self._form = form
-        self._count = operands.count
         self._has_old = builder.icmp_unsigned("!=", operands.keep, INT64(0))
         self._out = _Array(operands.out, operands.width, FP32)
         self._keep = _Array(operands.keep, INT64(1), FP32)
         self._weights = _Array(operands.weights, operands.stride, FP32)
-        self._matrix = _Array(operands.matrix, operands.width, form.element)
-        self._ahead = _Array(operands.ahead, operands.width, form.element)
-        self._factor = operands.factor
         self._vector = ir.VectorType(FP32, self._lanes)
         name = f"llvm.fma.v{self._lanes}f32"
         self._fma = declare(builder, name, self._vector, [self._vector] * 3)
@@ -257,17 +300,40 @@ class _Sums:
 
     def _add_all(self, registers):
         """Add all terms to the registers, by cell."""
-        with cgutils.for_range(self._builder, self._count) as loop:
-            self._prefetch(loop.index)
-            matrix = {column: self._load_vector(loop.index, column) for column in self._columns}
-            weights = {row: self._load_weight(row, loop.index) for row in self._rows}
+        builder, operands = self._builder, self._operands
+        rounded_up = builder.add(operands.count, builder.sub(operands.part_rows, INT64(1)))
+        parts = builder.udiv(rounded_up, operands.part_rows)
+        with cgutils.for_range(builder, parts) as loop:
+            first = builder.mul(loop.index, operands.part_rows)
+            rest = builder.sub(operands.count, first)
+            is_last = builder.icmp_signed("<", rest, operands.part_rows)
+            count = builder.select(is_last, rest, operands.part_rows)
+            columns = self._addresses(operands.parts, loop.index)
+            ahead = self._addresses(operands.ahead, loop.index)
+            self._add_part(_Part(first, count, columns, ahead), registers)
+
+    def _addresses(self, table, part):
+        """Return the addresses in a row of a table, one for each vector of the tile."""
+        builder = self._builder
+        array = _Array(table, self._operands.vectors, INT64)
+        places = [array.pointer(builder, part, INT64(column), INT64) for column in self._columns]
+        return [builder.load(place, align=8) for place in places]
+
+    def _add_part(self, part, registers):
+        """Add the terms of a part's rows."""
+        builder = self._builder
+        with cgutils.for_range(builder, part.count) as loop:
+            self._prefetch(part, loop.index, rows=1)
+            matrix = [self._load_vector(part, loop.index, column) for column in self._columns]
+            number = builder.add(part.first, loop.index)
+            weights = [self._load_weight(row, number) for row in self._rows]
             for cell, register in registers.items():
                 self._add(weights[cell.row], matrix[cell.column], register)
 
     def _cell(self, row, column):
         builder = self._builder
-        place = self._out.pointer(builder, INT64(row), INT64(column), self._vector)
-        return _Cell(row, column, place)
+        left = INT64(column * self._lanes)
+        return _Cell(row, column, self._out.pointer(builder, INT64(row), left, self._vector))
 
     def _start(self, cells):
         """Return registers with the sums before the first term."""
@@ -287,14 +353,14 @@ class _Sums:
         new = builder.call(self._fma, [weight, numbers, old])
         builder.store(new, register)
 
-    def _load_vector(self, row, column):
-        """Load one vector of the matrix as fp32."""
+    def _load_vector(self, part, row, column):
+        """Load one vector of a part's row as fp32."""
         builder = self._builder
         element, to_fp32 = self._form
         lanes = self._lanes
-        vector = ir.VectorType(element, lanes)
-        place = self._matrix.pointer(builder, row, INT64(column), vector)
-        numbers = builder.load(place, align=element_bytes(element))
+        distance = builder.mul(row, self._operands.row_bytes)
+        address = builder.add(part.columns[column], distance)
+        numbers = load(builder, address, ir.VectorType(element, lanes), element_bytes(element))
         return to_fp32(builder, numbers, lanes)
 
     def _load_weight(self, row, matrix_row):
@@ -307,13 +373,14 @@ class _Sums:
         number = builder.load(place, align=4)
         return spread(builder, number, self._lanes)
 
-    def _prefetch(self, row):
-        """Prefetch the tile's part of a row of the other matrix."""
+    def _prefetch(self, part, row, rows):
+        """Prefetch as many bytes as the tile's vectors of `rows` rows have, up to a cache line."""
         builder = self._builder
-        step = CACHE_LINE // element_bytes(self._form.element)
-        for column in range(0, self._columns.stop, step):
-            place = self._ahead.pointer(builder, row, INT64(column), INT8)
-            prefetch(builder, place, locality=3)
+        vector_bytes = element_bytes(self._form.element) * self._lanes
+        assert rows * vector_bytes <= CACHE_LINE
+        distance = builder.mul(row, INT64(vector_bytes))
+        for first in part.ahead:
+            prefetch(builder, builder.add(first, distance), locality=2)
 
 
 class _SumsOfPairs(_Sums):
@@ -329,32 +396,35 @@ class _SumsOfPairs(_Sums):
         self._multiply = declare(builder, name, self._vector, kinds)
 
     def _add_all(self, registers):
+        super()._add_all(registers)
         builder = self._builder
-        with cgutils.for_range(builder, builder.lshr(self._count, INT64(1))) as loop:
-            self._add_pair(builder.mul(loop.index, INT64(2)), registers, is_whole=True)
-        is_odd = builder.trunc(self._count, ir.IntType(1))
-        with builder.if_then(is_odd):
-            last = builder.sub(self._count, INT64(1))
-            self._add_pair(last, registers, is_whole=False)
-        factor = spread(builder, self._factor, self._lanes)
+        factor = spread(builder, self._operands.factor, self._lanes)
         for register in registers.values():
             builder.store(builder.fmul(builder.load(register), factor), register)
 
-    def _add_pair(self, row, registers, *, is_whole):
-        """Add the terms of the matrix's rows `row` and, if the pair `is_whole`, the next one."""
+    def _add_part(self, part, registers):
         builder = self._builder
-        following = builder.add(row, INT64(1))
-        self._prefetch(row)
-        if is_whole:
-            self._prefetch(following)
-        matrix = {}
+        with cgutils.for_range(builder, builder.lshr(part.count, INT64(1))) as loop:
+            self._add_pair(part, builder.mul(loop.index, INT64(2)), registers, is_whole=True)
+        is_odd = builder.trunc(part.count, ir.IntType(1))
+        with builder.if_then(is_odd):
+            last = builder.sub(part.count, INT64(1))
+            self._add_pair(part, last, registers, is_whole=False)
+
+    def _add_pair(self, part, row, registers, *, is_whole):
+        """Add the terms of the part's rows `row` and, if the pair `is_whole`, the next one."""
+        builder = self._builder
+        self._prefetch(part, row, rows=2)
+        matrix = []
         for column in self._columns:
-            first = self._load_vector(row, column)
+            first = self._load_vector(part, row, column)
             second = ir.Constant(first.type, None)
             if is_whole:
-                second = self._load_vector(following, column)
-            matrix[column] = self._interleaved(first, second)
-        weights = {number: self._load_weight_pair(number, row) for number in self._rows}
+                following = builder.add(row, INT64(1))
+                second = self._load_vector(part, following, column)
+            matrix.append(self._interleaved(first, second))
+        number = builder.add(part.first, row)
+        weights = [self._load_weight_pair(row, number) for row in self._rows]
         for cell, register in registers.items():
             terms = [builder.load(register), weights[cell.row], matrix[cell.column]]
             builder.store(builder.call(self._multiply, terms), register)
