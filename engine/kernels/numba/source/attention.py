@@ -43,6 +43,7 @@ from engine.kernels.numba.source.intrinsics import (
     array_at,
     highest,
     on_stack,
+    prefetch_bytes,
     round_to_bf16,
     take,
     to_element,
@@ -50,8 +51,9 @@ from engine.kernels.numba.source.intrinsics import (
     total,
 )
 from engine.kernels.numba.source.spans import (
-    look_ahead,
+    Blocks,
     load_span,
+    look_ahead,
     span_blocks,
     span_on_stack,
     value_vectors,
@@ -314,18 +316,33 @@ def tokens_together(shared):
 
 
 @njit(inline="always")
-def look_at_next_task(call, span, task, head, end, form):
-    """Let a task's last span prefetch the first one of the task that this thread may take next."""
+def prefetch_stored(call, token, head, form):
+    """Prefetch the memory in which a token is stored: its value, and the block of its key."""
+    blocks = array_at(call.token_blocks, (1,), np.int64)
+    offsets = array_at(call.token_offsets, (1,), np.int64)
+    value_bytes = ITEM_BYTES[form] * call.dim
+    begin = value_bytes * call.block_size * (blocks[token] * call.heads + head)
+    prefetch_bytes(call.keys + begin, value_bytes * call.block_size)
+    prefetch_bytes(call.values + begin + value_bytes * offsets[token], value_bytes)
+
+
+@njit(inline="always")
+def part_of_task(call, number):
+    """Return the index of a task, the longest first, and the part of the heads to compute."""
     parts = call.heads * call.parts
-    number = array_at(call.counter, (1,), np.int64)[0]
-    begin = end - 1
-    if number < call.num_attended * parts:
-        tasks = array_at(call.tasks, (1,), TASK)
-        task = tasks[call.num_attended - 1 - number // parts]
-        head = number % parts // call.parts
-        begin, end = visible_blocks(call, task)
-        begin -= begin % span_blocks(call)
-    look_ahead(call, span, task.sequence, head, begin, end, form)
+    return call.num_attended - 1 - number // parts, number % parts
+
+
+@njit(inline="always")
+def first_span(call, number, form):
+    """Return the first blocks of a task that begins later; prefetch where its token is stored."""
+    index, part = part_of_task(call, number)
+    task = array_at(call.tasks, (1,), TASK)[index]
+    head = part // call.parts
+    if not task.is_stored_ahead:
+        prefetch_stored(call, task.first_token, head, form)
+    begin, end = visible_blocks(call, task)
+    return Blocks(task.sequence, head, begin - begin % span_blocks(call), end)
 
 
 def attention_kernel(half: bool, form: int):
@@ -337,7 +354,6 @@ def attention_kernel(half: bool, form: int):
     kept_as = AS_BF16 if in_pairs else form
     kind = np.uint16 if half else np.float32
     item = 2 if half else 4
-    kv_item = ITEM_BYTES[form]
     store_token = token_store(half, kept_as)
 
     def attend(pointer):
@@ -357,13 +373,11 @@ def attention_kernel(half: bool, form: int):
             on_stack(together * call.shared * size),
         )
         span = span_on_stack(call, kept_as)
-        parts = call.heads * call.parts
-        while True:
-            number = take(call.counter)
-            if number >= call.num_attended * parts:
-                return
-            task = tasks[call.num_attended - 1 - number // parts]  # the longest first
-            part = number % parts
+        count = call.num_attended * call.heads * call.parts
+        number = take(call.counter)
+        while number < count:
+            chosen, part = part_of_task(call, number)
+            task = tasks[chosen]
             head = part // call.parts
             if not task.is_stored_ahead:
                 store_token(call, task.first_token, head)
@@ -372,12 +386,14 @@ def attention_kernel(half: bool, form: int):
             first, end = visible_blocks(call, task)
             for index in range(first // blocks, (end - 1) // blocks + 1):
                 begin = index * blocks
-                following = begin + blocks
-                load_span(call, span, task.sequence, head, begin, min(following, end), kept_as)
-                if following < end:
-                    look_ahead(call, span, task.sequence, head, following, end, kept_as)
-                else:
-                    look_at_next_task(call, span, task, head, end, kept_as)
+                following = Blocks(task.sequence, head, begin + blocks, end)
+                here = Blocks(task.sequence, head, begin, min(begin + blocks, end))
+                load_span(call, span, here, kept_as)
+                if following.begin >= end:
+                    # Taken so early that its first span is in the cache when it is computed.
+                    number = take(call.counter)
+                    following = first_span(call, min(number, count - 1), kept_as)
+                look_ahead(call, span, following, kept_as)
                 if not call.values:
                     copy_values(call, span, task, index, kept_as)
                 t = 0

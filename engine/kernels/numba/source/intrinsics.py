@@ -17,6 +17,7 @@ from engine.kernels.numba.source.llvm import (
     INT64,
     declare,
     load,
+    prefetch,
     spread,
     store,
     widen,
@@ -77,6 +78,19 @@ def take(typing, counter):
         return builder.atomic_rmw("add", place, INT64(1), "acq_rel")
 
     return types.int64(types.int64), code
+
+
+@intrinsic
+def prefetch_bytes(typing, address, count):
+    """Prefetch `count` bytes at this address into the L2 cache."""
+
+    def code(context, builder, signature, arguments):
+        address, count = arguments
+        with cgutils.for_range_slice(builder, INT64(0), count, INT64(CACHE_LINE)) as (first, _):
+            prefetch(builder, builder.add(address, first), locality=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
 
 
 @intrinsic

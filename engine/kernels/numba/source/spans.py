@@ -34,6 +34,15 @@ class Span(NamedTuple):
     copies: int  # [block_size, value_dim]: values of one block, if they are parts of its keys
 
 
+class Blocks(NamedTuple):
+    """Blocks of a sequence, by their indexes, for one kv head."""
+
+    sequence: int
+    head: int
+    begin: int
+    end: int
+
+
 @njit(inline="always")
 def span_blocks(call):
     """Return the number of blocks of a span: one if values are parts of keys, as copies are big."""
@@ -62,7 +71,7 @@ def span_on_stack(call, form):
     )
 
 
-@njit
+@njit(inline="always")
 def write_addresses(table, first, count, step):
     """Write `count` addresses to a table: from `first` on, `step` bytes apart."""
     addresses = array_at(table, (count,), np.int64)
@@ -71,16 +80,15 @@ def write_addresses(table, first, count, step):
 
 
 @njit(inline="always")
-def load_span(call, span, sequence, head, begin, end, form):
-    """Load a span: the blocks [begin, end) of a sequence."""
+def load_span(call, span, blocks, form):
+    """Load the span of these blocks."""
     item = ITEM_BYTES[form]
     size = call.block_size
     vectors = value_vectors(call)
-    table = array_at(call.tables + 8 * call.table_stride * sequence, (1,), np.int64)
-    for index in range(begin, end):
-        block = table[index] * call.heads + head
+    table = array_at(call.tables + 8 * call.table_stride * blocks.sequence, (1,), np.int64)
+    for b in range(blocks.end - blocks.begin):
+        block = table[blocks.begin + b] * call.heads + blocks.head
         here = item * call.dim * size * block
-        b = index - begin
         keys = span.keys + 8 * b * (size // LANES)
         write_addresses(keys, call.keys + here, size // LANES, item * LANES)
         values = call.values + here if call.values else span.copies
@@ -90,7 +98,7 @@ def load_span(call, span, sequence, head, begin, end, form):
             copy(call.value_scales + 4 * size * block, span.value_scales + 4 * size * b, size)
 
 
-@njit
+@njit(inline="always")
 def copy(source, target, count):
     """Copy fp32 numbers from one address to another."""
     numbers = array_at(source, (count,), np.float32)
@@ -100,15 +108,19 @@ def copy(source, target, count):
 
 
 @njit(inline="always")
-def look_ahead(call, span, sequence, head, begin, end, form):
-    """Let the span prefetch the blocks [begin, end) of a sequence; at least one, at most a span."""
+def look_ahead(call, span, blocks, form):
+    """Let the span prefetch these blocks, at least one; if they are few, the last one is repeated.
+
+    A row of a tile prefetches as many bytes as it computes with. Each vector's bytes lie together,
+    because a row's part of a block may be less than a cache line.
+    """
     item = ITEM_BYTES[form]
     size = call.block_size
     vectors = value_vectors(call)
-    table = array_at(call.tables + 8 * call.table_stride * sequence, (1,), np.int64)
+    table = array_at(call.tables + 8 * call.table_stride * blocks.sequence, (1,), np.int64)
     for b in range(span_blocks(call)):
-        block = table[min(begin + b, end - 1)] * call.heads + head
-        here = item * call.dim * size * block
+        index = min(blocks.begin + b, blocks.end - 1)
+        here = item * call.dim * size * (table[index] * call.heads + blocks.head)
         keys = span.ahead_keys + 8 * b * (size // LANES)
         write_addresses(keys, call.keys + here, size // LANES, item * LANES * call.dim)
         values = call.values + here if call.values else call.keys + here
