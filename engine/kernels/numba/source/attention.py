@@ -1,8 +1,8 @@
 """Paged attention on a CPU, compiled by Numba. It reads keys and values once, in place.
 
-A query's softmax proceeds block by block (online softmax, arXiv 1805.02867), and its sums key by
-key, independently of the other sequences in the step. A token therefore has the same bits alone and
-in a batch, in a chunk and as a decode.
+A query's softmax proceeds span by span (online softmax, arXiv 1805.02867; spans.py), and its sums
+key by key, independently of the other sequences in the step. A token therefore has the same bits
+alone and in a batch, in a chunk and as a decode.
 
 Keys are stored transposed in their block, [head_dim, block_size]. A query's scores are then a sum
 over head_dim, just as its output is a sum over keys. Both are weights times the rows of a matrix,
@@ -43,7 +43,6 @@ from engine.kernels.numba.source.intrinsics import (
     array_at,
     highest,
     on_stack,
-    prefetch_bytes,
     round_to_bf16,
     take,
     to_element,
@@ -58,9 +57,10 @@ from engine.kernels.numba.source.spans import (
     span_on_stack,
     value_vectors,
 )
-from engine.kernels.numba.source.store_kv import token_store
-from engine.kernels.numba.source.sum_rows import LANES as VECTOR
-from engine.kernels.numba.source.sum_rows import ROWS_TOGETHER, sum_rows, tile_height
+from engine.kernels.numba.source.store_kv import prefetch_stored, token_store
+from engine.kernels.numba.source.sum_rows import sum_rows, tile_height
+from engine.kernels.numba.source.sum_tiles import LANES as VECTOR
+from engine.kernels.numba.source.sum_tiles import ROWS_TOGETHER
 from engine.kernels.numba.source.transpose import transpose
 
 
@@ -313,17 +313,6 @@ def tokens_together(shared):
     while tokens > 1 and tokens * shared > ROWS_TOGETHER:
         tokens //= 2
     return tokens
-
-
-@njit(inline="always")
-def prefetch_stored(call, token, head, form):
-    """Prefetch the memory in which a token is stored: its value, and the block of its key."""
-    blocks = array_at(call.token_blocks, (1,), np.int64)
-    offsets = array_at(call.token_offsets, (1,), np.int64)
-    value_bytes = ITEM_BYTES[form] * call.dim
-    begin = value_bytes * call.block_size * (blocks[token] * call.heads + head)
-    prefetch_bytes(call.keys + begin, value_bytes * call.block_size)
-    prefetch_bytes(call.values + begin + value_bytes * offsets[token], value_bytes)
 
 
 @njit(inline="always")

@@ -94,6 +94,34 @@ def prefetch_bytes(typing, address, count):
 
 
 @intrinsic
+def write_addresses(typing, table, first, count, step):
+    """Write `count` addresses to a table: from `first` on, `step` bytes apart."""
+
+    def code(context, builder, signature, arguments):
+        table, first, count, step = arguments
+        with cgutils.for_range(builder, count) as loop:
+            place = builder.add(table, builder.mul(loop.index, INT64(INT64.width // 8)))
+            address = builder.add(first, builder.mul(loop.index, step))
+            store(builder, address, place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), code
+
+
+@intrinsic
+def copy_fp32(typing, source, target, count):
+    """Copy `count` fp32 numbers from one address to another."""
+
+    def code(context, builder, signature, arguments):
+        source, target, count = arguments
+        pointers = [builder.inttoptr(each, FP32.as_pointer()) for each in (target, source)]
+        cgutils.raw_memcpy(builder, *pointers, count, 4, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), code
+
+
+@intrinsic
 def to_fp32(typing, element):
     """Convert an array element, which is fp32 or the bits of bf16, to fp32."""
     is_fp32 = isinstance(element, types.Float)

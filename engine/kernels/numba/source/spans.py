@@ -12,8 +12,13 @@ import numpy as np
 from numba import njit
 
 from engine.kernels.numba.call import ITEM_BYTES
-from engine.kernels.numba.source.intrinsics import array_at, on_stack
-from engine.kernels.numba.source.sum_rows import LANES
+from engine.kernels.numba.source.intrinsics import (
+    array_at,
+    copy_fp32,
+    on_stack,
+    write_addresses,
+)
+from engine.kernels.numba.source.sum_tiles import LANES
 
 SPAN_KEYS = 64
 
@@ -72,14 +77,6 @@ def span_on_stack(call, form):
 
 
 @njit(inline="always")
-def write_addresses(table, first, count, step):
-    """Write `count` addresses to a table: from `first` on, `step` bytes apart."""
-    addresses = array_at(table, (count,), np.int64)
-    for i in range(count):
-        addresses[i] = first + i * step
-
-
-@njit(inline="always")
 def load_span(call, span, blocks, form):
     """Load the span of these blocks."""
     item = ITEM_BYTES[form]
@@ -94,17 +91,8 @@ def load_span(call, span, blocks, form):
         values = call.values + here if call.values else span.copies
         write_addresses(span.values + 8 * b * vectors, values, vectors, item * LANES)
         if item == 1:
-            copy(call.key_scales + 4 * size * block, span.key_scales + 4 * size * b, size)
-            copy(call.value_scales + 4 * size * block, span.value_scales + 4 * size * b, size)
-
-
-@njit(inline="always")
-def copy(source, target, count):
-    """Copy fp32 numbers from one address to another."""
-    numbers = array_at(source, (count,), np.float32)
-    copies = array_at(target, (count,), np.float32)
-    for i in range(count):
-        copies[i] = numbers[i]
+            copy_fp32(call.key_scales + 4 * size * block, span.key_scales + 4 * size * b, size)
+            copy_fp32(call.value_scales + 4 * size * block, span.value_scales + 4 * size * b, size)
 
 
 @njit(inline="always")
