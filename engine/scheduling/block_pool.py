@@ -208,13 +208,14 @@ class BlockPool:
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert the invariants, given the block tables of all sequences."""
         counts = [0] * (self.num_blocks + 1)
+        held: set[int] = set()
         for table in tables:
+            held.update(table)
             for block in table:
                 counts[block] += 1
         assert counts == self._references, "a reference count differs from the tables"
         assert counts[0] == 0, "the null block is in a table"
         free, cached = set(self._free), set(self._cached)
-        held = {block for block, count in enumerate(counts) if count}
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & held, "a free block is in a table"
         assert not cached & (free | held), "a cached block is also free or held"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from engine.kernels.triton.chips import H200
 
 CUDA = torch.device("cuda", 0)
 MAX_PROGRAMS = 65535  # limit along the second and third axis of a grid
+signature_of = cache(signature)
 aten = torch.ops.aten
 torch_tensor = torch.tensor
 
@@ -73,7 +75,7 @@ def fake_cuda() -> Iterator[Counter[str]]:
 
     def launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         own = {name: value for name, value in options.items() if name in kernel.arg_names}
-        for name, value in signature(kernel.fn).bind(*args, **own).arguments.items():
+        for name, value in signature_of(kernel.fn).bind(*args, **own).arguments.items():
             elsewhere = isinstance(value, torch.Tensor) and value.device != CUDA
             assert not elsewhere, f"{kernel.__name__} gets {name} on {value.device}"
         assert all(size > 0 for size in grid), f"{kernel.__name__} of no programs"
@@ -87,6 +89,8 @@ def fake_cuda() -> Iterator[Counter[str]]:
         "engine.runner.load.CudaRecorder": EagerRecorder,
         "engine.runner.make_runner.CudaRecorder": EagerRecorder,
         "engine.kernels.triton.attention_shapes.max_shared_mem": lambda device: 227 << 10,
+        # There is no memory to give back, and a collection of all of pytest's objects takes 1 s.
+        "engine.runner.load.release_memory": lambda: None,
     }
     # Torch caches its list of tensor constructors at first use: fill it before patching.
     _device_constructors()

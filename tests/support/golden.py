@@ -463,6 +463,9 @@ EQUALITIES: Sequence[Equality] = (
 # Each model proves these in each run. The rest is slow: a model mostly consists of parts that
 # other models test.
 FEW = (full_prefill, chunked_prefill, greedy, prefix_hit, accounts_for_tensors)
+# The quick run repeats answers in other ways for the last case of a model only. For the others it
+# compares the logits of whole prompts and of chunks.
+OF_LAST_CASE = (captured, bfloat16, preempted, greedy, prefix_hit)
 
 
 def golden_tests(
@@ -489,15 +492,19 @@ def every_pair(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     quick = [*(equalities if quick is None else quick), features_matter]
     pairs = []
+    with_features = [case for case in cases if case.without or case.zeroed or case.replaced]
     for case in cases:
         pairs += [(case, equality) for equality in equalities]
-        if case.without or case.zeroed or case.replaced:
+        if case in with_features:
             pairs.append((case, features_matter))
     parameters = []
     for case, equality in pairs:
-        # The fast run repeats answers in other ways for the last case of a model only.
-        is_slow = equality in (captured, bfloat16, preempted) and case is not cases[-1]
-        marks = [pytest.mark.slow] if is_slow or equality not in quick else []
+        is_slow = equality not in quick
+        if equality in OF_LAST_CASE:
+            is_slow |= case is not cases[-1]
+        if equality is features_matter:  # it guards the test: the product can hardly change it
+            is_slow |= case is not with_features[-1]
+        marks = [pytest.mark.slow] if is_slow else []
         name = f"{case.name}-{equality.__name__}"
         parameters.append(pytest.param(case, equality, id=name, marks=marks))
     return pytest.mark.parametrize((fixture, "equality"), parameters, indirect=[fixture])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ def mend() -> None:
     _check_bounds()
     _round_like_a_gpu()
     _replace_the_language_once_a_launch()
+    _make_types_once()
 
 
 def _multiply_like_a_gpu() -> None:
@@ -139,6 +140,83 @@ def _replace_the_language_once_a_launch() -> None:
         return SimpleNamespace(restore=lambda: restore(scope))
 
     interpreter._patch_lang = replace_once
+
+
+class _Shape(NamedTuple):
+    """Sizes and constants that the interpreter derives from a shape."""
+
+    sizes: tl.tuple  # of numbers, as types have them
+    numel: int
+    constants: tl.tuple  # of constexpr, as tensors have them
+    numel_constant: tl.constexpr
+
+
+def _make_types_once() -> None:
+    """Keep facts of types and shapes, which the interpreter derives again in each operation.
+
+    That takes most of the time of an operation on a few numbers.
+    """
+    builder, semantic = interpreter.interpreter_builder, interpreter.interpreter_semantic
+    # The sums that are computed again in 64 bits are dropped, because `debug` is off.
+    assert not builder.options.debug
+    builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter._get_np_dtype = _cached_by_name(interpreter._get_np_dtype)
+    make_block_type, broadcast = tl.block_type.__init__, semantic.broadcast_impl_value
+    are_equal, have_equal_values = tl.dtype.__eq__, tl.tuple.__eq__
+    shapes: dict[tuple[int, ...], _Shape] = {}
+    shape_of: dict[int, _Shape] = {}  # by the id of `sizes`, which are kept
+    scalar = _Shape(tl.tuple([]), 1, tl.tuple([]), tl.constexpr(1))
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        found = shapes.get(tuple(shape)) if type(shape) is list else shape_of.get(id(shape))
+        if found is None:
+            make_block_type(self, element_ty, shape)
+            sizes = tuple(self.shape)
+            found = shapes.get(sizes)
+            if found is None:
+                constants = tl.tuple([tl.constexpr(size) for size in sizes])
+                found = _Shape(self.shape, self.numel, constants, tl.constexpr(self.numel))
+                shapes[sizes] = shape_of[id(self.shape)] = found
+        self.element_ty, self.shape, self.numel = element_ty, found.sizes, found.numel
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        shape = shape_of[id(type.shape)] if type.is_block() else scalar
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shape.constants, shape.numel_constant
+
+    def broadcast_once(lhs: Any, rhs: Any) -> Any:
+        one, other = lhs.type, rhs.type
+        sizes = [each.shape if each.is_block() else None for each in (one, other)]
+        return (lhs, rhs) if sizes[0] is sizes[1] else broadcast(lhs, rhs)
+
+    def equal(self: Any, other: Any) -> Any:
+        return self is other or are_equal(self, other)
+
+    def equal_values(self: Any, other: Any) -> Any:
+        if type(other) is list and self.values == other:
+            return tl.constexpr(True)
+        return have_equal_values(self, other)
+
+    name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, value: None)
+    tl.block_type.name = name
+    tl.block_type.__init__, tl.tensor.__init__, tl.dtype.__eq__ = block_type, tensor, equal
+    tl.tuple.__eq__ = equal_values
+    semantic.broadcast_impl_value = broadcast_once
+
+
+def _cached_by_name(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function of a type that computes once for each type of numbers."""
+    known: dict[str, Any] = {}
+
+    def cached(dtype: Any) -> Any:
+        element = dtype.scalar
+        if isinstance(element, tl.pointer_type):
+            return function(dtype)
+        if element.name not in known:
+            known[element.name] = function(element)
+        return known[element.name]
+
+    return cached
 
 
 def launches(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -33,19 +33,31 @@ from tests.support.driver import Driver
 def in_threads(
     count: int, place: Path, work: Callable[[Ranks], torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return what each of `count` connected ranks computes."""
+    """Return what each of `count` connected ranks computes. Raises the first error of a rank."""
+    all_ranks = [Ranks(own, count) for own in range(count)]
+    connected = threading.Barrier(count)
     found: dict[int, torch.Tensor] = {}
+    failures: list[BaseException] = []
 
-    def run(own: int) -> None:
-        ranks = Ranks(own, count)
-        ranks.connect(torch.device("cpu"), str(place))
-        found[own] = work(ranks)
+    def run(ranks: Ranks) -> None:
+        try:
+            ranks.connect(torch.device("cpu"), str(place))
+            # A rank whose work needs no other would end, and close its connections, while others
+            # still connect. Then gloo's connectFullMesh fails in these.
+            connected.wait()
+            found[ranks.own] = work(ranks)
+        except BaseException as error:
+            failures.append(error)
+            connected.abort()
+            ranks._group = None  # closes its connections: the others would wait for it
 
-    threads = [threading.Thread(target=run, args=(own,)) for own in range(count)]
+    threads = [threading.Thread(target=run, args=(ranks,)) for ranks in all_ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
+    if failures:
+        raise failures[0]
     return [found[own] for own in range(count)]
 
 

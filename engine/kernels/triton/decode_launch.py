@@ -17,6 +17,9 @@ from engine.kernels.triton.overlap import launch_options
 from engine.kernels.triton.rotary import NORMS
 
 PROGRAMS_PER_SM = 3
+# Of a thread: the most with which an SM holds PROGRAMS_PER_SM programs of four warps. ptxas aims at
+# this number by itself, but spills some of them on the way unless it is set as a limit.
+REGISTERS = 168
 PROGRAMS = 8  # in Triton's interpreter
 # Numbers of a head, and its bytes: rotating others spills registers, on sm_80 or on both.
 FUSED_DIMS, FUSED_BYTES = (16, 32, 64, 128, 256), 512
@@ -81,11 +84,20 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """Keys read at a time, warps, and the compiler's stages. A tile in flight takes one stage."""
+    """Keys read at a time, warps, and the compiler's stages. A tile in flight takes one stage.
+
+    `registers` is the most that a thread may use; None leaves the number to ptxas.
+    """
 
     keys: int
     warps: int
     stages: int
+    registers: int | None
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """Return Triton's own arguments of a launch."""
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
 def new_counters(device: torch.device) -> torch.Tensor:
@@ -95,8 +107,13 @@ def new_counters(device: torch.device) -> torch.Tensor:
 
 def fused_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
     """Return the tile of a program. It must not depend on the batch, as the bits depend on it."""
-    warps = 8 if dtype.itemsize == 4 and head_dim > 64 else 4  # with four, registers spill
-    return DecodeTile(keys_per_tile(head_dim, dtype), warps, stages=3)
+    warps, registers = 4, None
+    if head_dim > 64:  # smaller heads do not spill, and most need fewer registers
+        if dtype.itemsize == 4:
+            warps = 8  # with four, registers spill
+        else:
+            registers = REGISTERS
+    return DecodeTile(keys_per_tile(head_dim, dtype), warps, 3, registers)
 
 
 def num_programs(device: torch.device) -> int:
@@ -178,7 +195,6 @@ def fused_decode_attention(
         SOFTCAP=features.softcap,
         **slots.constants(heads, window, tile.keys),
         **turn.constants,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **tile.options,
         **launch_options(device),
     )

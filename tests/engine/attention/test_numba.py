@@ -371,7 +371,7 @@ def test_numba_without_avx512_passes(tmp_path: Path) -> None:
         "NUMBA_CPU_FEATURES": "+avx2,+fma",
         "XDG_CACHE_HOME": str(tmp_path),
     }
-    tile = "engine.kernels.numba.source.sum_rows import register_tile"
+    tile = "engine.kernels.numba.source.sum_tiles import register_tile"
     narrow = f"from {tile}; print(register_tile().lanes)"
     assert python(environment, "-c", narrow).stdout.split() == ["8"]
     some = "shapes_match_dense or depend and gqa-3 and scores and 64"

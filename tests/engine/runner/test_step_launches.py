@@ -51,7 +51,8 @@ def driver_of(name: str, folder: Path, layers: int, **config: Any) -> Driver:
     folder.mkdir(exist_ok=True)
     model = PUBLISHED[name] | {"num_hidden_layers": layers}
     (folder / "config.json").write_text(json.dumps(model))
-    fields = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "speculation": "off"}
+    fields: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "speculation": "off"}
+    fields["num_gpu_blocks_override"] = 256  # all are checked after each turn
     device = {"device": "cuda", "load_format": "dummy", "dtype": "bfloat16"}
     return Driver(folder, depth=1, **(fields | device | config))
 

@@ -349,6 +349,7 @@ def test_drain_timeout_ends_streams_with_an_error_and_exits_with_0(start: Any) -
     assert "Traceback" not in server.log
 
 
+@pytest.mark.variants(1)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_second_signal_exits_at_once(start: Any, number: signal.Signals, status: int) -> None:
     server = start(token_s=0.1)

@@ -1,8 +1,8 @@
 """Paged attention on a CPU, compiled by Numba. It reads keys and values once, in place.
 
-A query's softmax proceeds block by block (online softmax, arXiv 1805.02867), and its sums key by
-key, independently of the other sequences in the step. A token therefore has the same bits alone and
-in a batch, in a chunk and as a decode.
+A query's softmax proceeds span by span (online softmax, arXiv 1805.02867; spans.py), and its sums
+key by key, independently of the other sequences in the step. A token therefore has the same bits
+alone and in a batch, in a chunk and as a decode.
 
 Keys are stored transposed in their block, [head_dim, block_size]. A query's scores are then a sum
 over head_dim, just as its output is a sum over keys. Both are weights times the rows of a matrix,
@@ -49,8 +49,18 @@ from engine.kernels.numba.source.intrinsics import (
     to_fp32,
     total,
 )
-from engine.kernels.numba.source.store_kv import token_store
-from engine.kernels.numba.source.sum_rows import ROWS_TOGETHER, sum_rows, tile_height
+from engine.kernels.numba.source.spans import (
+    Blocks,
+    load_span,
+    look_ahead,
+    span_blocks,
+    span_on_stack,
+    value_vectors,
+)
+from engine.kernels.numba.source.store_kv import prefetch_stored, token_store
+from engine.kernels.numba.source.sum_rows import sum_rows, tile_height
+from engine.kernels.numba.source.sum_tiles import LANES as VECTOR
+from engine.kernels.numba.source.sum_tiles import ROWS_TOGETHER
 from engine.kernels.numba.source.transpose import transpose
 
 
@@ -59,7 +69,7 @@ class Softmax(NamedTuple):
 
     For keys and values in pairs, queries and weights are bf16, and the scores are scaled instead.
 
-    `keep` and `scores` are of the rows that see a block together.
+    `keep` and `scores` are of the rows that see a span together.
     """
 
     queries: int  # [rows, dim], scaled
@@ -67,18 +77,7 @@ class Softmax(NamedTuple):
     tops: int  # [rows]: highest scores so far
     totals: int  # [rows, LANES]: sums of weights, one for each lane of a vector
     keep: int  # [rows]: factors of older sums once the highest scores have risen
-    scores: int  # [rows, block_size]: scores in one block, then their weights
-    values: int  # [block_size, value_dim]: those of one block, if they are parts of its keys
-
-
-class Block(NamedTuple):
-    """Addresses of one kv head's part of a block."""
-
-    keys: int
-    values: int
-    next_keys: int  # those of the sequence's next block, to prefetch
-    key_scales: int
-    value_scales: int
+    scores: int  # [rows, span_keys]: scores in one span, then their weights
 
 
 @njit(inline="always")
@@ -103,88 +102,72 @@ def load_queries(call, task, part, queries, kind, item, in_pairs):
 
 
 @njit(inline="always")
-def block_at(call, table, head, index, last, item):
-    """Return the sequence's block `index`. The last block prefetches its own keys."""
-    following = min(index + 1, last)
-    number = table[index] * call.heads + head
-    next_number = table[following] * call.heads + head
-    block_bytes = item * call.dim * call.block_size
-    here = block_bytes * number
-    scales = 4 * call.block_size * number
-    return Block(
-        call.keys + here,
-        call.values + here if call.values else 0,
-        call.keys + block_bytes * next_number,
-        call.key_scales + scales,
-        call.value_scales + scales,
-    )
+def visible_blocks(call, task):
+    """Return the first block of the task's sequence that a token of the task sees, and the end."""
+    first = max(0, task.position - call.window + 1) // call.block_size
+    length = min(task.position + task.num_tokens + call.later, task.num_keys)
+    return first, (length - 1) // call.block_size + 1
 
 
 @njit(inline="always")
-def with_values(block, softmax, call, count, form):
-    """Return the block with values: if they are parts of keys, with copies for `count` keys."""
-    if block.values:
-        return block
-    transpose(
-        block.keys, softmax.values, call.value_dim, count, call.block_size, call.value_dim, form
-    )
-    return Block(block.keys, softmax.values, block.next_keys, block.key_scales, block.value_scales)
+def copy_values(call, span, task, index, form):
+    """Transpose the first numbers of the keys of block `index`, which are its values."""
+    _, end = visible_keys(task, task.num_tokens - 1, index, call.block_size, call)
+    keys = array_at(span.keys, (1,), np.int64)[0]
+    transpose(keys, span.copies, call.value_dim, end, call.block_size, call.value_dim, form)
 
 
 @njit(inline="always")
-def visible_keys(task, t, index, call):
-    """Return the range of keys in the sequence's block `index` that the task's token `t` sees."""
-    before = index * call.block_size
+def visible_keys(task, t, index, size, call):
+    """Return the range of keys in span `index`, of `size` keys, that the task's token `t` sees."""
+    before = index * size
     own_end = task.position + t + 1 - before
     end = min(own_end + call.later, task.num_keys - before)
-    return max(0, own_end - call.window), min(end, call.block_size)
+    return max(0, own_end - call.window), min(end, size)
 
 
 @njit(inline="always")
-def all_see(task, t, tokens, index, call):
-    """Whether the task has `tokens` tokens, from `t` on, and each sees a key of block `index`.
+def all_see(task, t, tokens, index, size, call):
+    """Whether the task has `tokens` tokens, from `t` on, and each sees a key of span `index`.
 
-    The first token sees the fewest keys at the end of the block. With a window, the last token sees
+    The first token sees the fewest keys at the end of the span. With a window, the last token sees
     the fewest at its beginning.
     """
     last = t + tokens - 1
-    _, end = visible_keys(task, t, index, call)
-    begin, _ = visible_keys(task, last, index, call)
-    return last < task.num_tokens and begin < call.block_size and end > 0
+    _, end = visible_keys(task, t, index, size, call)
+    begin, _ = visible_keys(task, last, index, size, call)
+    return last < task.num_tokens and begin < size and end > 0
 
 
 @njit(inline="always")
-def see_block(softmax, task, t, tokens, index, block, call, height, form):
-    """Let the queries of `tokens` tokens, from `t` on, attend to the sequence's block `index`.
+def see_span(softmax, task, t, tokens, index, span, size, call, height, form):
+    """Let the queries of `tokens` tokens, from `t` on, attend to span `index` of `size` keys.
 
-    Each of the tokens sees at least one key of the block. A key that only some tokens see gets the
+    Each of the tokens sees at least one key of the span. A key that only some tokens see gets the
     weight 0 for the others. Its value is stored already, because it belongs to the same sequence.
     """
     has_scales = ITEM_BYTES[form] == 1
     in_pairs = form == IN_PAIRS
     shared = call.shared
-    size = call.block_size
     softcap = np.float32(call.softcap)
     row = t * shared
     rows = tokens * shared
-    first, _ = visible_keys(task, t, index, call)
-    _, last = visible_keys(task, t + tokens - 1, index, call)
-    if in_pairs:
-        first -= first % 2
-    # Compute the vectors of scores from `left` on that have a key which one of the tokens sees.
-    left = first - first % LANES
+    first, _ = visible_keys(task, t, index, size, call)
+    _, last = visible_keys(task, t + tokens - 1, index, size, call)
+    # Begin with the first block that one of the tokens sees, and end with a whole vector of scores.
+    left = first - first % call.block_size
     seen = last - left + -last % LANES
-    sum_scores(softmax, row, rows, left, seen, block, call, height, form)
+    sum_scores(softmax, row, rows, left, seen, span, size, call, height, form)
     scores = softmax.scores + 4 * left
     for i in range(tokens):
-        begin, end = visible_keys(task, t + i, index, call)
+        begin, end = visible_keys(task, t + i, index, size, call)
         begin -= left
         end -= left
         hides = begin > 0 or end < seen
         for g in range(shared):
             r = i * shared + g
             if has_scales:
-                multiply(scores, seen, block.key_scales + 4 * left)
+                multiply(scores, seen, span.key_scales + 4 * left)
             if softcap > 0:
                 cap(scores, seen, softcap)
             if hides:
@@ -197,31 +180,33 @@ def see_block(softmax, task, t, tokens, index, block, call, height, form):
                 fill(scores, end, seen, np.float32(0))
             add_weights(softmax, row, r, scores, seen)
             if has_scales:
-                multiply(scores, seen, block.value_scales + 4 * left)
+                multiply(scores, seen, span.value_scales + 4 * left)
                 if hides:  # a hidden key's scale may be NaN
                     fill(scores, 0, begin, np.float32(0))
                     fill(scores, end, seen, np.float32(0))
             if in_pairs:
                 round_to_bf16(scores, seen)
             scores += 4 * size
-    weights = softmax.scores + 4 * left + WEIGHT_BYTES[form] * (first - left)
-    sum_values(softmax, weights, row, rows, block, first, last, call, height, form)
+    sum_values(softmax, row, rows, left, last, span, size, call, height, form)
 
 
 @njit(inline="always")
-def sum_scores(softmax, row, rows, left, seen, block, call, height, form):
-    """Compute the scores of the rows from `row` on for `seen` keys of the block from `left` on."""
+def sum_scores(softmax, row, rows, left, seen, span, size, call, height, form):
+    """Compute the scores of the rows from `row` on for `seen` keys of the span from `left` on."""
     dim = call.dim
-    item = ITEM_BYTES[form]
+    vector = left // VECTOR
     sum_rows(
         out=softmax.scores + 4 * left,
+        width=size,
         keep=0,
         weights=softmax.queries + WEIGHT_BYTES[form] * dim * row,
         stride=dim,
-        matrix=block.keys + item * left,
-        ahead=block.values + item * left,
+        parts=span.keys + 8 * vector,
+        ahead=span.ahead_keys + 8 * vector,
+        vectors=0,  # one part has all rows
+        part_rows=dim,
+        row_bytes=ITEM_BYTES[form] * call.block_size,
         count=dim,
-        width=call.block_size,
         factor=np.float32(call.scale),
         rows=rows,
         height=height,
@@ -231,22 +216,26 @@ def sum_scores(softmax, row, rows, left, seen, block, call, height, form):
 
 
 @njit(inline="always")
-def sum_values(softmax, weights, row, rows, block, begin, end, call, height, form):
+def sum_values(softmax, row, rows, begin, end, span, size, call, height, form):
     """Add the weighted values of the keys [begin, end) to the outputs of the rows from `row` on.
 
-    `weights` is the address of those of the first row.
+    `begin` is the first key of a block.
     """
     dim = call.value_dim
-    item = ITEM_BYTES[form]
+    vectors = value_vectors(call)
+    block = begin // call.block_size
     sum_rows(
         out=softmax.outputs + 4 * dim * row,
-        keep=softmax.keep,
-        weights=weights,
-        stride=4 * call.block_size // WEIGHT_BYTES[form],
-        matrix=block.values + item * dim * begin,
-        ahead=block.next_keys,
-        count=end - begin,
         width=dim,
+        keep=softmax.keep,
+        weights=softmax.scores + 4 * begin,
+        stride=4 * size // WEIGHT_BYTES[form],
+        parts=span.values + 8 * vectors * block,
+        ahead=span.ahead_values + 8 * vectors * block,
+        vectors=vectors,
+        part_rows=call.block_size,
+        row_bytes=ITEM_BYTES[form] * dim,
+        count=end - begin,
         factor=np.float32(1),
         rows=rows,
         height=height,
@@ -326,6 +315,25 @@ def tokens_together(shared):
     return tokens
 
 
+@njit(inline="always")
+def part_of_task(call, number):
+    """Return the index of a task, the longest first, and the part of the heads to compute."""
+    parts = call.heads * call.parts
+    return call.num_attended - 1 - number // parts, number % parts
+
+
+@njit(inline="always")
+def first_span(call, number, form):
+    """Return the first blocks of a task that begins later; prefetch where its token is stored."""
+    index, part = part_of_task(call, number)
+    task = array_at(call.tasks, (1,), TASK)[index]
+    head = part // call.parts
+    if not task.is_stored_ahead:
+        prefetch_stored(call, task.first_token, head, form)
+    begin, end = visible_blocks(call, task)
+    return Blocks(task.sequence, head, begin - begin % span_blocks(call), end)
+
+
 def attention_kernel(half: bool, form: int):
     """Return the kernel that attends, and stores the KV that only its own task reads.
 
@@ -335,7 +343,6 @@ def attention_kernel(half: bool, form: int):
     kept_as = AS_BF16 if in_pairs else form
     kind = np.uint16 if half else np.float32
     item = 2 if half else 4
-    kv_item = ITEM_BYTES[form]
     store_token = token_store(half, kept_as)
 
     def attend(pointer):
@@ -344,40 +351,45 @@ def attention_kernel(half: bool, form: int):
         together = tokens_together(call.shared)
         height = tile_height(together * call.shared)
         rows = TILE * call.shared
+        blocks = span_blocks(call)
+        size = blocks * call.block_size
         softmax = Softmax(
             on_stack(rows * call.dim),
             on_stack(rows * call.value_dim),
             on_stack(rows),
             on_stack(rows * LANES),
             on_stack(together * call.shared),
-            on_stack(together * call.shared * call.block_size),
-            on_stack(0 if call.values else kv_item * call.block_size * call.value_dim // 4),
+            on_stack(together * call.shared * size),
         )
-        parts = call.heads * call.parts
-        while True:
-            number = take(call.counter)
-            if number >= call.num_attended * parts:
-                return
-            task = tasks[call.num_attended - 1 - number // parts]  # the longest first
-            part = number % parts
+        span = span_on_stack(call, kept_as)
+        count = call.num_attended * call.heads * call.parts
+        number = take(call.counter)
+        while number < count:
+            chosen, part = part_of_task(call, number)
+            task = tasks[chosen]
             head = part // call.parts
             if not task.is_stored_ahead:
                 store_token(call, task.first_token, head)
             load_queries(call, task, part, softmax.queries, kind, item, in_pairs)
             begin_softmax(call, task, part, softmax, kind)
-            table = array_at(call.tables + 8 * call.table_stride * task.sequence, (1,), np.int64)
-            first = max(0, task.position - call.window + 1) // call.block_size
-            length = min(task.position + task.num_tokens + call.later, task.num_keys)
-            last = (length - 1) // call.block_size
-            for index in range(first, last + 1):
-                block = block_at(call, table, head, index, last, kv_item)
-                keys = length - index * call.block_size
-                block = with_values(block, softmax, call, keys, kept_as)
+            first, end = visible_blocks(call, task)
+            for index in range(first // blocks, (end - 1) // blocks + 1):
+                begin = index * blocks
+                following = Blocks(task.sequence, head, begin + blocks, end)
+                here = Blocks(task.sequence, head, begin, min(begin + blocks, end))
+                load_span(call, span, here, kept_as)
+                if following.begin >= end:
+                    # Taken so early that its first span is in the cache when it is computed.
+                    number = take(call.counter)
+                    following = first_span(call, min(number, count - 1), kept_as)
+                look_ahead(call, span, following, kept_as)
+                if not call.values:
+                    copy_values(call, span, task, index, kept_as)
                 t = 0
                 while t < task.num_tokens:
-                    tokens = together if all_see(task, t, together, index, call) else 1
-                    if tokens > 1 or all_see(task, t, 1, index, call):
-                        see_block(softmax, task, t, tokens, index, block, call, height, form)
+                    tokens = together if all_see(task, t, together, index, size, call) else 1
+                    if tokens > 1 or all_see(task, t, 1, index, size, call):
+                        see_span(softmax, task, t, tokens, index, span, size, call, height, form)
                     t += tokens
             write_outputs(call, task, part, softmax, kind, item)
 

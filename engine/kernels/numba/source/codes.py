@@ -16,7 +16,7 @@ from engine.kernels.numba.call import (
     RoundCall,
 )
 from engine.kernels.numba.source.intrinsics import array_at, take, to_fp32
-from engine.kernels.numba.source.multiply_codes import multiply_codes
+from engine.kernels.numba.source.multiply_codes import MOST_ROWS, multiply_codes
 from engine.kernels.numba.source.panels import panels_kernel
 from engine.kernels.numba.source.round_codes import (
     add_squares,
@@ -55,31 +55,15 @@ def multiply_rows(call, panel, row, rows, bits, offsets, biased, wide):
     )
 
 
-@njit(inline="always")
-def multiply_all_rows(call, panel, row, end, bits, offsets, biased, wide):
-    """Multiply up to 8 rows at a time. The counts must be literals."""
-    while row < end:
-        left = end - row
-        if left >= 8:
-            multiply_rows(call, panel, row, 8, bits, offsets, biased, wide)
-            row += 8
-        elif left >= 4:
-            multiply_rows(call, panel, row, 4, bits, offsets, biased, wide)
-            row += 4
-        elif left >= 2:
-            multiply_rows(call, panel, row, 2, bits, offsets, biased, wide)
-            row += 2
-        else:
-            multiply_rows(call, panel, row, 1, bits, offsets, biased, wide)
-            row += 1
-
-
 def multiply_kernel(bits: int, offsets: bool, biased: bool, wide: bool):
     """Return the kernel that multiplies rows with weights of `bits` bits."""
 
     @njit(inline="always")
     def multiply(call, panel, row, end):
-        multiply_all_rows(call, panel, row, end, bits, offsets, biased, wide)
+        while row < end:
+            rows = min(end - row, MOST_ROWS)
+            multiply_rows(call, panel, row, rows, bits, offsets, biased, wide)
+            row += rows
 
     return panels_kernel(multiply, CodesCall)
 

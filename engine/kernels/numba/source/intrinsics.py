@@ -17,6 +17,7 @@ from engine.kernels.numba.source.llvm import (
     INT64,
     declare,
     load,
+    prefetch,
     spread,
     store,
     widen,
@@ -77,6 +78,47 @@ def take(typing, counter):
         return builder.atomic_rmw("add", place, INT64(1), "acq_rel")
 
     return types.int64(types.int64), code
+
+
+@intrinsic
+def prefetch_bytes(typing, address, count):
+    """Prefetch `count` bytes at this address into the L2 cache."""
+
+    def code(context, builder, signature, arguments):
+        address, count = arguments
+        with cgutils.for_range_slice(builder, INT64(0), count, INT64(CACHE_LINE)) as (first, _):
+            prefetch(builder, builder.add(address, first), locality=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def write_addresses(typing, table, first, count, step):
+    """Write `count` addresses to a table: from `first` on, `step` bytes apart."""
+
+    def code(context, builder, signature, arguments):
+        table, first, count, step = arguments
+        with cgutils.for_range(builder, count) as loop:
+            place = builder.add(table, builder.mul(loop.index, INT64(INT64.width // 8)))
+            address = builder.add(first, builder.mul(loop.index, step))
+            store(builder, address, place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), code
+
+
+@intrinsic
+def copy_fp32(typing, source, target, count):
+    """Copy `count` fp32 numbers from one address to another."""
+
+    def code(context, builder, signature, arguments):
+        source, target, count = arguments
+        pointers = [builder.inttoptr(each, FP32.as_pointer()) for each in (target, source)]
+        cgutils.raw_memcpy(builder, *pointers, count, 4, align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), code
 
 
 @intrinsic

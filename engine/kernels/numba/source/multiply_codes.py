@@ -30,10 +30,11 @@ from engine.kernels.numba.source.llvm import (
     widen_vector,
 )
 
-QUADS = GROUP // 4  # of inputs; a lane multiplies four at a time
-# How many bytes ahead of the current read a weight is prefetched. With more on their way, one row
-# was measured to read memory slower, and several rows to read it faster.
-PREFETCH_ROW, PREFETCH_ROWS = 2048, 4096
+MOST_ROWS = 8  # that are multiplied at once; their sums and a group's codes fill the registers
+# How many bytes ahead of the current read a weight is prefetched. With more on their way, few rows
+# were measured to read memory slower, and more rows to read it faster.
+PREFETCH_FEW, PREFETCH_MORE = 2048, 8192
+FEW_ROWS = {8: 2, 4: 1}  # by bits
 FIELDS = {name: field[1] for name, field in (OUTLIER.fields or {}).items()}  # distances in bytes
 WHOLE = ir.VectorType(INT32, LANES)
 SUMS = ir.VectorType(FP32, LANES)
@@ -51,16 +52,26 @@ def multiply_codes(
     factor[r, g] is x_scales[r, g / 4] * scales[g]. With `offsets` it is the sum over g of
     factor[r, g] * (x[r, g] . codes[g]) + offsets[g] * x_sums[r, g]. The products of outliers are
     added, without offsets, which the sums have already. `_Operands` describes the
-    arguments. `out` is fp32 if `wide`, else bf16. The last five arguments are literals.
+    arguments. `rows` are 1 to MOST_ROWS. `out` is fp32 if `wide`, else bf16. The last four
+    arguments are literals.
     """
     arguments = (
         codes, scales, bias, groups, x, x_bytes, x_scales, spans, x_sums, num_outliers, outliers,
         most_outliers, out, out_bytes, rows, bits, offsets, biased, wide,
     )  # fmt: skip
-    shape = _Shape(*(each.literal_value for each in arguments[-5:]))
+    shape = _Shape(*(each.literal_value for each in arguments[-4:]))
 
     def code(context, builder, signature, values):
-        _Panel(builder, _Operands(*values[:-5]), shape).multiply()
+        operands = _Operands(*values[:-5])
+        end = builder.append_basic_block("multiplied")
+        switch = builder.switch(values[-5], end)
+        for rows in range(1, MOST_ROWS + 1):
+            block = builder.append_basic_block(f"rows_{rows}")
+            switch.add_case(INT64(rows), block)
+            builder.position_at_end(block)
+            _Panel(builder, operands, rows, shape).multiply()
+            builder.branch(end)
+        builder.position_at_end(end)
         return context.get_dummy_value()
 
     return types.void(*arguments), code
@@ -88,7 +99,6 @@ class _Operands(NamedTuple):
 class _Shape(NamedTuple):
     """Sizes that are known when the kernel is compiled."""
 
-    rows: int
     bits: int
     offsets: bool
     biased: bool
@@ -96,11 +106,12 @@ class _Shape(NamedTuple):
 
 
 class _Panel:
-    """Code generator of `multiply_codes` for one shape."""
+    """Code generator of `multiply_codes` for one number of rows and one shape."""
 
-    def __init__(self, builder, operands, shape):
+    def __init__(self, builder, operands, rows, shape):
         self._builder = builder
         self._operands = operands
+        self._rows = rows
         self._shape = shape
         self._group_bytes = LANES * GROUP * shape.bits // 8
         self._scale_bytes = (4 if shape.offsets else 2) * LANES
@@ -115,15 +126,13 @@ class _Panel:
         totals = self._zeros()
         with cgutils.for_range(self._builder, self._operands.spans) as loop:
             self._add_span(loop.index, totals)
-        for row, total in enumerate(totals):
-            self._add_outliers(row, total)
-            self._write(row, self._builder.load(total))
+        self._finish(totals)
 
     def _zeros(self):
         """Return a variable for each row, which is 0 from here on."""
         builder = self._builder
         zeros = ir.Constant(SUMS, None)
-        variables = [cgutils.alloca_once(builder, SUMS) for _ in range(self._shape.rows)]
+        variables = [cgutils.alloca_once(builder, SUMS) for _ in range(self._rows)]
         for variable in variables:
             builder.store(zeros, variable)
         return variables
@@ -165,13 +174,26 @@ class _Panel:
         builder = self._builder
         builder.store(builder.call(self._fma, [left, right, builder.load(total)]), total)
 
+    def _finish(self, totals):
+        """Add the outliers of each row and write its sums: a loop, to have less code to compile."""
+        builder = self._builder
+        sums = cgutils.alloca_once(builder, SUMS, size=self._rows)
+        for row, total in enumerate(totals):
+            builder.store(builder.load(total), builder.gep(sums, [INT64(row)]))
+        total = cgutils.alloca_once(builder, SUMS)
+        with cgutils.for_range(builder, INT64(self._rows)) as loop:
+            row = loop.index
+            builder.store(builder.load(builder.gep(sums, [row])), total)
+            self._add_outliers(row, total)
+            self._write(row, builder.load(total))
+
     def _add_outliers(self, row, total):
         """Add the products of a row's outliers, in order; offsets are in the groups' sums."""
         builder, operands = self._builder, self._operands
-        count_place = offset(builder, operands.num_outliers, 4 * row)
+        count_place = builder.add(operands.num_outliers, builder.mul(row, INT64(4)))
         count = builder.zext(load(builder, count_place, INT32, align=4), INT64)
         size = OUTLIER.itemsize
-        before = builder.mul(operands.most_outliers, INT64(size * row))
+        before = builder.mul(builder.mul(operands.most_outliers, row), INT64(size))
         begin = builder.add(operands.outliers, before)
         with cgutils.for_range(builder, count) as loop:
             place = builder.add(begin, builder.mul(loop.index, INT64(size)))
@@ -203,7 +225,7 @@ class _Panel:
         builder = self._builder
         before = builder.mul(group, INT64(self._group_bytes))
         begin = builder.add(self._operands.codes, before)
-        distance = PREFETCH_ROW if self._shape.rows == 1 else PREFETCH_ROWS
+        distance = PREFETCH_FEW if self._rows <= FEW_ROWS[self._shape.bits] else PREFETCH_MORE
         vectors = []
         for line in range(self._group_bytes // CACHE_LINE):
             address = offset(builder, begin, CACHE_LINE * line)
@@ -253,8 +275,8 @@ class _Panel:
 
     def _inputs_address(self, row, group):
         builder = self._builder
-        begin = self._row_address(self._operands.x, self._operands.x_bytes, row)
+        begin = self._row_address(self._operands.x, self._operands.x_bytes, INT64(row))
         return builder.add(begin, builder.mul(group, INT64(GROUP)))
 
     def _row_address(self, base, row_bytes, row):
-        return self._builder.add(base, self._builder.mul(row_bytes, INT64(row)))
+        return self._builder.add(base, self._builder.mul(row_bytes, row))

@@ -24,7 +24,7 @@ from engine.kernels.numba.source.intrinsics import array_at, on_stack, take, to_
 from engine.kernels.numba.source.padding import write_padding
 from engine.kernels.numba.source.rowwise import scale_alone, square
 from engine.kernels.numba.source.state_tile import WIDEST, advance
-from engine.kernels.numba.source.sum_rows import LANES
+from engine.kernels.numba.source.sum_tiles import LANES
 
 L2_EPS = 1e-6
 

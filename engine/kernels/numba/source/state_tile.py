@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.kernels.numba.source.llvm import FP32, INT64, declare, load, prefetch, spread, store
-from engine.kernels.numba.source.sum_rows import LANES
+from engine.kernels.numba.source.sum_tiles import LANES
 
 WIDEST = 4 * LANES  # columns of a tile: 64 rows of it fill half of an L1 cache
 WIDTHS = (1, LANES, WIDEST)

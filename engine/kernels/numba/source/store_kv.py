@@ -9,7 +9,13 @@ import numpy as np
 from numba import carray, njit
 
 from engine.kernels.numba.call import AS_E4M3, ITEM_BYTES, TASK, TILE, AttentionCall
-from engine.kernels.numba.source.intrinsics import array_at, bits_of, take, to_fp32
+from engine.kernels.numba.source.intrinsics import (
+    array_at,
+    bits_of,
+    prefetch_bytes,
+    take,
+    to_fp32,
+)
 
 LARGEST_INT8 = 127.0
 LARGEST_E4M3 = 448.0
@@ -127,6 +133,17 @@ def coded_store(half: bool, form: int):
                 values[d] = encode(quotient(number, value_scale, largest))
 
     return store_token
+
+
+@njit(inline="always")
+def prefetch_stored(call, token, head, form):
+    """Prefetch the memory in which a token is stored: its value, and the block of its key."""
+    blocks = array_at(call.token_blocks, (1,), np.int64)
+    offsets = array_at(call.token_offsets, (1,), np.int64)
+    value_bytes = ITEM_BYTES[form] * call.dim
+    begin = value_bytes * call.block_size * (blocks[token] * call.heads + head)
+    prefetch_bytes(call.keys + begin, value_bytes * call.block_size)
+    prefetch_bytes(call.values + begin + value_bytes * offsets[token], value_bytes)
 
 
 def token_store(half: bool, form: int):

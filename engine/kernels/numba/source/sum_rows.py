@@ -1,92 +1,13 @@
-"""Sums of weighted rows of a matrix, written out instruction by instruction.
-
-They are not left to LLVM's vectorizer: the sums stay in registers, and their order is the same in
-every kernel. Sizes are known only when the kernel runs. So the kernel contains the code of every
-tile of sums that the registers can hold.
-"""
+"""Sums of weighted rows of a matrix, in tiles that the registers hold (sum_tiles.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
-
-from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.kernels.numba.call import (
-    AS_BF16,
-    AS_E4M3,
-    AS_FP32,
-    AS_INT8,
-    CACHE_LINE,
-    IN_PAIRS,
-    ITEM_BYTES,
-    WEIGHT_BYTES,
-)
-from engine.kernels.numba.cpu import has_avx512
-from engine.kernels.numba.source.llvm import (
-    BF16,
-    FP32,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    declare,
-    element_bytes,
-    prefetch,
-    spread,
-    widen_e4m3_vector,
-    widen_int8_vector,
-    widen_vector,
-)
-
-ROWS_TOGETHER = 6  # that are worth summing in one pass over the matrix
-NARROWEST = 8  # columns; the number of columns is a multiple of it
-
-
-class _Form(NamedTuple):
-    """How the numbers of a matrix lie in memory."""
-
-    element: ir.Type
-    to_fp32: Callable[..., ir.Value]  # of (builder, vector of elements, lanes)
-
-
-def _as_they_are(builder, numbers, lanes):
-    return numbers
-
-
-FORMS = {
-    AS_FP32: _Form(FP32, _as_they_are),
-    AS_BF16: _Form(INT16, widen_vector),
-    AS_INT8: _Form(INT8, widen_int8_vector),
-    AS_E4M3: _Form(INT8, widen_e4m3_vector),
-    IN_PAIRS: _Form(INT16, _as_they_are),
-}
-
-
-class Tile(NamedTuple):
-    """The most sums that registers hold: rows of `columns` vectors of `lanes` fp32."""
-
-    lanes: int
-    rows: int
-    columns: int
-
-
-def register_tile() -> Tile:
-    """Return the tile of the target CPU.
-
-    AVX-512 has 32 registers of 16 fp32, older CPUs have 16 of 8.
-    """
-    if has_avx512():
-        return Tile(lanes=16, rows=ROWS_TOGETHER, columns=4)
-    return Tile(lanes=8, rows=4, columns=2)
-
-
-LANES, MOST_ROWS, MOST_VECTORS = register_tile()
-MOST_COLUMNS = LANES * MOST_VECTORS
+from engine.kernels.numba.call import WEIGHT_BYTES
+from engine.kernels.numba.source.llvm import INT64
+from engine.kernels.numba.source.sum_tiles import LANES, MOST_COLUMNS, MOST_ROWS, tiles_of
 
 
 @njit(inline="always")
@@ -98,19 +19,35 @@ def tile_height(rows):
 
 @njit(inline="always")
 def sum_rows(
-    out, keep, weights, stride, matrix, ahead, count, width, factor, rows, height, columns, form
+    out,
+    width,
+    keep,
+    weights,
+    stride,
+    parts,
+    ahead,
+    vectors,
+    part_rows,
+    row_bytes,
+    count,
+    factor,
+    rows,
+    height,
+    columns,
+    form,
 ):
     """out[r] = keep[r] * out[r] + weights[r, 0] * matrix[0] + weights[r, 1] * matrix[1] + ...
 
-    The terms are added in this order. `_Operands` describes the arguments up to `factor`. If `keep`
+    The terms are added in this order. `Operands` describes the arguments up to `factor`. If `keep`
     is 0, the old `out` is ignored. `rows` rows and the first `columns` columns are computed, in
     tiles of at most `height` rows. `form`, a literal, is that of the matrix: AS_FP32, AS_BF16,
     AS_INT8, AS_E4M3 or IN_PAIRS.
 
+    The matrix lies in parts of `part_rows` rows each, and each part in vectors of LANES columns.
+
     IN_PAIRS, two terms are multiplied and added by one instruction (AVX512_BF16). The pairs are
     those of terms 2 i and 2 i + 1, so a term of weight 0 at the end changes no sum.
     """
-    item = ITEM_BYTES[form]
     left = 0
     while left < columns:
         tile_columns = min(MOST_COLUMNS, columns - left)
@@ -120,13 +57,16 @@ def sum_rows(
         while top < rows:
             add_tile(
                 out + 4 * (top * width + left),
+                width,
                 keep + 4 * top if keep else 0,
                 weights + WEIGHT_BYTES[form] * top * stride,
                 stride,
-                matrix + item * left,
-                ahead + item * left,
+                parts + 8 * (left // LANES),
+                ahead + 8 * (left // LANES),
+                vectors,
+                part_rows,
+                row_bytes,
                 count,
-                width,
                 factor,
                 min(height, rows - top),
                 tile_columns,
@@ -138,7 +78,22 @@ def sum_rows(
 
 @intrinsic(prefer_literal=True)
 def add_tile(
-    typing, out, keep, weights, stride, matrix, ahead, count, width, factor, rows, columns, form
+    typing,
+    out,
+    width,
+    keep,
+    weights,
+    stride,
+    parts,
+    ahead,
+    vectors,
+    part_rows,
+    row_bytes,
+    count,
+    factor,
+    rows,
+    columns,
+    form,
 ):
     """Compute the sums of up to MOST_ROWS rows and MOST_COLUMNS columns, as `sum_rows` does.
 
@@ -149,231 +104,8 @@ def add_tile(
         *operands, rows, columns, _ = values
         rows_first = builder.mul(rows, INT64(MOST_COLUMNS))
         size = builder.add(rows_first, columns)
-        tiles = _tiles(builder.module, form.literal_value)
+        tiles = tiles_of(builder.module, form.literal_value)
         builder.call(tiles, [*operands, size])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 8, types.float32, *[types.int64] * 2, form), code
-
-
-def _tiles(module, form):
-    """Return the function that sums a tile of any size; the module gets it once."""
-    name = f"add_tile_{form}"
-    known = module.globals.get(name)
-    if known is None:
-        parameters = [INT64] * (len(_Operands._fields) - 1) + [FP32, INT64]
-        known = ir.Function(module, ir.FunctionType(ir.VoidType(), parameters), name)
-        known.linkage = "internal"
-        _define_tiles(known, FORMS[form], _SumsOfPairs if form == IN_PAIRS else _Sums)
-    return known
-
-
-def _define_tiles(function, form, sums):
-    """Write the code of all tiles by `sums`, and a jump to the one of the given size."""
-    *operands, size = function.args
-    builder = ir.IRBuilder(function.append_basic_block("entry"))
-    unknown = function.append_basic_block("unknown")
-    jump = builder.switch(size, unknown)
-    widths = {NARROWEST, *range(LANES, MOST_COLUMNS + 1, LANES)}
-    for rows in range(1, MOST_ROWS + 1):
-        for columns in sorted(widths):
-            block = function.append_basic_block(f"tile_{rows}_{columns}")
-            jump.add_case(INT64(rows * MOST_COLUMNS + columns), block)
-            builder.position_at_end(block)
-            sums(builder, _Operands(*operands), rows, columns, form).emit()
-            builder.ret_void()
-    builder.position_at_end(unknown)
-    builder.unreachable()
-
-
-class _Operands(NamedTuple):
-    """Addresses and numbers that are known only when the kernel runs."""
-
-    out: ir.Value  # address of [rows, width] fp32
-    keep: ir.Value  # address of [rows] fp32, or 0
-    weights: ir.Value  # address of [rows, stride] fp32, or bf16 in pairs
-    stride: ir.Value
-    matrix: ir.Value  # address of [count, width]
-    ahead: ir.Value  # address of another matrix, to prefetch
-    count: ir.Value
-    width: ir.Value
-    factor: ir.Value  # of sums in pairs, once they are finished; fp32
-
-
-@dataclass(frozen=True)
-class _Array:
-    """A two-dimensional array in memory."""
-
-    address: ir.Value
-    stride: ir.Value  # elements between rows
-    element: ir.Type
-
-    def pointer(self, builder, row, column, kind):
-        """Return a pointer of type `kind` to [row, column]."""
-        number = builder.add(builder.mul(row, self.stride), column)
-        distance = builder.mul(number, INT64(element_bytes(self.element)))
-        address = builder.add(self.address, distance)
-        return builder.inttoptr(address, kind.as_pointer())
-
-
-class _Cell(NamedTuple):
-    """A vector of `out` that a register sums: a row, from `column` on."""
-
-    row: int
-    column: int
-    place: ir.Value  # pointer into `out`
-
-
-class _Sums:
-    """Code generator of one tile."""
-
-    def __init__(self, builder, operands, rows, columns, form):
-        self._builder = builder
-        self._rows = range(rows)
-        self._lanes = min(columns, LANES)
-        self._columns = range(0, columns, self._lanes)
-        self._form = form
-        self._count = operands.count
-        self._has_old = builder.icmp_unsigned("!=", operands.keep, INT64(0))
-        self._out = _Array(operands.out, operands.width, FP32)
-        self._keep = _Array(operands.keep, INT64(1), FP32)
-        self._weights = _Array(operands.weights, operands.stride, FP32)
-        self._matrix = _Array(operands.matrix, operands.width, form.element)
-        self._ahead = _Array(operands.ahead, operands.width, form.element)
-        self._factor = operands.factor
-        self._vector = ir.VectorType(FP32, self._lanes)
-        name = f"llvm.fma.v{self._lanes}f32"
-        self._fma = declare(builder, name, self._vector, [self._vector] * 3)
-
-    def emit(self):
-        """Emit the sums over the whole matrix."""
-        builder = self._builder
-        cells = [self._cell(row, column) for row in self._rows for column in self._columns]
-        registers = self._start(cells)
-        self._add_all(dict(zip(cells, registers, strict=True)))
-        for cell, register in zip(cells, registers, strict=True):
-            finished = builder.load(register)
-            builder.store(finished, cell.place, align=4)
-
-    def _add_all(self, registers):
-        """Add all terms to the registers, by cell."""
-        with cgutils.for_range(self._builder, self._count) as loop:
-            self._prefetch(loop.index)
-            matrix = {column: self._load_vector(loop.index, column) for column in self._columns}
-            weights = {row: self._load_weight(row, loop.index) for row in self._rows}
-            for cell, register in registers.items():
-                self._add(weights[cell.row], matrix[cell.column], register)
-
-    def _cell(self, row, column):
-        builder = self._builder
-        place = self._out.pointer(builder, INT64(row), INT64(column), self._vector)
-        return _Cell(row, column, place)
-
-    def _start(self, cells):
-        """Return registers with the sums before the first term."""
-        builder = self._builder
-        zeros = ir.Constant(self._vector, None)
-        registers = [cgutils.alloca_once_value(builder, zeros) for _ in cells]
-        with builder.if_then(self._has_old):
-            for cell, register in zip(cells, registers, strict=True):
-                keep = self._load_spread(self._keep, INT64(cell.row), INT64(0))
-                old = builder.load(cell.place, align=4)
-                builder.store(builder.fmul(old, keep), register)
-        return registers
-
-    def _add(self, weight, numbers, register):
-        builder = self._builder
-        old = builder.load(register)
-        new = builder.call(self._fma, [weight, numbers, old])
-        builder.store(new, register)
-
-    def _load_vector(self, row, column):
-        """Load one vector of the matrix as fp32."""
-        builder = self._builder
-        element, to_fp32 = self._form
-        lanes = self._lanes
-        vector = ir.VectorType(element, lanes)
-        place = self._matrix.pointer(builder, row, INT64(column), vector)
-        numbers = builder.load(place, align=element_bytes(element))
-        return to_fp32(builder, numbers, lanes)
-
-    def _load_weight(self, row, matrix_row):
-        return self._load_spread(self._weights, INT64(row), matrix_row)
-
-    def _load_spread(self, array, row, column):
-        """Load the fp32 number at [row, column] into every lane."""
-        builder = self._builder
-        place = array.pointer(builder, row, column, FP32)
-        number = builder.load(place, align=4)
-        return spread(builder, number, self._lanes)
-
-    def _prefetch(self, row):
-        """Prefetch the tile's part of a row of the other matrix."""
-        builder = self._builder
-        step = CACHE_LINE // element_bytes(self._form.element)
-        for column in range(0, self._columns.stop, step):
-            place = self._ahead.pointer(builder, row, INT64(column), INT8)
-            prefetch(builder, place, locality=3)
-
-
-class _SumsOfPairs(_Sums):
-    """Code generator of one tile whose weights and matrix are bf16."""
-
-    def __init__(self, builder, operands, rows, columns, form):
-        super().__init__(builder, operands, rows, columns, form)
-        lanes = self._lanes
-        self._pairs = ir.VectorType(BF16, 2 * lanes)
-        self._words = _Array(operands.weights, operands.stride, INT16)
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}"
-        kinds = [self._vector, self._pairs, self._pairs]
-        self._multiply = declare(builder, name, self._vector, kinds)
-
-    def _add_all(self, registers):
-        builder = self._builder
-        with cgutils.for_range(builder, builder.lshr(self._count, INT64(1))) as loop:
-            self._add_pair(builder.mul(loop.index, INT64(2)), registers, is_whole=True)
-        is_odd = builder.trunc(self._count, ir.IntType(1))
-        with builder.if_then(is_odd):
-            last = builder.sub(self._count, INT64(1))
-            self._add_pair(last, registers, is_whole=False)
-        factor = spread(builder, self._factor, self._lanes)
-        for register in registers.values():
-            builder.store(builder.fmul(builder.load(register), factor), register)
-
-    def _add_pair(self, row, registers, *, is_whole):
-        """Add the terms of the matrix's rows `row` and, if the pair `is_whole`, the next one."""
-        builder = self._builder
-        following = builder.add(row, INT64(1))
-        self._prefetch(row)
-        if is_whole:
-            self._prefetch(following)
-        matrix = {}
-        for column in self._columns:
-            first = self._load_vector(row, column)
-            second = ir.Constant(first.type, None)
-            if is_whole:
-                second = self._load_vector(following, column)
-            matrix[column] = self._interleaved(first, second)
-        weights = {number: self._load_weight_pair(number, row) for number in self._rows}
-        for cell, register in registers.items():
-            terms = [builder.load(register), weights[cell.row], matrix[cell.column]]
-            builder.store(builder.call(self._multiply, terms), register)
-
-    def _interleaved(self, first, second):
-        """Return a number of each vector in turn."""
-        builder = self._builder
-        lanes = self._lanes
-        order = [
-            lane
-            for pair in zip(range(lanes), range(lanes, 2 * lanes), strict=True)
-            for lane in pair
-        ]
-        mask = ir.Constant(ir.VectorType(INT32, 2 * lanes), order)
-        return builder.bitcast(builder.shuffle_vector(first, second, mask), self._pairs)
-
-    def _load_weight_pair(self, row, column):
-        """Load the weights at [row, column] and behind it into every pair of lanes."""
-        builder = self._builder
-        place = self._words.pointer(builder, INT64(row), column, INT32)
-        pair = builder.load(place, align=2)
-        return builder.bitcast(spread(builder, pair, self._lanes), self._pairs)
+    return types.void(*[types.int64] * 11, types.float32, *[types.int64] * 2, form), code

@@ -28,7 +28,10 @@ def test_fused_decode_of_benchmarked_models_fits_its_programs_on_a_gpu() -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_fused_decode_of_published_models_compiles_without_spills() -> None:
-    assert len(compile_ahead(LAUNCHES, "published")) > 60
+    """Not one register does; `compile_ahead` lets other kernels keep two in local memory."""
+    reports = compile_ahead(LAUNCHES, "published")
+    assert len(reports) > 60
+    assert [report for report in reports if report.local] == []
 
 
 def test_fused_decode_reduces_behind_an_acquire_without_waiting_split_by_split() -> None:
