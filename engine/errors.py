@@ -96,10 +96,3 @@ class EngineDeadError(EngineUnavailableError):
 
     def __init__(self, message: str) -> None:
         super().__init__("dead", message)
-
-
-class RemoteTraceback(Exception):
-    """Traceback text of the engine process, logged in place of an exception's traceback."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0].rstrip()}"

@@ -27,7 +27,8 @@ from engine.config import EngineConfig
 from engine.device.parent import die_with_parent
 from engine.errors import ConfigError
 from engine.parallel.followers import FollowerDiedError, Followers
-from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress
+from engine.protocol.failure import Fatal, Notice
+from engine.protocol.ready import DUMP_STACKS, Progress
 
 if TYPE_CHECKING:
     from engine.core import EngineCore

@@ -144,6 +144,7 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
+    images = image_reader(folder, tokenizer, config.image_hosts, partial(_context, client))
     keys = ApiKeys(partial(read_limited_keys, config))
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
@@ -158,7 +159,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         hermes=hermes,
         truncate_dim=sentence.truncate_dim,
         text_limit=sentence.longest,
-        images=image_reader(folder, tokenizer, config.image_hosts, lambda: _context(client)),
+        read_images=images.read,
+        image_token=images.token_id,
         write_grammar=partial(grammar_of, tokenizer),
         fingerprint_of=partial(model_fingerprint, VERSION),
         observers=spine_observers(metrics, tracing),
@@ -170,21 +172,26 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app = _application(config, client, is_keyed=bool(keys))
     app.state.penstock = state
     app.state.keys = keys
+    app.state.images = images
     app.state.embedding = EmbeddingState(
         sentence, metrics, pairs_of(tokenizer, template, folder, sentence)
     )
     app.state.metrics = metrics
     app.state.tracing = tracing
     app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
-    app.state.response_store = ResponseStore(
-        config.response_store_bytes, config.response_store_count
-    )
-    app.state.prompt_log = new_prompt_log()
-    app.state.spare_threads = spare_threads()
+    _add_stores(app, config)
     for wing in WINGS:
         wing.install(app, state)
     _add_middleware(app, state)
     return app
+
+
+def _add_stores(app: FastAPI, config: ServerConfig) -> None:
+    """Add what requests leave for later ones, and the threads of routes that do not generate."""
+    stored = config.response_store_bytes, config.response_store_count
+    app.state.response_store = ResponseStore(*stored)
+    app.state.prompt_log = new_prompt_log()
+    app.state.spare_threads = spare_threads()
 
 
 def _context(client: EngineClient) -> int:
@@ -311,7 +318,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.client.stop()
         if state.template:
             state.template.close()
-        if state.images is not None:
-            state.images.close()
+        app.state.images.close()
         if app.state.tracing:
             await asyncio.to_thread(app.state.tracing.close)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from server.http.openapi import Task
 from server.telemetry.observer import ObserverFactory
 from server.text.answers import Answers
 from server.text.chat_template import ChatTemplate
-from server.text.image_reader import ImageReader
+from server.text.content_parts import ChatImages, Json
 from server.text.tokenizer import Tokenizer
 from server.text.wanted_grammar import WantedGrammar
 
@@ -42,7 +42,9 @@ class AppState:
     truncate_dim: int | None  # the numbers of a vector that clients get; None: all
     text_limit: int | None  # tokens of a text for an encoder; None: its positions are the limit
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
-    images: ImageReader | None  # None: the model takes no images
+    # Reads the images of messages, given with the name of their field. Raises a 400 ApiError.
+    read_images: Callable[[Sequence[Json], str], Awaitable[ChatImages]]
+    image_token: int | None  # the token in whose place images are; None: the model takes none
     # `system_fingerprint` of the model's answers, or of those of an adapter.
     fingerprint_of: Callable[[Ready, ServedAdapter | None], str]
     observers: list[ObserverFactory]  # of every generation

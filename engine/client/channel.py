@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import zmq
 
+from engine.protocol.failure import Fatal
 from engine.protocol.message import Message
-from engine.protocol.ready import Fatal
 from engine.protocol.wire import FromEngine, ToEngine
 
 Received = TypeVar("Received")

@@ -26,16 +26,15 @@ from engine.config import EngineConfig
 from engine.errors import (
     EngineDeadError,
     EngineUnavailableError,
-    RemoteTraceback,
     RequestRejectedError,
 )
 from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.protocol.embed import EmbedOutput, EmbedRequest
-from engine.protocol.generate import Abort, CacheLookup, Explained, GenerateRequest
-from engine.protocol.images import ImagePlace
+from engine.protocol.failure import Fatal, Notice, RemoteTraceback
+from engine.protocol.generate import Abort, CacheLookup, Explained, GenerateRequest, Image
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import EngineStats, Rejected, StepOutputs, TokenOutput
-from engine.protocol.ready import DUMP_STACKS, Fatal, Notice, Progress, Ready, Shutdown
+from engine.protocol.ready import DUMP_STACKS, Progress, Ready, Shutdown
 from engine.protocol.watch import Blocks, MeasureWaits, StepTrace, StepWaits, Watch
 from engine.protocol.wire import FromEngine, ToEngine
 
@@ -265,7 +264,7 @@ class ProcessClient:
         salt: str,
         encoder_prompt: Sequence[int] = (),
         adapter: int = 0,
-        images: Sequence[ImagePlace] = (),
+        images: Sequence[Image] = (),
     ) -> int:
         lookup = CacheLookup(
             self.next_id(), list(prompt), salt, list(encoder_prompt), adapter, tuple(images)

@@ -9,8 +9,7 @@ from typing import Literal, Protocol
 from engine.client.output_stream import OutputStream
 from engine.errors import EngineDeadError
 from engine.protocol.embed import EmbedOutput, EmbedRequest
-from engine.protocol.generate import GenerateRequest
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import GenerateRequest, Image
 from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
 from engine.protocol.ready import Progress, Ready
 
@@ -63,7 +62,7 @@ class EngineClient(Protocol):
         salt: str,
         encoder_prompt: Sequence[int] = (),
         adapter: int = 0,
-        images: Sequence[ImagePlace] = (),
+        images: Sequence[Image] = (),
     ) -> int:
         """Return how many tokens of a prompt and its source are in the prefix cache. The answer
         comes between two steps. Raises EngineUnavailableError or EngineDeadError."""

@@ -14,7 +14,7 @@ from engine.checkpoint.sentence_modules import PoolingMode
 from engine.checkpoint.weight_map import WeightMap
 from engine.device.ranks import Ranks
 from engine.errors import ConfigError, one_line
-from engine.protocol.images import Image
+from engine.protocol.generate import Image
 
 Number = TypeVar("Number", int, float)
 

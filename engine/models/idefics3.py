@@ -14,7 +14,7 @@ from engine.models.llama import NAMES, Llama, LlamaConfig
 from engine.models.multimodal import nested_config
 from engine.models.vision.block import under
 from engine.models.vision.idefics3 import Idefics3Vision, Idefics3VisionConfig
-from engine.protocol.images import Image
+from engine.protocol.generate import Image
 
 TEXT = "model.text_model."
 # The defaults of transformers: a nested text_config omits values that equal them.

@@ -16,7 +16,7 @@ from engine.models.multimodal import nested_config
 from engine.models.qwen2 import Qwen2
 from engine.models.vision.block import under
 from engine.models.vision.llava import LlavaVision, LlavaVisionConfig
-from engine.protocol.images import Image
+from engine.protocol.generate import Image
 
 TEXT, TOWER = "language_model.", "vision_tower."
 READERS: Mapping[str, Callable[[dict[str, Any]], LlamaConfig]] = {
@@ -96,7 +96,7 @@ class LlavaNext(Llama):
     def encode_image(
         self, pixels: torch.Tensor, image: Image
     ) -> Generator[None, None, torch.Tensor]:
-        return self.vision.encode(pixels, image.tile_grid, image.size)
+        return self.vision.encode(pixels, image.grid, image.size)
 
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, self.names)

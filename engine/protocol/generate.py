@@ -6,7 +6,6 @@ from typing import Literal
 
 from msgspec import field
 
-from engine.protocol.images import Image, ImagePlace
 from engine.protocol.message import Message, Record, TokenIds
 
 
@@ -103,6 +102,34 @@ class TokenLogprobs(Record, frozen=True):
     rank: int | None = None  # the place of the token among all, from 1; only of prompt tokens
 
 
+class Image(Record, frozen=True):
+    """A picture in a prompt, resized and cut into tiles of equal size; one tile is all of it.
+
+    Its tokens get their embeddings from the model's image encoder.
+    """
+
+    digest: bytes  # 16 bytes: BLAKE2b of all that the encoder reads; equal ones are encoded once
+    runs: tuple[tuple[int, int], ...]  # its tokens: (first in the prompt, count), in order
+    pixels: bytes = b""  # uint8 [tiles, height, width, 3], RGB; empty where only its place matters
+    shape: tuple[int, int, int] = (0, 0, 0)  # tiles, height and width in pixels
+    # Rows and columns: of the tiles without the overview, or of the embeddings of one tile.
+    grid: tuple[int, int] = (0, 0)
+    size: tuple[int, int] = (0, 0)  # height and width of the picture before it was resized
+
+    @property
+    def num_tokens(self) -> int:
+        return sum([count for _, count in self.runs])
+
+    @property
+    def end(self) -> int:
+        """The first token behind the image."""
+        return sum(self.runs[-1])
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Return whether one of the tokens [start, end) shows the image."""
+        return any(first < end and start < first + count for first, count in self.runs)
+
+
 class GenerateRequest(Message, frozen=True):
     """Generate tokens after `prompt` according to `params`.
 
@@ -146,7 +173,7 @@ class CacheLookup(Message, frozen=True):
     salt: str = ""
     encoder_prompt: TokenIds = field(default_factory=list)
     adapter: int = 0
-    images: tuple[ImagePlace, ...] = ()
+    images: tuple[Image, ...] = ()  # their pixels do not matter
 
 
 class Abort(Message, frozen=True):

@@ -135,18 +135,3 @@ class Ready(Message, frozen=True):
     def tensor_parallel_size(self) -> int:
         """Number of processes that compute the model together."""
         return 1 + len(self.other_ranks)
-
-
-class Notice(Message, frozen=True):
-    """A line for the server's log; `level` is a level of the `logging` module."""
-
-    level: int
-    text: str
-
-
-class Fatal(Message, frozen=True):
-    """The engine is about to exit because of an error."""
-
-    message: str  # for the user
-    detail: str = ""  # a traceback for the log
-    config_error: bool = False  # the configuration or the checkpoint cannot be served

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from engine.protocol.adapters import AdapterLoaded, LoadAdapter, UnloadAdapter
 from engine.protocol.embed import EmbedRequest
+from engine.protocol.failure import Fatal, Notice
 from engine.protocol.generate import Abort, CacheLookup, Explained, GenerateRequest
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import Rejected, StepOutputs
-from engine.protocol.ready import Fatal, Notice, Progress, Ready, Shutdown
+from engine.protocol.ready import Progress, Ready, Shutdown
 from engine.protocol.watch import Blocks, MeasureWaits, StepTrace, StepWaits, Watch
 
 ToEngine = (

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import Image
 from engine.protocol.journal import BlockEvent
 
 
@@ -50,7 +50,7 @@ class BlockHasher:
         hashes: list[bytes],
         tokens: Sequence[int],
         root: bytes,
-        images: Sequence[ImagePlace] = (),
+        images: Sequence[Image] = (),
     ) -> None:
         """Append the hashes of the full blocks of `tokens` that `hashes` does not cover yet."""
         size = self.block_size
@@ -64,20 +64,21 @@ class BlockHasher:
         tokens: Sequence[int],
         size: int,
         parent: bytes,
-        start: int = 0,
-        images: Sequence[ImagePlace] = (),
+        index: int = 0,
+        images: Sequence[Image] = (),
     ) -> list[bytes]:
         """Return the hashes of the first `size` tokens, of the first 2 * `size`, and so on.
 
-        The first of them is the sequence's token number `start`.
+        They are those of block `index`.
         """
+        start = index * self.block_size
         ends = range(size, len(tokens) + 1, size)
         return [
             self._digest(tokens[:end], self._shows(parent, images, start, start + end))
             for end in ends
         ]
 
-    def _shows(self, parent: bytes, images: Sequence[ImagePlace], start: int, end: int) -> bytes:
+    def _shows(self, parent: bytes, images: Sequence[Image], start: int, end: int) -> bytes:
         """Return the parent of a hash of the tokens [start, end): also of the images they show.
 
         The tokens of all images are equal, and only their embeddings differ.

@@ -185,8 +185,7 @@ class BlockTables:
         if not self.part_size or self.hasher is None:
             return []
         parent = sequence.hashes[index - 1] if index else sequence.hash_root
-        start = index * self.block_size
-        return self.hasher.parts(tokens, self.part_size, parent, start, sequence.images)
+        return self.hasher.parts(tokens, self.part_size, parent, index, sequence.images)
 
     def begin_step(self) -> None:
         """Note that the KV of all registered blocks is computed before the next step."""
@@ -373,8 +372,7 @@ class BlockTables:
             sequence.hash_root = self.hasher.root(
                 sequence.salt, sequence.encoder_prompt, sequence.adapter, sequence.ablation_key
             )
-        root, images = sequence.hash_root, sequence.images
-        self.hasher.extend(sequence.hashes, sequence.tokens, root, images)
+        self.hasher.extend(sequence.hashes, sequence.tokens, sequence.hash_root, sequence.images)
 
     def check(self, sequences: Collection[Sequence]) -> None:
         """Assert that the tables explain all reference counts, and that windows keep few blocks."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from msgspec import structs
+
 from engine.protocol.generate import (
     CacheLookup,
     Explain,
     FinishReason,
     GenerateRequest,
+    Image,
     SamplingParams,
     TokenLogprobs,
 )
-from engine.protocol.images import Image, ImagePlace
 from engine.scheduling.drafts import Drafts
 from engine.scheduling.step import NO_STATES, BlockCopy, ScheduledSlice, SliceStates
 
@@ -44,7 +46,9 @@ class Sequence:
         self.adapter_slot: int = 0  # while it runs
         # Its KV is that of no request with another one.
         self.ablation_key: tuple[int, ...] = request.ablation.key if request.ablation else ()
-        self.images: tuple[ImagePlace, ...] = tuple(each.place for each in request.images)
+        self.images: tuple[Image, ...] = tuple(
+            structs.replace(image, pixels=b"") for image in request.images
+        )
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
         self.num_prompt_logprobs: int = 0  # how many are known, sent ones included
         self.num_tokens: int = self.prompt_length
@@ -199,7 +203,6 @@ def sequence_of(request: GenerateRequest) -> Sequence:
 def sequence_of_lookup(lookup: CacheLookup) -> Sequence:
     """Return the record of a request with the prompt of a lookup."""
     params = SamplingParams(max_tokens=1)
-    images = tuple(Image(place, b"", (0, 0, 0)) for place in lookup.images)
     return Sequence(
         GenerateRequest(
             lookup.id,
@@ -209,6 +212,6 @@ def sequence_of_lookup(lookup: CacheLookup) -> Sequence:
             salt=lookup.salt,
             encoder_prompt=lookup.encoder_prompt,
             adapter=lookup.adapter,
-            images=images,
+            images=lookup.images,
         )
     )

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.protocol.generate import Explain, SamplingParams, TokenLogprobs
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import Explain, Image, SamplingParams, TokenLogprobs
 from engine.protocol.outputs import PrefillChunk
 
 # Where a slice finds the state before it, and where it leaves states, in slots of recurrent layers:
@@ -66,7 +65,7 @@ class NewRow:
     encoder_length: int = 0
     explain: Explain | None = None
     adapter_slot: int = 0  # 0: no adapter
-    images: tuple[ImagePlace, ...] = ()  # of the prompt
+    images: tuple[Image, ...] = ()  # of the prompt
 
 
 @dataclass(frozen=True, slots=True)

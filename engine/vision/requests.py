@@ -16,8 +16,7 @@ import torch
 
 from engine.errors import RequestRejectedError
 from engine.models.base import Sees
-from engine.protocol.generate import Abort, GenerateRequest
-from engine.protocol.images import Image
+from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
 from engine.scheduling.between import Between, Outcome, RetiredStep
 from engine.vision.store import ImageStore
@@ -63,8 +62,8 @@ class ImageRequests(Between):
             raise RequestRejectedError("invalid_value", "The model takes no images.")
         for image in request.images:
             tiles, height, width = image.shape
-            place = image.place
-            if len(image.pixels) != tiles * height * width * 3 or place.end > len(request.prompt):
+            has_pixels = len(image.pixels) == tiles * height * width * 3
+            if not has_pixels or not image.runs or image.end > len(request.prompt):
                 raise RequestRejectedError("invalid_value", "An image does not fit its request.")
         size = sum(dict(self._sizes(request)).values())
         if size > self._store.capacity:
@@ -78,7 +77,7 @@ class ImageRequests(Between):
         """Return the digests of a request's images with the bytes of their embeddings."""
         assert self._model is not None
         width = self._model.image_bytes
-        return [(each.place.digest, each.place.num_tokens * width) for each in request.images]
+        return [(each.digest, each.num_tokens * width) for each in request.images]
 
     def work(self, *, is_quiet: bool) -> Outcome | None:
         if not self._waiting:
@@ -94,7 +93,7 @@ class ImageRequests(Between):
                 self._store.hold(sizes)
                 self._held[request.id] = sizes
                 self._store.num_reused += sum(
-                    self._store.find(each.place.digest) is not None for each in request.images
+                    self._store.find(each.digest) is not None for each in request.images
                 )
             if self._encode(request):
                 ready.append(self._waiting.pop(request.id))
@@ -105,7 +104,7 @@ class ImageRequests(Between):
     def _encode(self, request: GenerateRequest) -> bool:
         """Compute one unit of a request's images. Return whether all are encoded."""
         if self._encoding is None:
-            missing = (i for i in request.images if self._store.find(i.place.digest) is None)
+            missing = (i for i in request.images if self._store.find(i.digest) is None)
             image = next(missing, None)
             if image is None:
                 return True
@@ -116,8 +115,8 @@ class ImageRequests(Between):
                 next(encoding.units)
         except StopIteration as end:
             embeddings: torch.Tensor = end.value
-            assert len(embeddings) == encoding.image.place.num_tokens, "places and embeddings"
-            self._store.add(encoding.image.place.digest, embeddings)
+            assert len(embeddings) == encoding.image.num_tokens, "places and embeddings"
+            self._store.add(encoding.image.digest, embeddings)
             self._encoding = None
         return False
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.device.transfer import to_device
 from engine.ops.seen_tokens import SeenTokens
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import Image
 from engine.scheduling.step import ScheduledSlice, Step
 from engine.vision.store import ImageStore
 
@@ -19,7 +19,7 @@ class SeenImages:
 
     def __init__(self, store: ImageStore, device: torch.device) -> None:
         self._store, self._device = store, device
-        self._images: dict[int, tuple[ImagePlace, ...]] = {}  # by row
+        self._images: dict[int, tuple[Image, ...]] = {}  # by row
 
     def __call__(self, step: Step) -> SeenTokens | None:
         """Return the tokens of a step that show images; None if there are none."""
@@ -46,7 +46,7 @@ class SeenImages:
         return SeenTokens(places, parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
-def _shown(image: ImagePlace, scheduled: ScheduledSlice) -> Iterator[tuple[int, int, int]]:
+def _shown(image: Image, scheduled: ScheduledSlice) -> Iterator[tuple[int, int, int]]:
     """Yield (first token of the slice, first embedding of the image, how many) for each run."""
     start, end = scheduled.start, scheduled.start + scheduled.count
     before = 0  # embeddings of earlier runs

@@ -28,7 +28,7 @@ class ImageStore:
         return sum(each.nbytes for each in self._kept.values())
 
     def has_room(self, sizes: Iterable[tuple[bytes, int]]) -> bool:
-        """Return whether a request's images, with their bytes, fit beside those that are held."""
+        """Return whether images, given with their bytes, fit in addition to those that are held."""
         new = {digest: size for digest, size in sizes if digest not in self._held}
         return sum(self._sizes.values()) + sum(new.values()) <= self.capacity
 
@@ -61,7 +61,7 @@ class ImageStore:
 
     def add(self, digest: bytes, embeddings: torch.Tensor) -> None:
         """Keep the embeddings of an image that is held."""
-        assert digest in self._held, "nobody needs this image"
+        assert digest in self._held, "no request holds this image"
         self._kept[digest] = embeddings
         self.num_encoded += 1
 

@@ -8,8 +8,13 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.generation.chat_images import with_images
-from server.generation.chat_prompt import Chat, ChatPrompt, chat_prompt, unread_arguments
+from server.generation.chat_prompt import (
+    Chat,
+    ChatPrompt,
+    chat_prompt,
+    unread_arguments,
+    with_images,
+)
 from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
 from server.generation.parsing import parsing_of, with_grammar
@@ -56,6 +61,6 @@ async def answer_chat(
         param=param,
         ignored=names,
         parsing=parsing,
-        images=prompt.images,
+        shown=chat.images,
     )
     return respond(state, prepared, writer(prepared))

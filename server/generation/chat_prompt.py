@@ -7,17 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.protocol.images import Image
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
 from server.generation.thinking import DEFAULT_THINKING, Thinking
 from server.generation.tool_prompt import functions_text, with_tools_in_text
 from server.http.errors import unsupported
 from server.state import AppState
-from server.text.chat_template import ChatTemplate, TemplateError
-from server.text.content_parts import joined
-from server.text.image_reader import ReadImage
-from server.text.image_text import ImageTextError, expanded, placed
+from server.text.chat_template import ChatTemplate
+from server.text.content_parts import ChatImages, joined
 from server.text.tokenizer import without_breaks
 from server.text.tools import NO_TOOLS, Tool, ToolUse
 
@@ -34,8 +31,7 @@ class Chat:
     # None: special tokens are added unless the template writes them.
     add_special_tokens: bool | None = None
     tool_use: ToolUse = NO_TOOLS
-    images: tuple[ReadImage, ...] = ()  # of the messages, in order
-    unread: tuple[str, ...] = ()  # names of parts that this model does not read
+    images: ChatImages | None = None  # once they are read
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,6 @@ class ChatPrompt:
 
     text: str
     ids: list[int]
-    images: tuple[Image, ...] = ()
 
 
 async def chat_prompt(state: AppState, chat: Chat) -> ChatPrompt:
@@ -58,28 +53,22 @@ async def chat_prompt(state: AppState, chat: Chat) -> ChatPrompt:
     ids = await off_loop(
         len(text), lambda: encode_prompt(state, text, "messages", add_special_tokens=add)
     )
-    return ChatPrompt(without_breaks(text), ids, images_in(state, chat, ids))
+    return ChatPrompt(without_breaks(text), ids)
 
 
-def images_in(state: AppState, chat: Chat, ids: list[int]) -> tuple[Image, ...]:
-    """Return the images of a chat with their places in its prompt. Raises TemplateError."""
-    if state.images is None or not chat.images:
-        return ()
-    try:
-        return placed(ids, state.tokenizer.token_id(state.images.placeholder), chat.images)
-    except ImageTextError as error:
-        raise TemplateError(str(error)) from error
+async def with_images(state: AppState, chat: Chat, param: str) -> Chat:
+    """Return a chat whose images are read; its messages hold a marker for each.
+
+    `param` names the field of the messages. Raises a 400 ApiError.
+    """
+    images = await state.read_images(chat.messages, param)
+    return replace(chat, messages=images.messages, images=images)
 
 
 async def chat_text(state: AppState, chat: Chat) -> str:
     """Return the prompt text of a chat; raises as `chat_prompt` does."""
     text = source_text(chat) if _is_source(state) else await render(state, chat)
-    if state.images is None:
-        return text
-    try:
-        return expanded(text, state.images, chat.images)
-    except ImageTextError as error:
-        raise TemplateError(str(error)) from error
+    return text if chat.images is None else chat.images.expanded(text)
 
 
 def adds_special_tokens(state: AppState, chat: Chat) -> bool:
@@ -221,4 +210,5 @@ def unread_arguments(state: AppState, chat: Chat) -> list[str]:
         names = [name for name in names if name not in template.variables]
     is_limited = can_limit_thoughts(state)
     unfollowed = chat.thinking.ignored(template, chat.arguments, is_limited=is_limited)
-    return list(dict.fromkeys([*names, *unfollowed, *chat.unread]))
+    unread = () if chat.images is None else chat.images.unread
+    return list(dict.fromkeys([*names, *unfollowed, *unread]))

@@ -57,10 +57,8 @@ def check_token_ids(state: AppState, ids: Sequence[int], param: str, *, advice: 
 
 def check_no_images(state: AppState, ids: Sequence[int], param: str) -> None:
     """Raise a 400 ApiError if a prompt without images has the token in whose place they are."""
-    if state.images is None:
-        return
-    name = state.images.placeholder
-    if state.tokenizer.token_id(name) in ids:
+    if state.image_token is not None and state.image_token in ids:
+        name = state.tokenizer.vocabulary_entry(state.image_token)
         message = f"The prompt has the token {name}, which stands for an image; "
         raise invalid(param, message + "send the image in a chat instead.")
 

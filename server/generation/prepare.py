@@ -9,8 +9,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from engine.protocol.generate import Ablation, SamplingParams
-from engine.protocol.images import Image
+from engine.protocol.generate import Ablation, Image, SamplingParams
 from server.generation.cache_salt import cache_salt_of
 from server.generation.limits import (
     check_answer_logprobs,
@@ -32,7 +31,7 @@ from server.http.errors import unsupported
 from server.http.rate_limits import RateLimiter
 from server.state import AppState
 from server.text.answers import Parsing
-from server.text.image_text import salted
+from server.text.content_parts import ChatImages
 
 
 @dataclass(frozen=True)
@@ -107,25 +106,19 @@ def prepare(
     echoes: list[Echo] | None = None,
     ignored: Sequence[str] = (),
     parsing: Parsing | None = None,
-    images: tuple[Image, ...] = (),
+    shown: ChatImages | None = None,
 ) -> PreparedRequest:
     """Check everything that depends on the model, and return the request to submit.
 
     `param` names the prompt's field in error messages. Raises a 400 or 404 ApiError.
     """
-    _check_support(state, options, echoes)
-    check_priority(request, options.priority)
-    for prompt in prompts:
-        check_token_ids(state, prompt, param)
-        if not images:
-            check_no_images(state, prompt, param)
+    _check_support(state, request, options, echoes)
+    salt = cache_salt_of(request, options.cache_salt)
+    images = _images_of(state, prompts, shown, salt, param)
     check_option_tokens(state, options)
     check_choices(options, len(prompts), param)
     given = prompts
     prompts = [truncated(state, options, prompt) for prompt in given]
-    if images and prompts != given:
-        message = "A prompt with images cannot be truncated; send a shorter one."
-        raise unsupported("truncate_prompt_tokens", message)
     token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
     adjusted = {}
     if options.max_tokens is not None and max(token_limits) < options.max_tokens:
@@ -134,18 +127,16 @@ def prepare(
     if min(token_limits) < options.min_tokens:
         adjusted["min_tokens"] = min(token_limits)
     if prompts != given:
+        _check_truncation(images)
         adjusted["truncate_prompt_tokens"] = max(map(len, prompts))
     check_prompt_logprobs(options, sum(map(len, prompts)))
     check_answer_logprobs(options, token_limits)
     params = sampling_params(state, options)
     check_first_tokens(state, params)
     adapter = state.adapters.find(options.model)
-    salt = cache_salt_of(request, options.cache_salt)
-    access: AccessRecord = request.state.access
-    access.model = state.model_name(options.model)
-    access.prompt_tokens = sum(map(len, prompts))
+    model = state.model_name(options.model)
     return PreparedRequest(
-        model=access.model,
+        model=model,
         adapter=0 if adapter is None else adapter.id,
         fingerprint=state.fingerprint_of(state.loaded(), adapter),
         options=options,
@@ -154,7 +145,7 @@ def prepare(
         start_token=state.start_token,
         echoes=echoes,
         parsing=parsing,
-        images=salted(images, salt),
+        images=images,
         ignored=list(ignored),
         adjusted=adjusted,
         arrival=request.state.arrival,
@@ -163,8 +154,39 @@ def prepare(
         salt=salt,
         tenant=request.state.tenant,
         limiter=request.state.limiter,
-        access=access,
+        access=_access_record(request, model, prompts),
     )
+
+
+def _access_record(request: Request, model: str, prompts: list[list[int]]) -> AccessRecord:
+    """Return the request's record of the access log, with its model and size."""
+    access: AccessRecord = request.state.access
+    access.model = model
+    access.prompt_tokens = sum(map(len, prompts))
+    return access
+
+
+def _images_of(
+    state: AppState,
+    prompts: Sequence[Sequence[int]],
+    shown: ChatImages | None,
+    salt: str,
+    param: str,
+) -> tuple[Image, ...]:
+    """Check the tokens of the prompts; return the images of the one prompt of a chat."""
+    images = () if shown is None else shown.placed(prompts[0], salt)
+    for prompt in prompts:
+        check_token_ids(state, prompt, param)
+        if not images:
+            check_no_images(state, prompt, param)
+    return images
+
+
+def _check_truncation(images: Sequence[Image]) -> None:
+    """Raise a 400 ApiError if a prompt that is cut has images."""
+    if images:
+        message = "A prompt with images cannot be truncated; send a shorter one."
+        raise unsupported("truncate_prompt_tokens", message)
 
 
 def _within(params: SamplingParams, limit: int) -> SamplingParams:
@@ -173,8 +195,12 @@ def _within(params: SamplingParams, limit: int) -> SamplingParams:
     return msgspec.structs.replace(params, max_tokens=limit, min_tokens=least)
 
 
-def _check_support(state: AppState, options: GenerationOptions, echoes: list[Echo] | None) -> None:
-    """Raise a 400 ApiError if the request needs answers that continue the prompt."""
+def _check_support(
+    state: AppState, request: Request, options: GenerationOptions, echoes: list[Echo] | None
+) -> None:
+    """Raise a 400 ApiError for a priority that the key may not have, or for another request that
+    needs answers that continue the prompt."""
+    check_priority(request, options.priority)
     if state.start_token is None:
         return
     message = "This model's answers do not continue the prompt."

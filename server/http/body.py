@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import orjson
 import structlog
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -29,6 +30,7 @@ from server.text import exact_json
 
 BODY_DEADLINE = 30.0  # seconds for a body to arrive: a slow sender must not hold a connection
 JSON = "application/json"
+SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]{0,31}):")
 UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 MAX_LISTED = 20
 MAX_MEMBERS = 1024  # limit of an object with fields
@@ -84,6 +86,17 @@ def small(value: Any, most: int = MAX_SMALL) -> Any:
 
 LongName = Annotated[str, StringConstraints(max_length=MAX_LONG_NAME)]  # an id with data in it
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]  # such as a prompt
+
+
+def picture_url(url: str, *path: str) -> str:
+    """Return the URL. Refuse a scheme that no picture is read from, such as file:."""
+    scheme = SCHEME.match(url)
+    if scheme is not None and scheme[1].lower() not in ("data", "http", "https"):
+        raise failure("unsupported", f"{scheme[1]}: is not supported; send a data: URL", *path)
+    return url
+
+
+PictureUrl = Annotated[Text, AfterValidator(picture_url)]  # or bare base64
 JsonObject = Annotated[dict[str, Any], BeforeValidator(partial(small, most=MAX_TEXT))]
 
 

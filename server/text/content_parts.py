@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+from engine.protocol.generate import Image
 
 Json = dict[str, Any]
 
@@ -23,12 +25,12 @@ def text_parts(texts: Sequence[str]) -> list[Json]:
     return [text_part(text) for text in texts]
 
 
-def image_part(source: object, name: str) -> Json:
-    """Return an image of a message, which a reader of images reads from its source.
+def image_part(url: str, detail: str | None, name: str) -> Json:
+    """Return an image of a message: a data: URL or an address, as its client gave it.
 
     `name` is that of such parts in the request, such as "messages.content.image_url".
     """
-    return {"type": "image", "source": source, "name": name}
+    return {"type": "image", "url": url, "detail": detail, "name": name}
 
 
 def texts_of(content: Any) -> list[str]:
@@ -107,3 +109,21 @@ def _trial(role: str, content: list[Json]) -> list[Json]:
             calling = {"role": "assistant", "content": "", "tool_calls": [call]}
             return [user, calling, {**message, "tool_call_id": call["id"], "name": "f"}]
     return [message]
+
+
+class ChatImages(Protocol):
+    """The messages of a chat without images, and its images: `server.images.shown`."""
+
+    @property
+    def messages(self) -> list[Json]:
+        """The messages, with a marker for each image."""
+
+    @property
+    def unread(self) -> Sequence[str]:
+        """The names of parts that this model does not read."""
+
+    def expanded(self, text: str) -> str:
+        """Return a prompt's text with all tokens of its images. Raises TemplateError."""
+
+    def placed(self, ids: Sequence[int], salt: str) -> tuple[Image, ...]:
+        """Return the images with the places of their tokens in the prompt. Raises TemplateError."""

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.support.tiny_smolvlm import Reference, noise, png_url, write_seeing
 from tests.support.serve import Server, serving
 from tests.support.thorough import examples
+from tests.support.tiny_smolvlm import Reference, noise, png_url, write_seeing
 
 ANSWER = 8  # tokens
 SIZES = ((24, 24), (100, 61), (61, 100), (300, 40), (25, 24), (1, 1), (72, 72), (500, 499))

@@ -26,9 +26,9 @@ from engine.client.channel import NUMBER, UNREADABLE, _Inbox
 from engine.errors import ConfigError
 from engine.models.registry import model_class
 from engine.protocol.embed import EmbedRequest
+from engine.protocol.failure import Fatal
 from engine.protocol.generate import Abort, GenerateRequest, SamplingParams, TokenLogprobs
 from engine.protocol.outputs import Admission, EngineStats, Rejected, StepOutputs, TokenOutput
-from engine.protocol.ready import Fatal
 from engine.protocol.wire import FromEngine, ToEngine
 from server.text.chat_template import TemplateError
 from server.text.load_template import load_template

@@ -23,8 +23,7 @@ from engine.errors import (
     RequestRejectedError,
 )
 from engine.protocol.embed import EmbedRequest
-from engine.protocol.generate import GenerateRequest, TokenLogprobs
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import GenerateRequest, Image, TokenLogprobs
 from engine.protocol.journal import BlockEvent
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
@@ -169,7 +168,7 @@ class FakeEngine:
         salt: str,
         encoder_prompt: Sequence[int] = (),
         adapter: int = 0,
-        images: Sequence[ImagePlace] = (),
+        images: Sequence[Image] = (),
     ) -> int:
         if self.death is not None:
             raise self.death

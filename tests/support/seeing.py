@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 
 from engine.models.base import Sees
-from engine.protocol.images import Image, ImagePlace
+from engine.protocol.generate import Image
 from tests.support.forward import chunked, forward
 from tests.support.forward import whole as at_once
 from tests.support.golden import TOLERANCE, VISIBLE, Golden, load
@@ -23,13 +23,13 @@ class Shown:
 
     pixels: Picture
     num_tokens: int
-    tile_grid: tuple[int, int] = (0, 0)
+    grid: tuple[int, int] = (0, 0)
     size: tuple[int, int] = (0, 0)
 
     def image(self, first: int) -> Image:
-        place = ImagePlace(bytes(16), ((first, self.num_tokens),))
         tiles, height, width, _ = self.pixels.shape
-        return Image(place, b"", (tiles, height, width), self.tile_grid, self.size)
+        runs = ((first, self.num_tokens),)
+        return Image(bytes(16), runs, b"", (tiles, height, width), self.grid, self.size)
 
 
 def prompt_with(images: Sequence[Shown], token: int) -> tuple[list[int], list[int]]:

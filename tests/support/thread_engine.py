@@ -10,7 +10,8 @@ from engine.assembly import make_core
 from engine.client.channel import ClientEndpoint, EngineEndpoint
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.protocol.ready import Fatal, Shutdown
+from engine.protocol.failure import Fatal
+from engine.protocol.ready import Shutdown
 from engine.runner.load import LoadedEngine
 
 

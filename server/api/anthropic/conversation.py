@@ -126,7 +126,7 @@ def _parts(blocks: Sequence[AnyBlock], name: str) -> list[Json]:
         if isinstance(block, TextBlock):
             parts.append(text_part(block.text))
         elif isinstance(block, ImageBlock):
-            parts.append(image_part(block.image, name))
+            parts.append(image_part(block.source.address, None, name))
     return parts
 
 

@@ -15,8 +15,12 @@ from server.api.anthropic.writer import MessagesWriter, new_message_id
 from server.api.prefixes.inspection import Inspection
 from server.api.receive import admit_and_read, encode, read_unqueued, thread_turn
 from server.generation.chat_answer import answer_chat
-from server.generation.chat_images import with_images
-from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
+from server.generation.chat_prompt import (
+    adds_special_tokens,
+    chat_text,
+    unread_arguments,
+    with_images,
+)
 from server.generation.off_loop import off_loop
 from server.generation.prepare import PreparedRequest
 from server.http.body import ignored_header

@@ -15,12 +15,12 @@ from server.api.llamacpp.template_values import own_chat
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.sampling_fields import SAMPLING_DEFAULTS
 from server.api.receive import encode, read_unqueued, thread_turn
-from server.generation.chat_images import with_images
 from server.generation.chat_prompt import (
     Chat,
     adds_special_tokens,
     chat_text,
     unread_arguments,
+    with_images,
 )
 from server.generation.off_loop import off_loop
 from server.generation.parsing import check_tool_choice

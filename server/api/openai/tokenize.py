@@ -11,18 +11,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import Image
 from server.api.openai.schemas.chat import ChatBody
 from server.api.openai.schemas.tokenize import DetokenizeBody, TokenizeBody
 from server.api.receive import encode, read_unqueued, thread_turn
 from server.generation.cache_salt import cache_salt_of
-from server.generation.chat_images import with_images
 from server.generation.chat_prompt import (
     Chat,
     adds_special_tokens,
     chat_text,
-    images_in,
     unread_arguments,
+    with_images,
 )
 from server.generation.limits import check_token_ids
 from server.generation.off_loop import off_loop
@@ -33,7 +32,6 @@ from server.http.body import ignored_header
 from server.http.openapi import body_schema
 from server.state import AppState, state_of
 from server.text.detokenizer import Detokenizer, token_texts
-from server.text.image_text import salted
 from server.text.tokenizer import Tokenizer, without_breaks
 
 router = APIRouter()
@@ -114,7 +112,7 @@ async def render(request: Request) -> Response:
         ids,
         salt,
         0 if adapter is None else adapter.id,
-        [image.place for image in salted(images_in(state, chat, ids), salt)],
+        () if chat.images is None else chat.images.placed(ids, salt),
     )
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
@@ -124,7 +122,7 @@ async def cached_tokens(
     ids: list[int],
     salt: str,
     adapter: int = 0,
-    images: Sequence[ImagePlace] = (),
+    images: Sequence[Image] = (),
 ) -> int:
     """Return how many tokens of a prompt a request with this salt would find in the prefix cache.
 

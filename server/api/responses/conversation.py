@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.api.openai.schemas.chat import FunctionCall, ToolCall
+from server.api.openai.schemas.tools import FunctionCall, ToolCall
 from server.api.responses.offered import SEARCH, names_of, visible_name
-from server.images.content import source_of
 from server.text.content_parts import content_with_images, image_part, joined, text_part
 from server.text.tools import INPUT
 
@@ -125,5 +124,5 @@ def _content(parts: Sequence[Json], name: str = "input.content.input_image") -> 
 
 def _part(part: Json, name: str) -> Json:
     if part["type"] == "input_image":
-        return image_part(source_of(part["image_url"], part["detail"]), name)
+        return image_part(part["image_url"], part["detail"], name)
     return text_part(part["refusal"] if "refusal" in part else part["text"])

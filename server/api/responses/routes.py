@@ -22,8 +22,12 @@ from server.api.responses.store import ResponseStore, StoredResponse
 from server.api.responses.turn import StoredItems, Turn, input_items, read_turn
 from server.api.responses.writer import ResponsesWriter
 from server.generation.chat_answer import answer_chat
-from server.generation.chat_images import with_images
-from server.generation.chat_prompt import adds_special_tokens, chat_text, unread_arguments
+from server.generation.chat_prompt import (
+    adds_special_tokens,
+    chat_text,
+    unread_arguments,
+    with_images,
+)
 from server.generation.off_loop import off_loop
 from server.generation.prepare import PreparedRequest
 from server.http.body import JSON, ignored_header

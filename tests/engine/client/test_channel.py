@@ -25,9 +25,10 @@ from engine.client.channel import (
     OutOfOrderError,
     remove_sockets,
 )
+from engine.protocol.failure import Fatal
 from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
 from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
-from engine.protocol.ready import Fatal, Progress, Shutdown
+from engine.protocol.ready import Progress, Shutdown
 from engine.protocol.wire import FromEngine, ToEngine
 
 COUNT = 3000

@@ -14,10 +14,11 @@ from engine.client import client as client_module
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineUnavailableError
 from engine.process import ToServer
+from engine.protocol.failure import Fatal, Notice
 from engine.protocol.generate import Abort, CacheLookup
 from engine.protocol.lens import LensRequest, LensResult
 from engine.protocol.outputs import EngineStats, StepOutputs
-from engine.protocol.ready import Fatal, Notice, Progress
+from engine.protocol.ready import Progress
 from engine.protocol.watch import Blocks, QueueState
 from tests.support.client_rig import READY, Client, read, token
 

@@ -17,8 +17,13 @@ from msgspec.structs import replace
 
 from engine.errors import RequestRejectedError
 from engine.protocol.embed import EmbedOutput, EmbedRequest
-from engine.protocol.generate import FinishReason, GenerateRequest, SamplingParams, TokenLogprobs
-from engine.protocol.images import Image, ImagePlace
+from engine.protocol.generate import (
+    FinishReason,
+    GenerateRequest,
+    Image,
+    SamplingParams,
+    TokenLogprobs,
+)
 from engine.protocol.outputs import TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.scheduler import Scheduler
@@ -44,7 +49,7 @@ def tags_of(
     tokens: Iterable[int],
     source: Sequence[int] = (),
     adapter: int = 0,
-    images: Sequence[ImagePlace] = (),
+    images: Sequence[Image] = (),
 ) -> list[int]:
     """Return the tags of `tokens`. Their KV depends on all of `source`, if there is one.
 
@@ -72,8 +77,9 @@ def prompt_logprobs_of(tags: list[int], start: int, end: int) -> list[TokenLogpr
 def answer(request: GenerateRequest, fails_at: int | None) -> Outputs:
     """Return the outputs that `request` must get; its answer token `fails_at` is an error."""
     outputs: Outputs = []
-    places = [image.place for image in request.images]
-    tags = tags_of(request.salt, request.prompt, request.encoder_prompt, request.adapter, places)
+    tags = tags_of(
+        request.salt, request.prompt, request.encoder_prompt, request.adapter, request.images
+    )
     tag, params = tags[-1], request.params
     for count in range(1, params.max_tokens + 1):
         if count - 1 == fails_at:
@@ -307,7 +313,7 @@ class Simulation:
         prompt_logprobs: bool = False,
         adapter: int = 0,
         tenant: str = "",
-        images: Sequence[ImagePlace] = (),
+        images: Sequence[Image] = (),
     ) -> int | None:
         """Add a request; return its id, or None if it was refused. Check that this is correct."""
         self._ids += 1
@@ -323,7 +329,7 @@ class Simulation:
             tenant=tenant,
             encoder_prompt=list(source),
             adapter=adapter,
-            images=tuple(Image(place, b"", (0, 0, 0)) for place in images),
+            images=tuple(images),
         )
         self.device.requests[request.id] = (request, fails_at)
         before, due, code = self.scheduler.stats(), self._refusal(request), None
@@ -449,9 +455,8 @@ class Simulation:
         request, _ = self.device.requests[output.id]
         due = []
         if first and request.params.prompt_logprobs >= 0:
-            places = [image.place for image in request.images]
             source, adapter = request.encoder_prompt, request.adapter
-            tags = tags_of(request.salt, request.prompt, source, adapter, places)
+            tags = tags_of(request.salt, request.prompt, source, adapter, request.images)
             due = prompt_logprobs_of(tags, 0, len(tags))
         assert list(output.prompt_logprobs) == due, "wrong prompt logprobs"
 
@@ -560,12 +565,12 @@ def _add(
     )
 
 
-def _images(rng: random.Random, length: int) -> list[ImagePlace]:
+def _images(rng: random.Random, length: int) -> list[Image]:
     """Return up to two images in a prompt of `length` tokens; they differ in nothing but pixels."""
     digests = [b"cat", b"dog"]
     if length < 3 or rng.random() < 0.3:
         return []
-    first = ImagePlace(rng.choice(digests), ((1, 2),))
+    first = Image(rng.choice(digests), ((1, 2),))
     if length < 6 or rng.random() < 0.5:
         return [first]
-    return [first, ImagePlace(rng.choice(digests), ((3, 1), (5, 1)))]
+    return [first, Image(rng.choice(digests), ((3, 1), (5, 1)))]

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from engine.errors import RequestRejectedError
-from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
-from engine.protocol.images import Image, ImagePlace
+from engine.protocol.generate import Abort, GenerateRequest, Image, SamplingParams
 from engine.protocol.outputs import EngineStats, TokenOutput
 from engine.scheduling.between import RetiredStep
 from engine.vision import requests as module
@@ -30,14 +29,14 @@ class FourUnits:
     def encode_image(
         self, pixels: torch.Tensor, image: Image
     ) -> Generator[None, None, torch.Tensor]:
-        self.begun.append(image.place.digest)
+        self.begun.append(image.digest)
         for _ in range(4):
             yield
-        return torch.full((image.place.num_tokens, 1), float(pixels.flatten()[0]))
+        return torch.full((image.num_tokens, 1), float(pixels.flatten()[0]))
 
 
 def picture(name: bytes, start: int = 1, count: int = 2, value: int = 7) -> Image:
-    return Image(ImagePlace(name, ((start, count),)), bytes([value]) * 12, (1, 2, 2))
+    return Image(name, ((start, count),), bytes([value]) * 12, (1, 2, 2))
 
 
 def request(number: int, *images: Image) -> GenerateRequest:

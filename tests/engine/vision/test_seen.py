@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 
 from engine.ops.seen_tokens import SeenTokens
-from engine.protocol.generate import SamplingParams
-from engine.protocol.images import ImagePlace
+from engine.protocol.generate import Image, SamplingParams
 from engine.scheduling.step import NewRow, ScheduledSlice, Step
 from engine.vision.seen import SeenImages
 from engine.vision.store import ImageStore
 
 PARAMS = SamplingParams(1)
-CAT = ImagePlace(b"cat", ((2, 3), (7, 2)))  # five tokens in two runs
+CAT = Image(b"cat", ((2, 3), (7, 2)))  # five tokens in two runs
 
 
 def seen_images() -> SeenImages:
@@ -22,7 +21,7 @@ def seen_images() -> SeenImages:
     return SeenImages(store, torch.device("cpu"))
 
 
-def new_row(row: int, *images: ImagePlace) -> NewRow:
+def new_row(row: int, *images: Image) -> NewRow:
     return NewRow(row, (1,) * 12, 12, PARAMS, images=images)
 
 

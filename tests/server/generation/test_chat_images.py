@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.protocol.images import Image, ImagePlace
-from server.text.image_reader import ReadImage
+from engine.protocol.generate import Image
+from server.images.shown import ImageTokens, ReadImage, ShownImages, image_parts, marked
 from tests.server.conftest import EOS, byte_tokenizer
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, serving
@@ -30,19 +30,18 @@ DOG = {"type": "image_url", "image_url": "data:image/png;base64,AAAB"}
 class FakeReader:
     """Reads every image as three tokens in two runs; its digest is its URL's end."""
 
-    marker = placeholder = "<image>"
-
-    def __init__(self) -> None:
+    def __init__(self, token_id: int) -> None:
+        self.tokens = ImageTokens("<image>", "<image>", token_id)
         self.read_urls: list[str] = []
 
-    async def read(self, sources: Sequence[dict[str, Any]], param: str) -> list[ReadImage]:
+    async def read(self, messages: Sequence[dict[str, Any]], param: str) -> ShownImages:
         found = []
-        for source in sources:
-            self.read_urls.append(source["url"])
-            digest = source["url"][-4:].encode()
-            image = Image(ImagePlace(digest, ()), b"\0" * 12, (1, 2, 2))
-            found.append(ReadImage(image, 3, "[<image><image>|<image>]"))
-        return found
+        for message in messages:
+            for part in image_parts(message):
+                self.read_urls.append(part["url"])
+                image = Image(part["url"][-4:].encode(), (), b"\0" * 12, (1, 2, 2))
+                found.append(ReadImage(image, 3, "[<image><image>|<image>]"))
+        return ShownImages([marked(each, self.tokens) for each in messages], found, self.tokens)
 
 
 def write_model(folder: Path, template: str) -> Path:
@@ -62,9 +61,11 @@ def engine() -> FakeEngine:
 
 
 def with_reader(served: Served) -> FakeReader:
-    reader = FakeReader()
-    state = served.app.state
-    state.penstock = dataclasses.replace(state.penstock, images=reader)
+    state = served.app.state.penstock
+    reader = FakeReader(state.tokenizer.token_id("<image>"))
+    served.app.state.penstock = dataclasses.replace(
+        state, read_images=reader.read, image_token=reader.tokens.token_id
+    )
     return reader
 
 
@@ -98,10 +99,10 @@ async def test_images_are_shown_and_found_again(seeing: Served) -> None:
     assert text.replace("\n", "").startswith(f"<user>One:{shown}two:{shown}<assistant>")
     request = seeing.engine.requests[-1]
     assert reader.read_urls == ["data:image/png;base64,AAAA", "data:image/png;base64,AAAB"]
-    assert [image.place.digest for image in request.images] == [b"AAAA", b"AAAB"]
+    assert [image.digest for image in request.images] == [b"AAAA", b"AAAB"]
     image_token = seeing.app.state.penstock.tokenizer.token_id("<image>")
     for image in request.images:
-        (first, two), (last, one) = image.place.runs
+        (first, two), (last, one) = image.runs
         assert (two, one, last) == (2, 1, first + 3)
         assert [request.prompt[at] for at in (first, first + 1, last)] == [image_token] * 3
 
@@ -126,7 +127,7 @@ async def test_salt_keeps_encoded_images_apart(seeing: Served) -> None:
     digests = []
     for salt in ("a", "b", "a"):
         await chat(seeing, CAT, cache_salt=salt)
-        digests.append(seeing.engine.requests[-1].images[0].place.digest)
+        digests.append(seeing.engine.requests[-1].images[0].digest)
     assert digests[0] == digests[2] != digests[1]
 
 
@@ -174,7 +175,7 @@ async def test_images_of_other_apis_reach_the_engine(seeing: Served) -> None:
     response = await seeing.http.post("/v1/responses", json={"input": items})
     assert response.status_code == 200, response.text
     assert len(seeing.engine.requests[-1].images) == 2
-    assert reader.read_urls[0] == "data:image/png;base64,AAAA"
+    assert reader.read_urls[0] == "data:;base64,AAAA"
     page = await seeing.http.get(f"/v1/responses/{response.json()['id']}/input_items")
     stored = [item["content"][0] for item in page.json()["data"] if item["type"] == "message"]
     assert stored == [{**picture, "detail": "auto"}]

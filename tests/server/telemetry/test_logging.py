@@ -10,7 +10,7 @@ import random
 import pytest
 import structlog
 
-from engine.errors import RemoteTraceback
+from engine.protocol.failure import RemoteTraceback
 from server.config import ServerConfig
 from server.telemetry.logging import HANDLER, configure
 from tests.support.fake_encoder import FakeEncoder

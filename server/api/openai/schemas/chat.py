@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,9 +32,11 @@ from server.api.openai.schemas.fields import (
 )
 from server.api.openai.schemas.generate import SHARED_RULES, GenerateBody
 from server.api.openai.schemas.tools import (
+    FunctionCall,
     FunctionChoice,
     FunctionName,
     Functions,
+    ToolCall,
     ToolChoice,
     Tools,
     function_use,
@@ -44,11 +44,10 @@ from server.api.openai.schemas.tools import (
 )
 from server.generation.chat_prompt import Chat
 from server.generation.thinking import Thinking
-from server.http.body import JsonObject, LongName, Part, Text, failure, few
-from server.images.content import ChatImagePart, refusal_of
+from server.http.body import Part, Text, failure, few, picture_url
 from server.text import exact_json
 from server.text.content_parts import image_part, joined, text_part
-from server.text.tools import INPUT, NO_TOOLS, ToolUse
+from server.text.tools import NO_TOOLS, ToolUse
 
 MAX_PARTS = 4096  # limit of the messages, and of the text parts in all messages together
 
@@ -69,13 +68,57 @@ class RefusalPart(Part):
         return self.refusal
 
 
-NAME_OF_IMAGES = "messages.content.image_url"
+DETAILS = ("auto", "low", "high", "original")
+IMAGE_OBJECT = {
+    "type": "object",
+    "properties": {
+        "url": {"type": "string", "description": "A `data:` URL, or an address of a host."},
+        "detail": {
+            "enum": [*DETAILS, None],
+            "description": "`low` shrinks the picture to 512 pixels a side; others do nothing.",
+        },
+    },
+    "required": ["url"],
+}
+
+
+def _image_object(value: Any) -> Any:
+    """Read the object of an image as its URL and detail; a string is the URL alone."""
+    if isinstance(value, str):
+        return picture_url(value), None
+    if not isinstance(value, dict):
+        raise failure("invalid", "must be an object or a string")
+    url, detail = value.get("url"), value.get("detail")
+    if not isinstance(url, str):
+        raise failure("invalid", "must be a string", "url")
+    if detail is not None and detail not in DETAILS:
+        raise failure("invalid", f"must be one of {', '.join(DETAILS)}", "detail")
+    return picture_url(url, "url"), detail
+
+
+class ImagePart(Part):
+    """A picture. Some clients send the URL alone in place of the object."""
+
+    type: Literal["image_url"]
+    image_url: Annotated[
+        tuple[Text, Text | None],
+        BeforeValidator(_image_object),
+        WithJsonSchema({"anyOf": [{"type": "string"}, IMAGE_OBJECT]}),
+    ]
+    """The image: an object with `url`, or the URL alone."""
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The image as part of a content."""
+        return image_part(*self.image_url, "messages.content.image_url")
+
+
 PART_TYPES = ("text", "refusal", "image_url")
 PART_TAGS = {"refusal": "<refusal>", "image_url": "<image>"}
 AnyPart = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[ChatImagePart, Tag("<image>")],
+    | Annotated[ImagePart, Tag("<image>")],
     Discriminator(lambda part: PART_TAGS.get(_kind(part), "<text>")),
 ]
 Content = Annotated[
@@ -87,76 +130,6 @@ Content = Annotated[
 
 def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-
-
-OBJECT = {"type": "object"}
-
-
-def _arguments_tag(arguments: Any) -> str:
-    return "<object>" if isinstance(arguments, dict) else "<text>"
-
-
-class FunctionCall(Part):
-    name: str
-    """Name of the function."""
-    arguments: Annotated[
-        Annotated[Text, Tag("<text>")] | Annotated[JsonObject, Tag("<object>")],
-        Discriminator(_arguments_tag),
-    ] = ""  # JSON text in OpenAI's API
-    """A JSON object, or its text."""
-
-
-class CustomCall(Part):
-    name: str
-    """Name of the custom tool."""
-    input: Text
-    """The text that the model wrote."""
-
-
-class ToolCall(Part):
-    """A call that the assistant made: of a function, or of a custom tool."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "if": having(type={"const": "custom"}),
-            "then": having(custom=OBJECT),
-            "else": having(function=OBJECT),
-        }
-    )
-
-    id: LongName | None = None
-    """The id that a tool's message answers with `tool_call_id`."""
-    type: Literal["function", "custom"] | None = None
-    function: FunctionCall | None = None
-    custom: CustomCall | None = None
-
-    @model_validator(mode="after")
-    def _is_of_one_kind(self) -> ToolCall:
-        kind = self.type or "function"
-        if getattr(self, kind) is None:
-            raise failure("invalid", "is required", kind)
-        return self
-
-    @property
-    def called(self) -> FunctionCall:
-        """The call as that of a function, as chat templates read it."""
-        if self.type == "custom" and self.custom is not None:
-            return FunctionCall(name=self.custom.name, arguments={INPUT: self.custom.input})
-        assert self.function is not None
-        return self.function
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the call as chat templates read it: with the arguments as an object."""
-        called = self.called
-        arguments: Any = called.arguments
-        if isinstance(arguments, str):
-            # If the model wrote invalid JSON, the template shows it as it was.
-            with contextlib.suppress(json.JSONDecodeError):
-                arguments = exact_json.loads(arguments or "{}")
-        call: dict[str, Any] = {} if self.id is None else {"id": self.id}
-        if self.type is not None:
-            call["type"] = "function"
-        return {**call, "function": {"name": called.name, "arguments": arguments}}
 
 
 CONTENT = {"type": ["string", "array"]}
@@ -193,7 +166,7 @@ class ChatMessage(Part):
             kind = _kind(part)
             if isinstance(kind, str) and kind not in PART_TYPES:
                 known = "only parts of type text and image_url are supported"
-                raise failure("unsupported", refusal_of(kind) or known, index, "type")
+                raise failure("unsupported", known, index, "type")
         return value
 
     @model_validator(mode="after")
@@ -203,7 +176,7 @@ class ChatMessage(Part):
         if self.role in ("user", "tool", "function"):
             return self
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
-            if isinstance(part, ChatImagePart):
+            if isinstance(part, ImagePart):
                 message = f"a message of role {self.role} has no images"
                 raise failure("invalid", message, "content", index, "type")
         return self
@@ -216,9 +189,7 @@ class ChatMessage(Part):
         """
         if isinstance(self.content, list):
             parts = [
-                image_part(part.image, NAME_OF_IMAGES)
-                if isinstance(part, ChatImagePart)
-                else text_part(part.text)
+                part.part if isinstance(part, ImagePart) else text_part(part.text)
                 for part in self.content
             ]
             return parts or ""

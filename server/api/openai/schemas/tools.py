@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, StringConstraints, Tag
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 
-from server.api.openai.schemas.fields import by_type, tag_of_type
-from server.http.body import JsonObject, Part, Text, failure, small
-from server.text.tools import InputFormat, Tool, ToolMode, ToolUse, custom_tool, function_tool
+from server.api.openai.schemas.fields import by_type, having, tag_of_type
+from server.http.body import JsonObject, LongName, Part, Text, failure, small
+from server.text import exact_json
+from server.text.tools import (
+    INPUT,
+    InputFormat,
+    Tool,
+    ToolMode,
+    ToolUse,
+    custom_tool,
+    function_tool,
+)
 
 MAX_TOOLS = 1024
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -252,3 +271,73 @@ def function_use(functions: Functions, choice: FunctionMode | FunctionName | Non
         param="functions",
         choice_param="function_call",
     )
+
+
+OBJECT = {"type": "object"}
+
+
+def _arguments_tag(arguments: Any) -> str:
+    return "<object>" if isinstance(arguments, dict) else "<text>"
+
+
+class FunctionCall(Part):
+    name: str
+    """Name of the function."""
+    arguments: Annotated[
+        Annotated[Text, Tag("<text>")] | Annotated[JsonObject, Tag("<object>")],
+        Discriminator(_arguments_tag),
+    ] = ""  # JSON text in OpenAI's API
+    """A JSON object, or its text."""
+
+
+class CustomCall(Part):
+    name: str
+    """Name of the custom tool."""
+    input: Text
+    """The text that the model wrote."""
+
+
+class ToolCall(Part):
+    """A call that the assistant made: of a function, or of a custom tool."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": having(type={"const": "custom"}),
+            "then": having(custom=OBJECT),
+            "else": having(function=OBJECT),
+        }
+    )
+
+    id: LongName | None = None
+    """The id that a tool's message answers with `tool_call_id`."""
+    type: Literal["function", "custom"] | None = None
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> ToolCall:
+        kind = self.type or "function"
+        if getattr(self, kind) is None:
+            raise failure("invalid", "is required", kind)
+        return self
+
+    @property
+    def called(self) -> FunctionCall:
+        """The call as that of a function, as chat templates read it."""
+        if self.type == "custom" and self.custom is not None:
+            return FunctionCall(name=self.custom.name, arguments={INPUT: self.custom.input})
+        assert self.function is not None
+        return self.function
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the call as chat templates read it: with the arguments as an object."""
+        called = self.called
+        arguments: Any = called.arguments
+        if isinstance(arguments, str):
+            # If the model wrote invalid JSON, the template shows it as it was.
+            with contextlib.suppress(json.JSONDecodeError):
+                arguments = exact_json.loads(arguments or "{}")
+        call: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        if self.type is not None:
+            call["type"] = "function"
+        return {**call, "function": {"name": called.name, "arguments": arguments}}
