@@ -169,7 +169,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
         "'document'",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "source.type: "),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        "source.type: ",
+    ),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
     ({"tool_choice": {"type": "any"}}, "tool_choice.type: "),
     (
