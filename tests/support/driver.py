@@ -30,6 +30,7 @@ from engine.protocol.generate import (
     Explain,
     Explained,
     GenerateRequest,
+    Image,
     SamplingParams,
     TokenLogprobs,
 )
@@ -304,6 +305,7 @@ class Driver:
         adapter: int = 0,
         ablation: Ablation | None = None,
         tenant: str = "",
+        images: tuple[Image, ...] = (),
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
@@ -311,6 +313,7 @@ class Driver:
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
         given = arrival, priority, salt, source or []
         names: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "ablation": ablation}
+        names["images"] = images
         self.inbox.append(GenerateRequest(self._ids, prompt, sampling, *given, **names))
         return self._ids
 
