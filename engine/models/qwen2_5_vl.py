@@ -1,7 +1,7 @@
 """Qwen2.5-VL (arXiv 2502.13923): Qwen2.5 that sees pictures of any size, with MRoPE.
 
-Published files have the language model's settings beside `vision_config`, newer ones inside
-`text_config`.
+Published files have the language model's settings at the top of config.json, newer ones
+inside `text_config`.
 """
 
 from __future__ import annotations

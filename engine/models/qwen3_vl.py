@@ -1,6 +1,7 @@
 """Qwen3-VL (arXiv 2511.21631): Qwen3 that sees pictures of any size, with DeepStack and MRoPE.
 
-Rotary frequencies of time, height and width are interleaved, whatever `mrope_interleaved` says.
+Rotary frequencies of time, height and width are interleaved. `mrope_interleaved` has no effect, as
+in the reference.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 They are a function of the row's images and the token's number. A token of text has the position
 behind the one before it, on all axes. The tokens of an image share the position of time; its rows
-count on from there along the height, and its columns along the width. What follows an image goes on
-behind the largest of these. So `max(grid)` positions are used by `rows * columns` tokens.
+count on from there along the height, and its columns along the width. The token behind an
+image goes on after the largest of these. So `max(grid)` positions are used by `rows * columns` tokens.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def config(tied: bool = False) -> Any:
 
 
 def published(config: dict[str, Any], tensors: Tensors) -> None:
-    """Write the language model's settings beside the tower's, as published checkpoints do."""
+    """Write the language model's settings at the top, as published checkpoints do."""
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
     text["rope_theta"] = rope["rope_theta"]
