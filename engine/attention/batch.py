@@ -23,7 +23,9 @@ class ForwardBatch:
     """
 
     input_ids: torch.Tensor  # [T] int64
-    positions: torch.Tensor  # [T] int64
+    # Of the position embedding, [T] int64: the numbers of the tokens, less what images save. [3, T]
+    # if a token shows an image whose embeddings have a row and a column (see RotarySections).
+    positions: torch.Tensor
     logit_index: torch.Tensor  # [L] int64 into the tokens
     kv: KVCache
     plan: AttentionPlan
@@ -37,7 +39,7 @@ class ForwardBatch:
 
     def padded(self, rows: int) -> Self:
         """Return the batch padded to `rows` tokens with token 0 at position 0."""
-        missing = rows - len(self.positions)
+        missing = rows - len(self.input_ids)
         if not missing:
             return self
         return replace(

@@ -10,6 +10,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.layers.position_tables import PositionTables
+from engine.layers.rotary_sections import AXES, RotarySections
 
 # Required settings of each type, for which its formula has no default.
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -314,17 +315,15 @@ def _tables(
     cos: torch.Tensor, sin: torch.Tensor, dtype: torch.dtype, *, pairs: bool
 ) -> torch.Tensor:
     """Return the tables [2, T, 1, 2N] of cos and sin [T, N]: see RotaryEmbedding."""
-    join = _interleaved if pairs else torch.cat
+
+    def join(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(parts, -1).flatten(1) if pairs else torch.cat(parts, -1)
+
     count, half = cos.shape
     tables = torch.empty(2, count, 1, 2 * half, dtype=dtype, device=cos.device)
-    tables[0, :, 0] = join([cos, cos], -1)
-    tables[1, :, 0] = join([-sin, sin], -1)
+    tables[0, :, 0] = join([cos, cos])
+    tables[1, :, 0] = join([-sin, sin])
     return tables
-
-
-def _interleaved(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
-    """Return the elements of tensors [T, N] in turns, [T, N * tensors]."""
-    return torch.stack(tensors, dim).flatten(1)
 
 
 class RotaryEmbedding(PositionTables):
@@ -347,13 +346,14 @@ class RotaryEmbedding(PositionTables):
         dtype: torch.dtype,
         *,
         pairs: bool = False,
+        sections: RotarySections | None = None,
     ) -> None:
-        """With `pairs`, tables are for ops.rotary.apply_rotary_pairs."""
+        """With `pairs`, tables are for ops.rotary.apply_rotary_pairs; it excludes `sections`."""
         width = scaling.width(head_dim)
         frequencies, factor = rope_frequencies(width, theta, scaling, max_positions)
         super().__init__({"angles": (2, max_positions, 1, 2 * len(frequencies))}, dtype)
         self.frequencies = frequencies  # [R / 2], the angle per position
-        self.pairs = pairs
+        self.pairs, self.sections = pairs, sections
         self._factor = factor
         if not self.is_planned:
             self.fill()
@@ -365,7 +365,15 @@ class RotaryEmbedding(PositionTables):
         self.angles = _tables(cos, sin, self.angles.dtype, pairs=self.pairs)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T] -> cos, sin [T, 1, R], dense and gathered in one launch."""
+        """[T] -> cos, sin [T, 1, R], dense and gathered in one launch.
+
+        With sections, tokens may also have one position for each axis, [3, T].
+        """
+        if positions.dim() > 1:
+            assert self.sections is not None, "only sections have positions on three axes"
+            tables = self.angles.index_select(1, positions.flatten()).unflatten(1, (AXES, -1))
+            cos, sin = self.sections.select(tables).unbind(0)
+            return cos, sin
         cos, sin = self.angles.index_select(1, positions).unbind(0)
         return cos, sin
 

@@ -113,6 +113,11 @@ class Sees(Protocol):
         """
 
 
+def has_image_axes(model: Model) -> bool:
+    """Return whether tokens of images have a position for each of three axes."""
+    return getattr(model.config, "sections", None) is not None
+
+
 class Classifier(Protocol):
     """A Model with a head behind the pooling: texts become logits of labels."""
 

@@ -25,6 +25,7 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import ACTIVATIONS, GATED, MLP, GatedMLP
 from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rotary import RopeScaling, RotaryEmbedding, rope_theta
+from engine.layers.rotary_sections import RotarySections
 from engine.models.base import attention_heads, expect, layer_count, positive, positive_float
 from engine.ops.norm import Tensors
 
@@ -66,6 +67,7 @@ class LlamaConfig:
     tied: bool
     windows: tuple[int | None, ...]  # one per layer; None: full attention
     rotates: tuple[bool, ...]  # one per layer: whether it has rotary position embedding
+    sections: RotarySections | None = None  # None: tokens have one position each
     pairs: bool = False  # whether neighbouring dimensions are rotated
     bidirectional: bool = False  # whether a token sees those after it, as in an encoder
     qk_norm: bool = False
@@ -216,7 +218,13 @@ class Llama(nn.Module):
             c.vocab_size, c.hidden, c.embed_scale, dtype, divisible=True
         )
         self.rotary = RotaryEmbedding(
-            c.head_dim, c.rope_theta, c.rope_scaling, max_positions, dtype, pairs=c.pairs
+            c.head_dim,
+            c.rope_theta,
+            c.rope_scaling,
+            max_positions,
+            dtype,
+            pairs=c.pairs,
+            sections=c.sections,
         )
         self.blocks = nn.ModuleList(self.block(c, i) for i in range(c.layers))
         self.norm: RMSNorm | LayerNorm = c.norm(c.hidden, c.norm_eps)

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.checkpoint.weight_map import Target, WeightMap
 from engine.errors import ConfigError
+from engine.layers.rotary import rope_parameters
 from engine.models.base import required
 
 VISION = ("vision_tower.", "multi_modal_projector.")
@@ -20,6 +21,26 @@ def nested_config(config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise ConfigError(f"config.json has text_config = {text!r}; it must be an object.")
     return text
+
+
+def without_mrope(text: dict[str, Any]) -> dict[str, Any]:
+    """Return a text model's config with "default" in place of the rotary type "mrope".
+
+    Both have the same frequencies. Raises ConfigError as `rope_parameters`.
+    """
+    parameters = rope_parameters(text)
+    if parameters.get("rope_type", parameters.get("type")) == "mrope":
+        parameters = parameters | {"rope_type": "default"}
+    return text | {"rope_parameters": parameters, "rope_scaling": None}
+
+
+def expect_width(given: int, hidden: int) -> None:
+    """Raise ConfigError unless a tower's embeddings are as wide as those of the language model."""
+    if given != hidden:
+        raise ConfigError(
+            f"config.json has out_hidden_size {given} in vision_config; the language model has "
+            f"hidden_size {hidden}."
+        )
 
 
 def nested_weight_map(

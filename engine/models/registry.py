@@ -29,6 +29,8 @@ DECODERS = {
     "SmolVLMForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),
     "LlavaNextForConditionalGeneration": ("engine.models.llava", "LlavaNext"),
     "LlavaOnevisionForConditionalGeneration": ("engine.models.llava", "LlavaOnevision"),
+    "Qwen2_5_VLForConditionalGeneration": ("engine.models.qwen2_5_vl", "Qwen25VL"),
+    "Qwen3VLForConditionalGeneration": ("engine.models.qwen3_vl", "Qwen3VL"),
     "GlmForCausalLM": ("engine.models.glm", "Glm"),
     "Glm4ForCausalLM": ("engine.models.glm4", "Glm4"),
     "SeedOssForCausalLM": ("engine.models.seed_oss", "SeedOss"),

@@ -139,6 +139,9 @@ def build_batch(
         columns += state_columns(step.slices)
     inputs = StepInputs.of(to_device(columns, rows.device))
     batch = mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
+    positions = rows.positions_of(step.slices)
+    if positions is not None:
+        batch = replace(batch, positions=positions)
     if adapters is None or not has_adapters(step.slices):
         return batch
     groups = adapter_groups(step.slices) if adapters.takes_groups else ()
@@ -195,7 +198,8 @@ def mixed_batch(
     input_ids = rows.tokens[token_rows, positions].long()
     index, plan = inputs.logit_index, backend.plan(layout)
     count = len(positions)
-    return ForwardBatch(input_ids, positions, index, kv, plan, count, runs=inputs.runs)
+    at = rows.positions(positions, token_rows)
+    return ForwardBatch(input_ids, at, index, kv, plan, count, runs=inputs.runs)
 
 
 def decode_batch(
@@ -245,7 +249,8 @@ def decode_batch(
     )
     ids, plan = inputs.input_ids, backend.plan(layout)
     index = rows.numbers[:count]
-    return ForwardBatch(ids, inputs.positions, index, kv, plan, count, runs=runs)
+    positions = rows.positions(inputs.positions, row_ids)
+    return ForwardBatch(ids, positions, index, kv, plan, count, runs=runs)
 
 
 def compute(model: Model, adapters: ModelAdapters | None, batch: ForwardBatch) -> torch.Tensor:

@@ -14,6 +14,7 @@ from engine.layers.state import new_states
 from engine.memory.graph_shapes import GraphShape
 from engine.memory.model_plan import ModelPlan
 from engine.models.adapters import ModelAdapters
+from engine.models.base import has_image_axes
 from engine.runner.encoder import Encoder
 from engine.runner.explanations import Explanations
 from engine.runner.forward import Forward, ModelForward
@@ -48,6 +49,7 @@ def make_runner(
         kv.strides,
         plan.device,
         plan.kernels,
+        has_image_axes=has_image_axes(plan.model),
     )
     is_alone = plan.ranks.count == 1
     forward = ModelForward(

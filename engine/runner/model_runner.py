@@ -198,6 +198,7 @@ class ModelRunner:
         changed = next((forward for forward in found if forward), None)
         seen = self.seen_tokens(step)
         is_plain = changed is None and seen is None
+        is_plain = is_plain and not self.rows.has_own_positions(step.slices)
         if self.graphs is not None and is_plain and not self._wants_known(step):
             logits = self.graphs.replay(step, draws=draws)
             if logits is not None:

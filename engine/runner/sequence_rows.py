@@ -14,7 +14,8 @@ import torch
 
 from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
-from engine.protocol.generate import Explain, SamplingParams
+from engine.protocol.generate import Explain, Image, SamplingParams
+from engine.runner.image_positions import image_positions, position_shift
 from engine.sampling.sampler import DrawParams, draw_next, is_special
 from engine.scheduling.drafts import MOST_ROWS
 from engine.scheduling.step import NewBlocks, NewDraft, NewRow, ScheduledSlice, Step
@@ -35,8 +36,13 @@ class SequenceRows:
         strides: Sequence[int],
         device: torch.device,
         kernels: Kernels = "torch",
+        *,
+        has_image_axes: bool = False,
     ) -> None:
-        """`strides` has the rows of a block in each KV group, see KVGroups."""
+        """`strides` has the rows of a block in each KV group, see KVGroups.
+
+        `has_image_axes` is for models whose images have positions on three axes.
+        """
         self._strides = strides
         self.kernels: Kernels = kernels
         self.padding = max_num_seqs  # the padding row's index
@@ -58,6 +64,8 @@ class SequenceRows:
         self.min_p = column(torch.float32)
         self.seeds = column(torch.int64)
         self.adapters = column(torch.int32)  # slots; 0: none
+        # Positions less numbers of tokens, behind a row's images. None: the model has no such axes.
+        self.position_shifts = column(torch.int64) if has_image_axes else None
         filters = self.temperature, self.top_k, self.top_p, self.min_p
         # A row's next token goes behind its known ones.
         self.draw_params = DrawParams(*filters, seeds=self.seeds, positions=self.lengths)
@@ -70,6 +78,7 @@ class SequenceRows:
         self.explain: dict[int, Explain] = {}  # by row; the last owners of some rows have ended
         self.prompt_length: list[int] = [0] * max_num_seqs
         self.encoder_length: list[int] = [0] * max_num_seqs
+        self.images: dict[int, tuple[Image, ...]] = {}  # by row, if their positions have axes
 
     @property
     def device(self) -> torch.device:
@@ -108,6 +117,9 @@ class SequenceRows:
         )
         for column, value in zip(columns, values, strict=True):
             column.index_copy_(0, index, value.to(column.dtype))
+        if self.position_shifts is not None:
+            (shifts,) = to_device([[position_shift(new.images) for new in rows]], self.device)
+            self.position_shifts.index_copy_(0, index, shifts)
 
     def _keep_on_host(self, new: NewRow) -> None:
         self.params[new.row] = new.params
@@ -121,6 +133,9 @@ class SequenceRows:
             self.explain.pop(new.row, None)
         self.prompt_length[new.row] = new.prompt_length
         self.encoder_length[new.row] = new.encoder_length
+        self.images.pop(new.row, None)
+        if new.images and self.position_shifts is not None:
+            self.images[new.row] = new.images
 
     def _write_blocks(self, blocks: Sequence[NewBlocks]) -> None:
         _, rows, width = self.block_tables.shape
@@ -156,6 +171,35 @@ class SequenceRows:
         (values,) = to_device([tokens], self.device)
         self.tokens[row, first:end] = values.int()
         self.lengths[row] = end
+
+    def has_own_positions(self, slices: Sequence[ScheduledSlice]) -> bool:
+        """Return whether a slice begins before the end of its row's images.
+
+        The shift of the row then is not that of all its tokens.
+        """
+        if not self.images:
+            return False
+        return any(s.row in self.images and s.start < self.images[s.row][-1].end for s in slices)
+
+    def positions(self, numbers: torch.Tensor, token_rows: torch.Tensor) -> torch.Tensor:
+        """Return the positions [T] of tokens behind the images of their rows, from their numbers.
+
+        It uses only device tensors.
+        """
+        if self.position_shifts is None:
+            return numbers
+        return numbers + self.position_shifts.index_select(0, token_rows)
+
+    def positions_of(self, slices: Sequence[ScheduledSlice]) -> torch.Tensor | None:
+        """Return the positions [T], or [3, T], of all tokens of a step; None if `positions` does.
+
+        There are three if one of the tokens shows an image.
+        """
+        if not self.has_own_positions(slices):
+            return None
+        found = image_positions(slices, self.images)
+        (columns,) = to_device([found.ravel()], self.device)
+        return columns.view(found.shape)
 
     def special_params(self, slices: Sequence[ScheduledSlice]) -> dict[int, SamplingParams]:
         """Return the parameters of the slices that need more than a draw, by index."""

@@ -30,6 +30,7 @@ from engine.protocol.generate import (
     Explain,
     Explained,
     GenerateRequest,
+    Image,
     SamplingParams,
     TokenLogprobs,
 )
@@ -43,6 +44,7 @@ from engine.runner.pending_step import PendingStep
 from engine.runner.ranks import Connect, refuse_ranks
 from engine.runner.step_graphs import StepGraphs
 from engine.scheduling.step import SampledToken, Step
+from engine.vision.requests import ImageRequests
 from tests.support.tape import TapeRecorder, memory
 
 EAGER: dict[str, dict[str, Any]] = {
@@ -129,6 +131,12 @@ class LateRunner:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_runner", "_queue"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._runner, name, value)
 
     def launch(self, step: Step) -> LatePendingStep:
         self._queue.append(LatePendingStep(step, self))
@@ -304,6 +312,7 @@ class Driver:
         adapter: int = 0,
         ablation: Ablation | None = None,
         tenant: str = "",
+        images: tuple[Image, ...] = (),
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
@@ -311,6 +320,7 @@ class Driver:
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
         given = arrival, priority, salt, source or []
         names: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "ablation": ablation}
+        names["images"] = images
         self.inbox.append(GenerateRequest(self._ids, prompt, sampling, *given, **names))
         return self._ids
 
@@ -368,6 +378,7 @@ class Driver:
     def busy(self) -> bool:
         core = self.core
         is_waiting = any(part.is_waiting for part in core.between)
+        is_waiting = is_waiting or part_of(core, ImageRequests).has_work
         return bool(self.inbox or core.scheduler.has_work or is_waiting or core.in_flight)
 
     def run(self, max_turns: int = 20_000) -> None:

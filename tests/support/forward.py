@@ -13,7 +13,7 @@ import torch
 from engine.attention.batch import ForwardBatch
 from engine.attention.kv_cache import KVCache
 from engine.layers.attention import kv_specs
-from engine.protocol.generate import SamplingParams
+from engine.protocol.generate import Image, SamplingParams
 from engine.runner.batch import build_batch
 from engine.runner.encoder import build_encoder_batch
 from engine.runner.model_runner import ModelRunner
@@ -35,8 +35,11 @@ def forward(
     plan: Plan,
     sources: Sequence[list[int]] | None = None,
     prepare: Callable[[Step, ForwardBatch], ForwardBatch] = lambda step, batch: batch,
+    images: Sequence[tuple[Image, ...]] | None = None,
 ) -> list[torch.Tensor]:
     """Return logits [computed tokens, vocabulary] of each prompt. `prepare` may change batches.
+
+    `images` are those of each prompt, for their positions.
 
     The prompts' blocks are scattered over a new KV cache. Within a step, decodes come before
     chunks, in the scheduler's order.
@@ -59,7 +62,8 @@ def forward(
     params = SamplingParams(max_tokens=1)
     rows, blocks, encoder_inputs = [], [], []
     for row, (prompt, source) in enumerate(pairs):
-        rows.append(NewRow(row, tuple(prompt), len(prompt), params, len(source)))
+        shown = images[row] if images else ()
+        rows.append(NewRow(row, tuple(prompt), len(prompt), params, len(source), images=shown))
         tables = [tuple(scattered.pop() for _ in range(count)) for count in needed[row]]
         blocks += [NewBlocks(row, group, 0, ids) for group, ids in enumerate(tables)]
         if source:

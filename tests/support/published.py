@@ -111,6 +111,7 @@ def encoder(architecture: str, hidden: int, heads: int, **more: Any) -> dict[str
 
 
 VISION = {"hidden_size": 768, "intermediate_size": 64, "num_hidden_layers": 2}
+QWEN_VISION = {"depth": 2, "num_heads": 16, "intermediate_size": 64, "out_hidden_size": 2048}
 PUBLISHED: dict[str, dict[str, Any]] = {
     **CONFIGS,
     "gpt2": {
@@ -147,6 +148,16 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vision_config": VISION
         | {"hidden_size": 1152, "image_size": 384}
         | {"num_attention_heads": 16, "patch_size": 14},
+    },
+    "Qwen2.5-VL-3B": decoder("Qwen2", 2048, 16, 2)
+    | {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl"}
+    | {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}
+    | {"vision_config": QWEN_VISION | {"hidden_size": 1280}},
+    "Qwen3-VL-2B": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": decoder("Qwen3", 2048, 16, 8, 128, model_type="qwen3_vl_text")
+        | {"rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]}},
+        "vision_config": QWEN_VISION | {"hidden_size": 1024, "deepstack_visual_indexes": [0, 1]},
     },
     "Mistral-7B-v0.1": decoder("Mistral", 4096, 32, 8, sliding_window=4096),
     "h2o-danube-1.8b": decoder("Mistral", 2560, 32, 8, sliding_window=4096),

@@ -46,29 +46,36 @@ def check_images(
     stories: Sequence[Sequence[Shown]],
     token: int,
     inputs: Callable[[Sequence[Shown]], dict[str, Any]],
+    *,
+    types: bool = False,
 ) -> None:
     """Check the logits of prompts with images, at once and in chunks that cut images.
 
     `stories` are the images of each prompt, and `inputs` the reference's arguments for them.
+    With `types` the reference also wants the type of each token.
     """
     (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
     runner = load(golden.folder)
     assert isinstance(runner.model, Sees)
     model = cast(Sees, runner.model)
-    prompts, shown, expected = [], [], []
+    prompts, shown, expected, placed = [], [], [], []
     for images in stories:
         prompt, starts = prompt_with(images, token)
         pairs = list(zip(images, starts, strict=True))
         with torch.inference_mode():
             encoded = [whole(model.encode_image(i.pixels, i.image(first))) for i, first in pairs]
             arguments = inputs(images) if images else {}
+            if types and images:
+                is_image = torch.tensor([prompt]) == token
+                arguments["mm_token_type_ids"] = is_image.int()
             expected.append(golden.reference(torch.tensor([prompt]), **arguments).logits[0])
+        placed.append(tuple(image.image(first) for image, first in pairs))
         for image, embeddings in zip(images, encoded, strict=True):
             assert embeddings.nbytes == model.image_bytes * image.num_tokens
         prompts.append(prompt)
         shown.append(list(zip(starts, encoded, strict=True)))
     for plan in (at_once(prompts), chunked(prompts, 7)):
-        found = forward(runner, prompts, plan, prepare=shows(shown))
+        found = forward(runner, prompts, plan, prepare=shows(shown), images=placed)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, **TOLERANCE)
     (blind,) = forward(runner, prompts[-1:], at_once(prompts[-1:]))

@@ -19,6 +19,8 @@ SERVED = DECODERS | ENCODERS
 SEEING = {
     "engine.models.idefics3",
     "engine.models.llava",
+    "engine.models.qwen2_5_vl",
+    "engine.models.qwen3_vl",
 }  # their keys are those of a text model, and of a tower
 MODELS = {module.rpartition(".")[2]: name for name, (module, _) in reversed(SERVED.items())}
 MODELS = {name: served for name, served in MODELS.items() if f"engine.models.{name}" not in SEEING}

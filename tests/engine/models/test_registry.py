@@ -18,7 +18,7 @@ from tests.support.published import PUBLISHED
 
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    *("encoder_layers", "decoder_layers"),
+    *("encoder_layers", "decoder_layers", "depth"),
 )
 
 

@@ -19,6 +19,7 @@ from engine.models.vision.idefics3 import Idefics3Vision, Idefics3VisionConfig
 from engine.models.vision.llava import LlavaVision, LlavaVisionConfig
 from engine.models.vision.qwen2_5 import Qwen25Vision, Qwen25VisionConfig
 from engine.models.vision.qwen3 import Qwen3Vision, Qwen3VisionConfig
+from tests.support.qwen_images import in_merge_order
 from tests.support.vision import Vision, VisionCase, bfloat16, embeddings, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -189,20 +190,6 @@ def with_tiles(size: tuple[int, int]) -> tuple[int, ...]:
 
 
 # ---- Qwen ------------------------------------------------------------------------------------
-
-
-def in_merge_order(numbers: torch.Tensor, patch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return patches and grid as transformers' Qwen2VLImageProcessor makes them.
-
-    The steps are those of its `_preprocess`, from the numbers on.
-    """
-    _, _, height, width = numbers.shape
-    rows, columns, merge, frames = height // patch, width // patch, 2, 2
-    repeated = numbers.repeat(frames, 1, 1, 1)
-    shape = (1, frames, 3, rows // merge, merge, patch, columns // merge, merge, patch)
-    ordered = repeated.reshape(shape).permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
-    grid = torch.tensor([[1, rows, columns]])
-    return ordered.reshape(rows * columns, 3 * frames * patch * patch), grid
 
 
 def qwen2_5(window: int, full: list[int]) -> VisionCase:
