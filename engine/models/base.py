@@ -113,6 +113,15 @@ class Sees(Protocol):
         """
 
 
+@runtime_checkable
+class SeesWhole(Sees, Protocol):
+    """A decoder in which the tokens of an image see all of it, so that one step computes them."""
+
+    @property
+    def image_tokens(self) -> int:
+        """Most tokens of an image, or of a run of its tokens."""
+
+
 class Classifier(Protocol):
     """A Model with a head behind the pooling: texts become logits of labels."""
 
