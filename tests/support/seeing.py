@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ class Shown:
     def image(self, first: int) -> Image:
         tiles, height, width, _ = self.pixels.shape
         runs = ((first, self.num_tokens),)
-        return Image(bytes(16), runs, b"", (tiles, height, width), self.grid, self.size)
+        pixels = self.pixels.numpy().tobytes()
+        digest = hashlib.blake2b(pixels, digest_size=16).digest()
+        return Image(digest, runs, pixels, (tiles, height, width), self.grid, self.size)
 
 
 def prompt_with(images: Sequence[Shown], token: int) -> tuple[list[int], list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from engine.errors import ConfigError
 from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3, other_spellings
 from tests.support.golden import (
+    ANSWER,
     EQUALITIES,
     WINDOW,
     WINDOW_LENGTHS,
@@ -26,7 +28,7 @@ from tests.support.golden import (
     window_is_exact,
 )
 from tests.support.seeing import Shown, check_images, prompt_with
-from tests.support.vision import numbers_of, picture
+from tests.support.vision import IMAGE_PROCESSOR, numbers_of, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
@@ -228,6 +230,54 @@ def test_gemma3_with_images_matches_transformers(golden: Golden, backend: str) -
 
     one, *three = [Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE) for seed in range(4)]
     check_images(golden, [[], [one], three], IMAGE_TOKEN, inputs, attention_backend=backend)
+
+
+def greedy_reference(
+    golden: Golden, images: Sequence[Shown], shown: tuple[list[int], list[int]]
+) -> list[int]:
+    """Return the reference's greedy answer to a prompt that shows images, without a cache."""
+    prompt, _ = shown
+    tokens = list(prompt)
+    for _ in range(ANSWER):
+        inputs: dict[str, Any] = {}
+        if images:
+            types = [int(token == IMAGE_TOKEN) for token in tokens]
+            pixels = numbers_of(torch.cat([each.pixels for each in images]))
+            inputs = {"pixel_values": pixels, "token_type_ids": torch.tensor([types])}
+        with torch.inference_mode():
+            logits = golden.reference(torch.tensor([tokens]), **inputs).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+        assert tokens[-1] != IMAGE_TOKEN
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("mode", [{"depth": 0}, {"depth": 1, "late": True}], ids=str)
+@pytest.mark.parametrize("golden", SEES, indirect=True, ids=lambda case: case.name)
+def test_gemma3_answers_about_images_survive_chunks_hits_and_preemptions(
+    golden: Golden, mode: dict[str, Any]
+) -> None:
+    """A step's budget is less than an image, and cached prefixes end inside images."""
+    (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
+    a, b, c = [Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE) for seed in range(3)]
+    stories = [[a, b], [], [a, b, c], [a], [c, b, a], [a, b], [a, c], [b], [a, b, c]]
+    driver = golden.driver(max_num_batched_tokens=5, num_gpu_blocks_override=24, **mode)
+    assert driver.loaded.facts.image_tokens == PER_IMAGE
+    shown = [prompt_with(images, IMAGE_TOKEN) for images in stories]
+    due = [greedy_reference(golden, *each) for each in zip(stories, shown, strict=True)]
+    inside = 0
+    for _ in range(3):
+        ids = []
+        for images, (prompt, starts) in zip(stories, shown, strict=True):
+            places = [each.image(first) for each, first in zip(images, starts, strict=True)]
+            ids.append(driver.submit(prompt, ANSWER, images=places))
+        driver.run()
+        assert [driver.tokens(request_id) for request_id in ids] == due
+        for request_id, (_, starts) in zip(ids, shown, strict=True):
+            cached = driver.admissions[request_id].cached_tokens
+            inside += any(first < cached < first + PER_IMAGE for first in starts)
+    assert inside > 2
+    assert driver.stats.preemptions > 0
+    assert driver.stats.gauges["images_encoded"] == 3
 
 
 def test_gemma3_text_config_ignores_no_vision_tensors() -> None:
