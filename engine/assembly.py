@@ -9,7 +9,7 @@ from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
-from engine.models.base import PredictionHead, Sees
+from engine.models.base import PredictionHead, Sees, SeesWhole
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
@@ -50,6 +50,7 @@ def make_core(
         max_num_seqs=facts.max_num_seqs,
         max_num_batched_tokens=facts.max_num_batched_tokens,
         max_num_encoder_tokens=facts.max_num_encoder_tokens,
+        image_tokens=facts.image_tokens,
         context_cost=facts.context_cost,
         groups=facts.kv_groups,
         # The queue is unbounded here: the client has applied its limits to whole submissions.
@@ -80,7 +81,8 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     requests = ImageRequests(runner.model, store, runner.device)
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
-    runner.seen_tokens = SeenImages(store, runner.device)
+    sees_whole = isinstance(runner.model, SeesWhole)
+    runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
     return requests
 
 

@@ -55,6 +55,9 @@ class StepLayout:
     block_size: int
     # Whether sequences share a block table: each has the one before, and a drafted token.
     has_drafts: bool = False
+    # [T] int64: the last key that each token sees in a causal layer; None: its own. Those of a
+    # sequence never decrease. A token of an image sees all of the image.
+    last_keys: torch.Tensor | None = None
 
 
 class AttentionPlan(Protocol):

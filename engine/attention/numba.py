@@ -305,6 +305,7 @@ class NumbaPlan:
             token_offsets=offsets.data_ptr(),
             window=spec.window or NO_WINDOW,
             later=0 if spec.kind == "causal" else (spec.window or NO_WINDOW) - 1,
+            last_keys=0 if layout.last_keys is None else layout.last_keys.data_ptr(),
             scale=spec.scale * LOG2_E,
             softcap=(spec.softcap or 0.0) * LOG2_E,
         )

@@ -28,9 +28,9 @@ def step_tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
     """Return the units of work of a step. Decodes come first, a task each.
 
     With `is_stored_ahead`, the task's KV is stored before any task attends. Tokens of a chunk need
-    this because later ones read earlier ones. A token that fills a block needs it because another
-    sequence of this step may read the block as a cached prefix. With drafts, any token is read by
-    the sequences behind it. The KV of any other single token is
+    this because later ones read earlier ones, and with images also the reverse. A token that fills
+    a block needs it because another sequence of this step may read the block as a cached prefix.
+    With drafts, any token is read by the sequences behind it. The KV of any other single token is
     read only by its own task, which stores it and so loads the block once. With `stores_chunks`,
     the KV of every chunk is stored ahead.
     """
@@ -47,7 +47,8 @@ def step_tasks(layout: StepLayout, *, stores_chunks: bool) -> list[Task]:
             num_tokens = min(TILE, count - done)
             position = length - count + done
             fills_block = (position + 1) % size == 0
-            is_ahead = layout.has_drafts or is_stored_chunk or num_tokens > 1 or fills_block
+            is_read = layout.has_drafts or layout.last_keys is not None
+            is_ahead = is_read or is_stored_chunk or num_tokens > 1 or fills_block
             first = first_token + done
             tasks.append(Task(sequence, first, num_tokens, position, length, is_ahead))
         first_token += count

@@ -30,6 +30,9 @@ class AttentionSpec:
     With `has_sinks` each head has a learned score that takes part in the softmax like that of a
     further key, whose value is 0 (arXiv 2309.17453).
 
+    With `sees_whole_images` the tokens of an image see all of it in a causal layer, also what is
+    behind them. A window hides only what is before it.
+
     With `value_dim` there are no values in the cache: a key's first `value_dim` numbers are its
     value (multi-head latent attention, arXiv 2405.04434).
     """
@@ -44,6 +47,7 @@ class AttentionSpec:
     relative: RelativeBias | None = None
     has_sinks: bool = False
     value_dim: int | None = None
+    sees_whole_images: bool = False
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0, "num_heads % num_kv_heads must be 0"
@@ -51,6 +55,8 @@ class AttentionSpec:
         assert self.relative is None or self.window is None
         assert not self.has_sinks or self.kind == "causal"
         assert self.value_dim is None or (self.kind == "causal" and self.value_dim <= self.head_dim)
+
+        assert not self.sees_whole_images or self.kind == "causal"
 
     @property
     def result_dim(self) -> int:

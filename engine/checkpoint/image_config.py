@@ -36,6 +36,7 @@ IMAGE_PROCESSORS = {
 }
 # Of these, the ones whose images the engine encodes.
 SEEING = (
+    "Gemma3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",

@@ -113,6 +113,15 @@ class Sees(Protocol):
         """
 
 
+@runtime_checkable
+class SeesWhole(Sees, Protocol):
+    """A decoder in which the tokens of an image see all of it, so that one step computes them."""
+
+    @property
+    def image_tokens(self) -> int:
+        """Most tokens of an image, or of a run of its tokens."""
+
+
 def has_image_axes(model: Model) -> bool:
     """Return whether tokens of images have a position for each of three axes."""
     return getattr(model.config, "sections", None) is not None

@@ -5,7 +5,6 @@ Every other layer has a sliding window. The attention scale is a config value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
-from engine.checkpoint.weight_map import WeightMap, targets_by_module
+from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
@@ -76,7 +75,7 @@ class Gemma2Block(nn.Module):
 
 
 class Gemma2(nn.Module):
-    names: ClassVar[Mapping[str, str]] = NAMES_GEMMA2
+    names: ClassVar[Names] = NAMES_GEMMA2
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma2Config:

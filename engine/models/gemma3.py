@@ -1,18 +1,19 @@
-"""Gemma 3, text only (arXiv 2503.19786): Gemma 2 with query and key norms instead of softcaps.
+"""Gemma 3 (arXiv 2503.19786): Gemma 2 with query and key norms instead of softcaps.
 
-Five windowed layers precede each global layer; each kind of layer has its own rotary base.
-Multimodal checkpoints are served as the language model that they contain.
+Five windowed layers precede each global layer; each kind of layer has its own rotary base. In all
+layers the tokens of an image see each other both ways.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from engine.attention.batch import ForwardBatch
-from engine.checkpoint.weight_map import WeightMap, targets_by_module
+from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.layers.rotary import (
     RopeScaling,
     RotaryEmbedding,
@@ -23,7 +24,10 @@ from engine.layers.rotary import (
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
-from engine.models.multimodal import nested_config, nested_weight_map
+from engine.models.multimodal import nested_config
+from engine.models.vision.block import under
+from engine.models.vision.gemma3 import Gemma3Vision, Gemma3VisionConfig, with_projection
+from engine.protocol.generate import Image
 
 # The defaults of transformers: a nested text_config omits values that equal them.
 TEXT_DEFAULTS = {
@@ -39,6 +43,7 @@ TEXT_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+TEXT, TOWER = "language_model.", "vision_tower."
 THETA = {
     "full_attention": ("rope_theta", 1e6),
     "sliding_attention": ("rope_local_base_freq", 1e4),
@@ -54,7 +59,7 @@ class Gemma3Config(Gemma2Config):
 
     local_theta: float
     local_scaling: RopeScaling
-    nested: bool  # inside a multimodal checkpoint
+    vision: Gemma3VisionConfig | None  # None: text only
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -83,8 +88,11 @@ class Gemma3(Gemma2):
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma3Config:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
-        nested = "text_config" in config
-        text = gemma_spelling(_text_config(config) if nested else config)
+        sees = "text_config" in config
+        text = gemma_spelling(_text_config(config) if sees else config)
+        vision = None
+        if sees:
+            vision = Gemma3VisionConfig.from_hf(config, positive(text, "hidden_size"))
         expect(text, "attn_logit_softcapping", None)
         final_cap = {"final_logit_softcapping": None} | text
         period = positive(text, "sliding_window_pattern", 6)
@@ -101,7 +109,8 @@ class Gemma3(Gemma2):
             final_softcap=nullable(final_cap, "final_logit_softcapping", positive_float),
             local_theta=rope_theta(local),
             local_scaling=RopeScaling.from_hf(local),
-            nested=nested,
+            vision=vision,
+            sees_whole_images=sees,
         )
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
@@ -112,12 +121,17 @@ class Gemma3(Gemma2):
         )
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x, delta, post = self.embed(batch.input_ids), None, None
+        x, delta, post = self.inputs(batch), None, None
         everywhere, nearby = self.rotary(batch.positions), self.local_rotary(batch.positions)
         for block, window in zip(self.blocks, self.config.windows, strict=True):
             angles = everywhere if window is None else nearby
             x, delta, post = block(x, delta, post, *angles, batch)
         return self.norm.add(x, delta, post)[1]
+
+    def inputs(self, batch: ForwardBatch) -> torch.Tensor:
+        """Return the token embeddings [T, hidden], with those of images in their places."""
+        x: torch.Tensor = self.embed(batch.input_ids)
+        return x if batch.seen is None else batch.seen.place(x)
 
     def weight_map(self) -> WeightMap:
         targets = {
@@ -125,6 +139,59 @@ class Gemma3(Gemma2):
             for name, target in targets_by_module(self, NAMES_GEMMA2).items()
         }
         aliases = {"embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
-        if self.config.nested:
-            return nested_weight_map(targets, aliases)
         return WeightMap(targets, prefixes=("model.", ""), aliases=aliases)
+
+
+class SeeingGemma3(Gemma3):
+    names: ClassVar[Names] = under(NAMES_GEMMA2, "", TEXT) | under(
+        Gemma3Vision.names, "vision.", ""
+    )
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__(config, max_positions=max_positions, dtype=dtype)
+        assert self.config.vision is not None, "a config without text_config"
+        self.vision = Gemma3Vision(self.config.vision, dtype=dtype)
+
+    @property
+    def image_tokens(self) -> int:
+        vision = self.vision.config
+        return (vision.tower.side // vision.pool) ** 2
+
+    @property
+    def image_bytes(self) -> int:
+        return self.config.hidden * self.vision.dtype.itemsize
+
+    def encode_image(
+        self, pixels: torch.Tensor, image: Image
+    ) -> Generator[None, None, torch.Tensor]:
+        return self.vision.encode(pixels)
+
+    def weight_map(self) -> WeightMap:
+        targets = with_projection(targets_by_module(self, self.names))
+        aliases = {name: tuple(other_spellings(name)) for name in targets}
+        if self.config.tied:
+            embedding, head = TEXT + "model.embed_tokens.weight", TEXT + "lm_head.weight"
+            aliases[embedding] += (head, *other_spellings(head))
+        unused = TOWER + "head."
+        return WeightMap(
+            targets,
+            aliases=aliases,
+            ignored=("embeddings.position_ids", "rotary_emb.inv_freq"),
+            ignored_prefixes=(unused, *other_spellings(unused)),
+        )
+
+
+def other_spellings(name: str) -> Iterator[str]:
+    """Yield the names that published checkpoints, and transformers in memory, have for a tensor."""
+    if name.startswith(TEXT + "model."):
+        inner = name.removeprefix(TEXT + "model.")
+        yield "model." + TEXT + inner
+        yield TEXT + inner
+    elif name.startswith(TEXT):
+        yield name.removeprefix(TEXT)
+    else:
+        yield "model." + name
+    if name.startswith(TOWER):
+        inner = name.removeprefix(TOWER)
+        yield TOWER + "vision_model." + inner
+        yield "model." + TOWER + "vision_model." + inner

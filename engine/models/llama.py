@@ -75,6 +75,7 @@ class LlamaConfig:
     gated: bool = True  # whether the feed-forward networks have a gate
     embed_scale: float = 1.0  # factor on token embeddings
     has_sinks: bool = False
+    sees_whole_images: bool = False
     gates_attention: bool = False
     experts: ExpertsShape | None = None
     dense_layers: frozenset[int] = frozenset()  # these have no experts
@@ -126,6 +127,7 @@ def llama_spec(
         window=c.windows[index],
         softcap=softcap,
         has_sinks=c.has_sinks,
+        sees_whole_images=c.sees_whole_images,
     )
 
 

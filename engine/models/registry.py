@@ -23,7 +23,7 @@ DECODERS = {
     "GemmaForCausalLM": ("engine.models.gemma", "Gemma"),
     "Gemma2ForCausalLM": ("engine.models.gemma2", "Gemma2"),
     "Gemma3ForCausalLM": ("engine.models.gemma3", "Gemma3"),
-    "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "Gemma3"),
+    "Gemma3ForConditionalGeneration": ("engine.models.gemma3", "SeeingGemma3"),
     "Exaone4ForCausalLM": ("engine.models.exaone4", "Exaone4"),
     "Idefics3ForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),
     "SmolVLMForConditionalGeneration": ("engine.models.idefics3", "Idefics3"),

@@ -13,6 +13,7 @@ class SeenTokens:
 
     index: torch.Tensor  # [N] int64 into the batch's tokens
     embeddings: torch.Tensor  # [N, width]: `hidden` numbers for the input, then for deeper layers
+    last_keys: torch.Tensor | None = None  # [T] int64, see StepLayout; None: all tokens' own
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """Return the token embeddings `x` [T, hidden] with the images' in their places."""

@@ -110,6 +110,8 @@ class Ready(Message, frozen=True):
     amx_note: str = ""  # why our own kernels do not use the AMX that the CPU has
     emulates_bf16: bool = False  # bf16 without bf16 instructions: many rows are slower than fp32
     max_num_encoder_tokens: int = 0  # token budget of the encoder's part of a step
+    # By how much a step may exceed `max_num_batched_tokens`, if one step computes a whole image.
+    image_tokens: int = 0
     context_cost: float = 0.0  # of a prompt token, for each token of context; the rest costs 1
     memory: tuple[MemoryEntry, ...] = ()  # of rank 0
     other_ranks: tuple[tuple[MemoryEntry, ...], ...] = ()  # the memory of ranks 1, 2, ...

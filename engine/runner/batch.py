@@ -20,6 +20,7 @@ from engine.device.transfer import to_device
 from engine.models.adapters import ModelAdapters
 from engine.models.base import Model
 from engine.ops.lora import AdapterGroup, TokenAdapters
+from engine.ops.seen_tokens import SeenTokens
 from engine.ops.sequence_rows import gather_decode_inputs
 from engine.ops.state_runs import StateRuns
 from engine.runner.sequence_rows import SequenceRows
@@ -132,13 +133,17 @@ def build_batch(
     kv: KVCache,
     backend: AttentionBackend,
     adapters: ModelAdapters | None = None,
+    seen: SeenTokens | None = None,
 ) -> ForwardBatch:
     """Gather the token ids, positions and KV slots of all tokens of `step`."""
     columns = input_columns(step.slices)
     if kv.states is not None:
         columns += state_columns(step.slices)
     inputs = StepInputs.of(to_device(columns, rows.device))
-    batch = mixed_batch(inputs, count_decodes(step.slices), rows, kv, backend, step.slices)
+    last_keys = None if seen is None else seen.last_keys
+    num_decodes = count_decodes(step.slices)
+    batch = mixed_batch(inputs, num_decodes, rows, kv, backend, step.slices, last_keys)
+    batch = replace(batch, seen=seen)
     positions = rows.positions_of(step.slices)
     if positions is not None:
         batch = replace(batch, positions=positions)
@@ -155,10 +160,12 @@ def mixed_batch(
     kv: KVCache,
     backend: AttentionBackend,
     slices: Sequence[ScheduledSlice] | None = None,
+    last_keys: torch.Tensor | None = None,
 ) -> ForwardBatch:
     """Build the batch of `inputs`, with any mix of decodes and chunks.
 
-    Without `slices` it uses only device tensors, so that the step can be captured.
+    Without `slices` it uses only device tensors, so that the step can be captured. See StepLayout
+    for `last_keys`.
     """
     positions, token_rows = inputs.positions, inputs.token_rows
     tables = rows.block_tables
@@ -194,6 +201,7 @@ def mixed_batch(
         positions=positions,
         block_size=kv.block_size,
         has_drafts=has_drafts,
+        last_keys=last_keys,
     )
     input_ids = rows.tokens[token_rows, positions].long()
     index, plan = inputs.logit_index, backend.plan(layout)

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -203,9 +202,7 @@ class ModelRunner:
             logits = self.graphs.replay(step, draws=draws)
             if logits is not None:
                 return logits, None, ((), ())
-        batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters)
-        if seen is not None:
-            batch = replace(batch, seen=seen)
+        batch = build_batch(step, self.rows, self.kv, self.backend, self.adapters, seen)
         hidden = (changed or self.programs or self.forward)(batch)
         explained: Sequence[ReadExplained] = ()
         if self.rows.explain and step.prefills:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from engine.protocol.generate import Image
-from engine.protocol.journal import BlockEvent
+from engine.protocol.journal import BlockEvent, BlockEventKind
 
 
 class BlockHasher:
@@ -120,6 +120,11 @@ class BlockPool:
     def num_held(self) -> int:
         return self.num_blocks - self.num_available
 
+    def note(self, kind: BlockEventKind, number: int) -> None:
+        """Note what happens to a block or a sequence, for a viewer."""
+        if self.journal is not None:
+            self.journal.append(BlockEvent(kind, number))
+
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest cached prefix of this chain, without holding them."""
         return list(takewhile(bool, map(self.find, hashes)))
@@ -186,8 +191,7 @@ class BlockPool:
         if digest not in self._block_of and block not in self._hash_of:
             self._block_of[digest] = block
             self._hash_of[block] = digest
-            if self.journal is not None:
-                self.journal.append(BlockEvent("find", block))
+            self.note("find", block)
             if parts:
                 self._parts_of[block] = parts
                 self._block_with.update(dict.fromkeys(parts, block))
@@ -197,8 +201,7 @@ class BlockPool:
         digest = self._hash_of.pop(block, None)
         if digest is not None:
             del self._block_of[digest]
-            if self.journal is not None:
-                self.journal.append(BlockEvent("forget", block))
+            self.note("forget", block)
         for part in self._parts_of.pop(block, ()):
             if self._block_with.get(part) == block:
                 del self._block_with[part]

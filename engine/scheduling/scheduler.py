@@ -22,7 +22,6 @@ from collections.abc import Sequence as Seq
 
 from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import CacheLookup, FinishReason, GenerateRequest, TokenLogprobs
-from engine.protocol.journal import BlockEvent, BlockEventKind
 from engine.protocol.outputs import EngineStats, PrefillChunk, TokenOutput
 from engine.protocol.ready import KVGroup
 from engine.scheduling.adapter_slots import AdapterSlots
@@ -42,7 +41,8 @@ class Scheduler:
     """Owns all sequences, rows and blocks of an engine.
 
     `block_size`, budgets and limits are in tokens, `num_blocks` in blocks. `add` raises
-    RequestRejectedError for requests that can never run. The client limits the queue.
+    RequestRejectedError for requests that can never run. The client limits the queue. Images of up
+    to `image_tokens` are computed whole, if need be beyond the budget; with 0 chunks may cut them.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_num_encoder_tokens: int = 1 << 30,
+        image_tokens: int = 0,
         context_cost: float = 0.0,
         groups: Seq[KVGroup] = (KVGroup(1),),
         prefix_caching: bool = True,
@@ -68,13 +69,12 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_encoder_tokens = max_num_encoder_tokens
+        self.max_num_encoder_tokens, self.image_tokens = max_num_encoder_tokens, image_tokens
         self.context_cost = context_cost  # see step_budget
         self.pool = BlockPool(num_blocks)
         hasher = BlockHasher(block_size, hash_key or os.urandom(16)) if prefix_caching else None
-        self.tables = BlockTables(
-            self.pool, hasher, groups, block_size, max_num_batched_tokens, part_size, states
-        )
+        most = max_num_batched_tokens + image_tokens
+        self.tables = BlockTables(self.pool, hasher, groups, block_size, most, part_size, states)
         # Blocks left free at admission, so that it does not cause a preemption in the next step.
         self.watermark = max(1, num_blocks // 100)
         self.adapters = AdapterSlots(num_adapter_slots)
@@ -123,7 +123,7 @@ class Scheduler:
         self.tables.begin_step()
         running = [(sequence, sequence.num_uncomputed) for sequence in self.running]
         budget = step_budget(running, self.max_num_batched_tokens, self.context_cost)
-        builder = StepBuilder(budget, self.max_num_encoder_tokens)
+        builder = StepBuilder(budget, self.max_num_encoder_tokens, self.image_tokens)
         texts = self.embeds.take(self.max_num_encoder_tokens)
         builder.encoder_inputs += texts
         self.waiting.admitted += [(text.id, 0) for text in texts]
@@ -154,6 +154,8 @@ class Scheduler:
                 continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])
+                if not count:
+                    continue
             draft: Seq[int] = ()
             if due == 1:
                 draft = self.speculation.draft(sequence, builder.budget - decodes - 1)
@@ -187,6 +189,7 @@ class Scheduler:
         """Return how many of `most` tokens a prompt too long for its step takes.
 
         The rest goes to sequences that run `behind` it and to waiting ones that can be admitted.
+        See StepBuilder.with_whole_images for when it is more than `most`, or 0.
         """
         builder.cut_prompts.append(prompt)
         waiting = self.waiting.admissible(len(self._free_rows), self.pool.num_available)
@@ -196,7 +199,7 @@ class Scheduler:
         left = tokens_for_others(
             prompt, most, behind, waiting, self.tables, is_own_turn=is_own_turn
         )
-        return most - left
+        return builder.with_whole_images(prompt, most - left, most)
 
     def _take(self, builder: StepBuilder, sequence: Sequence, count: int) -> None:
         """Schedule the next `count` tokens of a sequence, whose blocks are allocated."""
@@ -252,9 +255,9 @@ class Scheduler:
         if not self._free_rows:
             self.waiting.refuse("rows")
             return False
-        has_encoder_budget = len(sequence.encoder_prompt) <= builder.encoder_budget
-        if not has_encoder_budget and builder.encoder_budget < self.max_num_encoder_tokens:
-            self.waiting.refuse("encoder")  # only the first encoder prompt of a step may exceed it
+        lacking = builder.lacking_budget(sequence)
+        if lacking:
+            self.waiting.refuse(lacking)
             return False
         for prompt in builder.cut_prompts:
             # It could reuse the next block of a prompt that runs in chunks.
@@ -325,11 +328,6 @@ class Scheduler:
 
     # ---- leaving the running sequences -------------------------------------------------------
 
-    def _note(self, kind: BlockEventKind, sequence: Sequence) -> None:
-        """Note what happens to a sequence, for a viewer."""
-        if self.pool.journal is not None:
-            self.pool.journal.append(BlockEvent(kind, sequence.id))
-
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.tables.close(sequence)
@@ -340,7 +338,7 @@ class Scheduler:
         sequence.drafted_behind, sequence.row_is_stale = -1, False
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._note("preempt", sequence)
+        self.pool.note("preempt", sequence.id)
         self._release(sequence)
         sequence.num_computed = sequence.num_registered = 0
         sequence.num_tokens = len(sequence.tokens)  # tokens in flight are resampled identically
@@ -348,7 +346,7 @@ class Scheduler:
         self._preemptions += 1
 
     def _remove(self, sequence: Sequence) -> None:
-        self._note("end", sequence)
+        self.pool.note("end", sequence.id)
         del self.sequences[sequence.id]
         self.waiting.leave(sequence)
         if sequence.row >= 0:

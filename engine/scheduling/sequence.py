@@ -109,6 +109,15 @@ class Sequence:
             return self.num_prompt_logprobs
         return len(self.tokens) - 1
 
+    def image_run_across(self, position: int) -> tuple[int, int] | None:
+        """Return the run (first token, end) of an image's tokens that has tokens on both sides of
+        the end of `position` tokens; None if there is none."""
+        for image in self.images:
+            for first, count in image.runs:
+                if first < position < first + count:
+                    return first, first + count
+        return None
+
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from engine.protocol.outputs import PrefillChunk
 from engine.scheduling.sequence import Sequence
@@ -18,11 +19,15 @@ from engine.scheduling.step import (
 
 
 class StepBuilder:
-    """Collects the parts of one step. `budget` and `encoder_budget` are in tokens."""
+    """Collects the parts of one step. `budget` and `encoder_budget` are in tokens.
 
-    def __init__(self, budget: int, encoder_budget: int) -> None:
+    A chunk may exceed the budget by `image_budget` to end with a whole image; 0: images may be cut.
+    """
+
+    def __init__(self, budget: int, encoder_budget: int, image_budget: int = 0) -> None:
         self.budget = budget
-        self.encoder_budget = encoder_budget
+        self.encoder_budget = self.encoder_tokens = encoder_budget
+        self.image_budget = self.image_tokens = image_budget
         self.slices: list[ScheduledSlice] = []
         self.new_rows: list[NewRow] = []
         self.new_blocks: list[NewBlocks] = []
@@ -37,6 +42,39 @@ class StepBuilder:
         """Add a slice whose tokens are taken from the budget."""
         self.slices.append(scheduled)
         self.budget -= scheduled.count
+
+    def lacking_budget(self, waiting: Sequence) -> Literal["encoder", "budget", ""]:
+        """Return which budget keeps a sequence from being admitted, or "" if none does.
+
+        Only the first encoder prompt of a step may exceed its budget, and only the first image.
+        """
+        has_encoder_budget = len(waiting.encoder_prompt) <= self.encoder_budget
+        if not has_encoder_budget and self.encoder_budget < self.encoder_tokens:
+            return "encoder"
+        is_exceeded = self.image_budget < self.image_tokens
+        return "budget" if waiting.images and is_exceeded else ""
+
+    def with_whole_images(self, prompt: Sequence, count: int, most: int) -> int:
+        """Return how many tokens a chunk of `count` has if it cuts no image.
+
+        It ends before the image. If it would be empty then, it ends behind the image, if need be
+        beyond `most`, which is what the budget has for it. An earlier chunk may have taken the room
+        for that: then it has no token.
+        """
+        start = prompt.num_computed
+        run = prompt.image_run_across(start + count) if self.image_tokens else None
+        if run is None:
+            return count
+        first, past = run
+        if first > start:
+            return first - start
+        count = past - start
+        beyond = max(0, count - most)
+        if beyond > self.image_budget:
+            return 0
+        self.image_budget -= beyond
+        self.budget += beyond
+        return count
 
     def add_blocks(self, added: Iterable[NewBlocks]) -> None:
         """Add newly allocated blocks of a running sequence."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.errors import RequestRejectedError
-from engine.models.base import Sees
+from engine.models.base import Sees, SeesWhole
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
 from engine.scheduling.between import Between, Outcome, RetiredStep
@@ -63,7 +63,11 @@ class ImageRequests(Between):
         for image in request.images:
             tiles, height, width = image.shape
             has_pixels = len(image.pixels) == tiles * height * width * 3
-            if not has_pixels or not image.runs or image.end > len(request.prompt):
+            fits = image.runs and image.end <= len(request.prompt)
+            if isinstance(self._model, SeesWhole):
+                longest = max(count for _, count in image.runs or ((0, 0),))
+                fits = fits and longest <= self._model.image_tokens
+            if not has_pixels or not fits:
                 raise RequestRejectedError("invalid_value", "An image does not fit its request.")
         size = sum(dict(self._sizes(request)).values())
         if size > self._store.capacity:

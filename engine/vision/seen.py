@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.device.transfer import to_device
@@ -13,12 +14,15 @@ from engine.protocol.generate import Image
 from engine.scheduling.step import ScheduledSlice, Step
 from engine.vision.store import ImageStore
 
+Indexes = npt.NDArray[np.int64]
+
 
 class SeenImages:
     """Follows the rows of the runner, and finds the embeddings for each step."""
 
-    def __init__(self, store: ImageStore, device: torch.device) -> None:
-        self._store, self._device = store, device
+    def __init__(self, store: ImageStore, device: torch.device, *, sees_whole: bool) -> None:
+        """With `sees_whole` the tokens of an image see all of it: a step has all its tokens."""
+        self._store, self._device, self._sees_whole = store, device, sees_whole
         self._images: dict[int, tuple[Image, ...]] = {}  # by row
 
     def __call__(self, step: Step) -> SeenTokens | None:
@@ -29,7 +33,7 @@ class SeenImages:
                 self._images[new.row] = new.images
         if not self._images:
             return None
-        index: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        index: list[Indexes] = []
         parts: list[torch.Tensor] = []
         first = 0
         for scheduled in step.slices:
@@ -42,8 +46,28 @@ class SeenImages:
             first += scheduled.count
         if not parts:
             return None
-        (places,) = to_device([np.concatenate(index)], self._device)
-        return SeenTokens(places, parts[0] if len(parts) == 1 else torch.cat(parts))
+        columns = [np.concatenate(index)]
+        if self._sees_whole:
+            columns.append(self._last_keys(step.slices))
+        places, *last_keys = to_device(columns, self._device)
+        embeddings = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return SeenTokens(places, embeddings, *last_keys)
+
+    def _last_keys(self, slices: Sequence[ScheduledSlice]) -> Indexes:
+        """Return the last key that each token of a step sees."""
+        return np.concatenate([last_keys(s, self._images.get(s.row, ())) for s in slices])
+
+
+def last_keys(scheduled: ScheduledSlice, images: Sequence[Image]) -> Indexes:
+    """Return the last key that each token of a slice sees, if it sees all of its image."""
+    start, end = scheduled.start, scheduled.start + scheduled.count
+    found = np.arange(start, end)
+    for image in images:
+        for first, count in image.runs:
+            past = first + count
+            assert past <= end or first >= end, "a step ends inside an image"
+            found[max(first - start, 0) : max(past - start, 0)] = past - 1
+    return found
 
 
 def _shown(image: Image, scheduled: ScheduledSlice) -> Iterator[tuple[int, int, int]]:

@@ -181,7 +181,7 @@ def kv_cache(ready: Ready) -> list[str]:
     """Return the capacity of the KV cache and the share that sliding windows save."""
     length = ready.max_model_len
     each = sum(
-        g.max_blocks(length, ready.max_num_batched_tokens, ready.block_size)
+        g.max_blocks(length, ready.max_num_batched_tokens + ready.image_tokens, ready.block_size)
         for g in ready.kv_groups
     )
     fitting = ready.num_blocks / each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -312,7 +312,7 @@ class Driver:
         adapter: int = 0,
         ablation: Ablation | None = None,
         tenant: str = "",
-        images: tuple[Image, ...] = (),
+        images: Sequence[Image] = (),
         **params: Any,
     ) -> int:
         """Queue a request, greedy unless `params` set a temperature; return its id."""
@@ -320,7 +320,7 @@ class Driver:
         sampling = SamplingParams(max_tokens, **({"temperature": 0.0} | params))
         given = arrival, priority, salt, source or []
         names: dict[str, Any] = {"adapter": adapter, "tenant": tenant, "ablation": ablation}
-        names["images"] = images
+        names["images"] = tuple(images)
         self.inbox.append(GenerateRequest(self._ids, prompt, sampling, *given, **names))
         return self._ids
 

@@ -26,6 +26,12 @@ class Sequences:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     sinks: torch.Tensor | None = None  # [heads]
+    image: tuple[int, int] = (0, 0)  # tokens [first, end) of each that see each other both ways
+
+    def last_key(self, position: int) -> int:
+        """Return the last key that a token sees in a causal layer."""
+        first, end = self.image
+        return end - 1 if first <= position < end else position
 
     @property
     def lengths(self) -> list[int]:
@@ -99,6 +105,9 @@ class PagedRun:
         positions = torch.tensor([p for _, p in places])
         counts = [count for _, _, count in parts]
         lengths = [start + count for _, start, count in parts]
+        last_keys = None
+        if any(self.sequences.image):
+            last_keys = torch.tensor([self.sequences.last_key(p) for _, p in places])
         return StepLayout(
             num_decodes=len(list(takewhile(lambda count: count == 1, counts))),
             query_lens=counts,
@@ -115,6 +124,7 @@ class PagedRun:
             token_offsets=positions % size,
             positions=positions,
             block_size=size,
+            last_keys=last_keys,
         )
 
     def step(self, parts: Sequence[Part]) -> None:
@@ -160,7 +170,9 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
         q, k, v = q.double(), k.double(), v.double()
         out = torch.zeros_like(q[..., : v.shape[-1]])
         for position in range(len(q)):
-            last = position if spec.kind == "causal" else (seen[index] if seen else len(k)) - 1
+            last = sequences.last_key(position)
+            if spec.kind != "causal":
+                last = (seen[index] if seen else len(k)) - 1
             first = max(0, position - spec.window + 1) if spec.window else 0
             if spec.window and spec.kind == "full":
                 last = min(last, position + spec.window - 1)

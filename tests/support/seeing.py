@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from typing import Any, cast
 
 import torch
 
-from engine.models.base import Sees
+from engine.models.base import Sees, SeesWhole
 from engine.protocol.generate import Image
-from tests.support.forward import chunked, forward
+from tests.support.forward import Plan, chunked, forward
 from tests.support.forward import whole as at_once
 from tests.support.golden import TOLERANCE, VISIBLE, Golden, load
 from tests.support.vision import IMAGE_PROCESSOR, Picture, shows, whole
@@ -29,7 +30,9 @@ class Shown:
     def image(self, first: int) -> Image:
         tiles, height, width, _ = self.pixels.shape
         runs = ((first, self.num_tokens),)
-        return Image(bytes(16), runs, b"", (tiles, height, width), self.grid, self.size)
+        pixels = self.pixels.numpy().tobytes()
+        digest = hashlib.blake2b(pixels, digest_size=16).digest()
+        return Image(digest, runs, pixels, (tiles, height, width), self.grid, self.size)
 
 
 def prompt_with(images: Sequence[Shown], token: int) -> tuple[list[int], list[int]]:
@@ -41,6 +44,24 @@ def prompt_with(images: Sequence[Shown], token: int) -> tuple[list[int], list[in
     return [*prompt, *range(30, 41)], starts
 
 
+def chunked_around(
+    prompts: Sequence[list[int]], shown: Sequence[Sequence[tuple[int, torch.Tensor]]], size: int
+) -> Plan:
+    """Return a plan with chunks of `size` tokens, or more where they would cut an image."""
+    plan: Plan = []
+    for index, (prompt, images) in enumerate(zip(prompts, shown, strict=True)):
+        done = turn = 0
+        while done < len(prompt):
+            end = min(done + size, len(prompt))
+            for first, embeddings in images:
+                if first < end < first + len(embeddings):
+                    end = first + len(embeddings)
+            plan += [[]] * (turn == len(plan))
+            plan[turn] = [*plan[turn], (index, end - done)]
+            done, turn = end, turn + 1
+    return plan
+
+
 def check_images(
     golden: Golden,
     stories: Sequence[Sequence[Shown]],
@@ -48,14 +69,16 @@ def check_images(
     inputs: Callable[[Sequence[Shown]], dict[str, Any]],
     *,
     types: bool = False,
+    **options: Any,
 ) -> None:
-    """Check the logits of prompts with images, at once and in chunks that cut images.
+    """Check the logits of prompts with images, at once and in chunks.
 
-    `stories` are the images of each prompt, and `inputs` the reference's arguments for them.
-    With `types` the reference also wants the type of each token.
+    `stories` are the images of each prompt, and `inputs` the reference's arguments for them. The
+    chunks cut images, unless the tokens of an image see all of it. With `types` the reference also
+    wants the type of each token.
     """
     (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
-    runner = load(golden.folder)
+    runner = load(golden.folder, **options)
     assert isinstance(runner.model, Sees)
     model = cast(Sees, runner.model)
     prompts, shown, expected, placed = [], [], [], []
@@ -74,8 +97,12 @@ def check_images(
             assert embeddings.nbytes == model.image_bytes * image.num_tokens
         prompts.append(prompt)
         shown.append(list(zip(starts, encoded, strict=True)))
-    for plan in (at_once(prompts), chunked(prompts, 7)):
-        found = forward(runner, prompts, plan, prepare=shows(shown), images=placed)
+    chunks = chunked(prompts, 7)
+    backend = runner.backend if isinstance(model, SeesWhole) else None
+    if backend is not None:
+        chunks = chunked_around(prompts, shown, 7)
+    for plan in (at_once(prompts), chunks):
+        found = forward(runner, prompts, plan, prepare=shows(shown, backend), images=placed)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, **TOLERANCE)
     (blind,) = forward(runner, prompts[-1:], at_once(prompts[-1:]))

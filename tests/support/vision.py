@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from engine.attention.backend import AttentionBackend
 from engine.attention.batch import ForwardBatch
 from engine.checkpoint.loader import load_weights
 from engine.checkpoint.weight_map import WeightMap
@@ -28,7 +29,9 @@ from engine.layers.linear import Linear
 from engine.models.vision.block import Units
 from engine.ops.kernels import Kernels, use_kernels
 from engine.ops.seen_tokens import SeenTokens
+from engine.protocol.generate import Image
 from engine.scheduling.step import Step
+from engine.vision.seen import last_keys
 from tests.support.golden import randomise
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -152,10 +155,12 @@ def picture(size: Sequence[int], seed: int = 0) -> Picture:
 
 def shows(
     images: Sequence[Sequence[tuple[int, torch.Tensor]]],
+    whole: AttentionBackend | None = None,
 ) -> Callable[[Step, ForwardBatch], ForwardBatch]:
     """Return the argument `prepare` of `forward` for prompts that show images.
 
-    `images` are those of each prompt: their first token, and their embeddings [n, width].
+    `images` are those of each prompt: their first token, and their embeddings [n, width]. With the
+    backend `whole` the tokens of an image see all of it.
     """
 
     def prepare(step: Step, batch: ForwardBatch) -> ForwardBatch:
@@ -171,7 +176,13 @@ def shows(
             before += part.count
         if not index:
             return batch
-        return replace(batch, seen=SeenTokens(torch.tensor(index), torch.cat(rows)))
+        seen = SeenTokens(torch.tensor(index), torch.cat(rows))
+        if whole is None:
+            return replace(batch, seen=seen)
+        runs = [[Image(b"", ((first, len(e)),)) for first, e in each] for each in images]
+        ends = np.concatenate([last_keys(part, runs[part.row]) for part in step.slices])
+        layout = replace(batch.plan.layout, last_keys=torch.from_numpy(ends))
+        return replace(batch, seen=seen, plan=whole.plan(layout))
 
     return prepare
 

@@ -31,6 +31,7 @@ class QueryGroup:
     first_keys: torch.Tensor | None  # [sequences] first key of each table; None: all at key 0
     last_keys: torch.Tensor  # [sequences] index of the last key
     order: torch.Tensor | None = None  # [sequences * count] tokens, if they are not contiguous
+    seen_keys: torch.Tensor | None = None  # [sequences, count] last key of each; None: its own
 
 
 class BlockRange(NamedTuple):
@@ -139,7 +140,7 @@ def _chunk_groups(
         members = slice(first_sequence, end)
         keys = _key_tables(layout, kv, members, ranges[members])
         counts = layout.query_lens[members]
-        groups.append(_chunk_group(layout.positions, counts, keys, first_token))
+        groups.append(_chunk_group(layout, counts, keys, first_token))
         first_sequence = end
         first_token += sum(counts)
     return groups
@@ -165,14 +166,17 @@ def _end_of_group(layout: StepLayout, ranges: Sequence[BlockRange], first: int) 
 
 
 def _chunk_group(
-    all_positions: torch.Tensor, counts: Sequence[int], keys: KeyTables, first_token: int
+    layout: StepLayout, counts: Sequence[int], keys: KeyTables, first_token: int
 ) -> QueryGroup:
     longest = max(counts)
-    positions = all_positions[first_token : first_token + sum(counts)]
+    members = slice(first_token, first_token + sum(counts))
+    positions = layout.positions[members]
+    seen_keys = None if layout.last_keys is None else layout.last_keys[members]
     order = None
     if min(counts) < longest:
         index = _padded_index(counts, positions.device)
         positions = positions[index]
+        seen_keys = None if seen_keys is None else seen_keys[index]
         order = (first_token + index).flatten()
     return QueryGroup(
         first=first_token,
@@ -183,6 +187,7 @@ def _chunk_group(
         first_keys=keys.first_keys,
         last_keys=keys.last_keys,
         order=order,
+        seen_keys=None if seen_keys is None else seen_keys.view(-1, longest),
     )
 
 

@@ -106,6 +106,7 @@ class AttentionCall(ctypes.Structure):
         ("out", INT),  # address of [T, H, value_dim]
         ("window", INT),  # number of visible keys up to the query's own
         ("later", INT),  # number of visible keys behind it
+        ("last_keys", INT),  # address of [T]: the last key that each token sees; 0: its own
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e
         ("softcap", FLOAT),  # times log2(e) likewise; 0: no softcap
     ]

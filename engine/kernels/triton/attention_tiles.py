@@ -125,10 +125,12 @@ def shaped(scores, key, positions, heads, bias, SOFTCAP: tl.constexpr, BIAS_REAC
 
 
 @triton.jit
-def visible_keys(key, there, positions, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+def visible_keys(key, there, positions, last_keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """Return which of the keys [TILE] the queries see, [ROWS, TILE] or [1, TILE]."""
     visible = there[None, :]
-    if CAUSAL:
+    if last_keys is not None:
+        visible &= key[None, :] <= last_keys[:, None]
+    elif CAUSAL:
         visible &= key[None, :] <= positions[:, None]
     if WINDOW is not None:
         visible &= key[None, :] > positions[:, None] - WINDOW
@@ -217,6 +219,7 @@ def attend_keys(
     WINDOW: tl.constexpr = None,
     state=None,
     loaded=None,
+    last_keys=None,  # [ROWS] of causal queries; None: their own
 ):
     """Return (highest score [ROWS], sum of weights [ROWS], weighted values [ROWS, DIMS]) in fp32.
 
@@ -251,7 +254,7 @@ def attend_keys(
         scores = scores_of(queries, k, keys, offsets, there, HEAD_DIM, VALUE_DIM) * scale
         scores = scaled(scores, key_scales, offsets // HEAD_DIM, there)
         scores = shaped(scores, key, positions, heads, bias, SOFTCAP, BIAS_REACH)
-        visible = visible_keys(key, there, positions, CAUSAL, WINDOW)
+        visible = visible_keys(key, there, positions, last_keys, CAUSAL, WINDOW)
         scores = tl.where(visible, scores * LOG2E, float("-inf"))
         weights, shrink, highest, total = to_weights(scores, highest, total)
         v = k

@@ -89,19 +89,32 @@ def tile_rows(
 
 
 @triton.jit
-def visible_span(past, first, last, count, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+def visible_span(
+    past, first, last, count, last_keys, start, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
+):
     """Return (begin, end) of the keys that queries [first, last) of `count` see.
 
-    The sequence has `past` keys before its queries.
+    The sequence has `past` keys before its queries, of which the first is the token `start`.
     """
     begin = 0 if WINDOW is None else tl.maximum(past + first - WINDOW + 1, 0)
-    if CAUSAL:
+    if last_keys is not None:
+        end = tl.load(last_keys + start + last - 1).to(tl.int32) + 1
+    elif CAUSAL:
         end = past + last
     elif WINDOW is None:
         end = past + count
     else:
         end = past + tl.minimum(last + WINDOW - 1, count)
     return begin, end
+
+
+@triton.jit
+def last_keys_of(last_keys, tokens, real):
+    """Return the last key that each row sees, of all tokens' `last_keys`, or None without them."""
+    if last_keys is None:
+        return None
+    else:
+        return tl.load(last_keys + tokens, mask=real, other=0).to(tl.int32)
 
 
 @triton.jit
@@ -131,7 +144,14 @@ def table_of(tables, sequence, table_stride):
 
 
 @triton.jit(
-    do_not_specialize=["tables", "query_starts", "key_lengths", "sequences", "table_stride"]
+    do_not_specialize=[
+        "tables",
+        "query_starts",
+        "key_lengths",
+        "last_keys",
+        "sequences",
+        "table_stride",
+    ]
 )
 def extend_kernel(
     out,  # [T, H, VALUE_DIM]
@@ -146,6 +166,7 @@ def extend_kernel(
     bias,
     sinks,  # [H], or None
     scale,
+    last_keys,  # [T] int64: the last key that each token sees, or None: its own
     sequences,
     query_stride,
     head_stride,
@@ -181,7 +202,7 @@ def extend_kernel(
         (past + number, heads),
         (keys, values, key_scales, value_scales),
         (table_of(tables, sequence, table_stride), own, block_stride, key_stride),
-        visible_span(past, first, last, count, CAUSAL, WINDOW),
+        visible_span(past, first, last, count, last_keys, start, CAUSAL, WINDOW),
         (bias, sinks, True, scale),
         HEAD_DIM,
         VALUE_DIM,
@@ -191,6 +212,7 @@ def extend_kernel(
         BIAS_REACH,
         CAUSAL,
         WINDOW,
+        last_keys=last_keys_of(last_keys, tokens, real),
     )
     store_means(out, tokens, heads, found, real, SHARED, VALUE_DIM)
 
@@ -216,6 +238,7 @@ def extend_attention(
     *,
     causal: bool,
     scales: Scales = None,
+    last_keys: torch.Tensor | None = None,
 ) -> None:
     """Attend with `query` [T, H, D], the new tokens of S sequences; write `out` [T, H, value_dim].
 
@@ -226,7 +249,7 @@ def extend_attention(
     `keys` and `values` [blocks, Hkv, block_size, D]. Without tables, `keys` and `values` are
     [T, Hkv, D] and laid out like the queries. Without `values`, they are the first value_dim
     numbers of keys. With `causal`, a sequence's queries are its last positions. With `scales`, keys
-    and values are codes.
+    and values are codes. `last_keys` [T] int64 are those of StepLayout.
     """
     kv_heads = keys.shape[1]
     block_size = None if tables is None else keys.shape[2]
@@ -248,6 +271,7 @@ def extend_attention(
         query_starts,
         key_lengths,
         *features.arguments,
+        last_keys,
         sequences,
         query.stride(0),
         query.stride(1),

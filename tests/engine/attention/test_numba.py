@@ -30,7 +30,7 @@ from engine.kernels.numba.machine_code import KernelStore
 from engine.kernels.numba.source.exp2 import exp2
 from engine.kernels.numba.source.intrinsics import to_element
 from tests.engine.attention.test_torch import FEATURES as EVERY_FEATURE
-from tests.engine.attention.test_torch import LENGTHS, PLAIN, TOLERANCE, check
+from tests.engine.attention.test_torch import LENGTHS, PLAIN, TOLERANCE, check, check_image
 from tests.engine.ops.test_invariance import noisy_scores, noisy_values
 from tests.support.paged import PagedRun, Sequences, dense, random_sequences
 
@@ -57,6 +57,13 @@ def test_numba_each_feature_matches_dense(spec: AttentionSpec, dtype: torch.dtyp
     check(sequences, paged(sequences, 16).whole())
     for size in (1, 7):
         check(sequences, paged(sequences, 16).chunked(size))
+
+
+@dtypes
+@pytest.mark.parametrize("window", [None, 5, 16])
+def test_numba_image_matches_dense(window: int | None, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(6, 2, 8, scale=8**-0.5, window=window)
+    check_image(random_sequences(spec, [40, 28, 30], dtype), NumbaBackend(CPU))
 
 
 SHAPES = {  # heads, kv heads, head_dim, block size, dtype

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention.backend import AttentionBackend
 from engine.attention.kv_cache import KVCache, block_bytes
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
+from engine.attention.torch.backend import TorchBackend
 from engine.attention.torch.batching import MAX_PADDING, MAX_SCORES, SPLIT, query_groups
 from engine.attention.torch.fused import FusedAttention
 from engine.attention.torch.mask import attention_mask
@@ -61,6 +63,28 @@ def test_torch_attention_each_feature_matches_dense(
     if spec.kind == "causal":
         for size in (1, 7):
             check(sequences, PagedRun(sequences, 16).chunked(size))
+
+
+def check_image(sequences: Sequences, backend: AttentionBackend) -> None:
+    """Check steps that end before, with and behind an image, and one that begins inside it."""
+    shown = replace(sequences, image=(7, 28))
+    due = PagedRun(shown, 16, backend=backend).whole()
+    check(shown, due)
+    assert all((a - b).abs().max() > 0.05 for a, b in zip(due, dense(sequences), strict=True))
+    run = PagedRun(shown, 16, backend=backend)
+    run.step([(0, 0, 3), (1, 0, 7), (2, 0, 28)])
+    run.step([(0, 3, 26), (1, 7, 21), (2, 28, 1)])
+    run.step([(0, 29, 11), (2, 29, 1)])
+    assert all(map(torch.equal, run.outputs, due))
+    run.step([(0, 20, 8), (1, 27, 1)])  # behind a cached prefix
+    assert all(map(torch.equal, run.outputs, due))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("window", [None, 5, 16])
+def test_torch_attention_image_matches_dense(window: int | None, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(6, 2, 8, scale=8**-0.5, window=window)
+    check_image(random_sequences(spec, [40, 28, 30], dtype), TorchBackend())
 
 
 @pytest.mark.parametrize("name", [name for name in FEATURES if name != "causal"])

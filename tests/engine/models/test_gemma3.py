@@ -1,15 +1,18 @@
-"""Gemma 3 against transformers: two rotary bases, and multimodal checkpoints' language model."""
+"""Gemma 3 against transformers: two rotary bases, and images whose tokens see each other."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3
+from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3, other_spellings
 from tests.support.golden import (
+    ANSWER,
     EQUALITIES,
     WINDOW,
     WINDOW_LENGTHS,
@@ -24,6 +27,8 @@ from tests.support.golden import (
     unnormalised,
     window_is_exact,
 )
+from tests.support.seeing import Shown, check_images, prompt_with
+from tests.support.vision import IMAGE_PROCESSOR, numbers_of, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
@@ -147,13 +152,19 @@ def test_gemma3_config_spelling_matches_transformers(golden: Golden, equality: E
     equality(golden)
 
 
-def accounts_for_text_tensors(golden: Golden) -> None:
-    """Every tensor outside the vision half is required, and further tensors are refused."""
-    missing = {
-        "old-multimodal": "language_model.model.layers.3.mlp.up_proj.weight",
-        "new-multimodal": "model.language_model.layers.3.mlp.up_proj.weight",
-    }[golden.case.name]
-    assert missing in refusal(golden, lambda config, tensors: tensors.pop(missing))
+def accounts_for_both_halves(golden: Golden) -> None:
+    """Every tensor of both halves is required, and further tensors are refused."""
+    for missing in (
+        "language_model.model.layers.3.mlp.up_proj.weight",
+        "multi_modal_projector.mm_input_projection_weight",
+        "vision_tower.embeddings.position_embedding.weight",
+    ):
+
+        def remove(config: dict[str, Any], tensors: Tensors, missing: str = missing) -> None:
+            for name in {missing, *other_spellings(missing)} & tensors.keys():
+                del tensors[name]
+
+        assert missing in refusal(golden, remove)
     for surplus in ("audio_tower.weight", "language_model.vision_tower.weight"):
         extra = {surplus: torch.ones(1)}
         assert surplus in refusal(golden, lambda config, tensors, e=extra: tensors.update(e))
@@ -166,9 +177,107 @@ def test_gemma3_tied_multimodal_matches_transformers(golden: Golden, equality: E
     equality(golden)
 
 
-@golden_tests(MULTIMODAL, [full_prefill, greedy, accounts_for_text_tensors])
+@golden_tests(MULTIMODAL, [full_prefill, greedy, accounts_for_both_halves])
 def test_gemma3_multimodal_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
+
+
+IMAGE_TOKEN, EDGE, PER_IMAGE = 210, 24, 9
+SEEING = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": EDGE,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
+
+
+def seeing(**overrides: Any) -> Any:
+    from transformers import Gemma3Config
+
+    return Gemma3Config(
+        text_config=SMALL | overrides,
+        vision_config=SEEING,
+        mm_tokens_per_image=PER_IMAGE,
+        image_token_index=IMAGE_TOKEN,
+    )
+
+
+def published(config: dict[str, Any], tensors: Tensors) -> None:
+    """Rename the tensors of the tower as published checkpoints do."""
+    for name in [name for name in tensors if name.startswith("vision_tower.")]:
+        inner = name.removeprefix("vision_tower.").removeprefix("vision_model.")
+        tensors[f"vision_tower.vision_model.{inner}"] = tensors.pop(name)
+
+
+# An image is longer than the window, or shorter.
+SEES = [
+    Case("short-window", lambda: seeing(sliding_window=5), edit=published),
+    Case("long-window", lambda: seeing(sliding_window=14), edit=new_multimodal),
+]
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("golden", SEES, indirect=True, ids=lambda case: case.name)
+def test_gemma3_with_images_matches_transformers(golden: Golden, backend: str) -> None:
+    def inputs(images: Sequence[Shown]) -> dict[str, Any]:
+        prompt, _ = prompt_with(images, IMAGE_TOKEN)
+        types = torch.tensor([prompt]) == IMAGE_TOKEN
+        pixels = numbers_of(torch.cat([each.pixels for each in images]))
+        return {"pixel_values": pixels, "token_type_ids": types.long()}
+
+    one, *three = [Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE) for seed in range(4)]
+    check_images(golden, [[], [one], three], IMAGE_TOKEN, inputs, attention_backend=backend)
+
+
+def greedy_reference(
+    golden: Golden, images: Sequence[Shown], shown: tuple[list[int], list[int]]
+) -> list[int]:
+    """Return the reference's greedy answer to a prompt that shows images, without a cache."""
+    prompt, _ = shown
+    tokens = list(prompt)
+    for _ in range(ANSWER):
+        inputs: dict[str, Any] = {}
+        if images:
+            types = [int(token == IMAGE_TOKEN) for token in tokens]
+            pixels = numbers_of(torch.cat([each.pixels for each in images]))
+            inputs = {"pixel_values": pixels, "token_type_ids": torch.tensor([types])}
+        with torch.inference_mode():
+            logits = golden.reference(torch.tensor([tokens]), **inputs).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+        assert tokens[-1] != IMAGE_TOKEN
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("mode", [{"depth": 0}, {"depth": 1, "late": True}], ids=str)
+@pytest.mark.parametrize("golden", SEES, indirect=True, ids=lambda case: case.name)
+def test_gemma3_answers_about_images_survive_chunks_hits_and_preemptions(
+    golden: Golden, mode: dict[str, Any]
+) -> None:
+    """A step's budget is less than an image, and cached prefixes end inside images."""
+    (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
+    a, b, c = [Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE) for seed in range(3)]
+    stories = [[a, b], [], [a, b, c], [a], [c, b, a], [a, b], [a, c], [b], [a, b, c]]
+    driver = golden.driver(max_num_batched_tokens=5, num_gpu_blocks_override=24, **mode)
+    assert driver.loaded.facts.image_tokens == PER_IMAGE
+    shown = [prompt_with(images, IMAGE_TOKEN) for images in stories]
+    due = [greedy_reference(golden, *each) for each in zip(stories, shown, strict=True)]
+    inside = 0
+    for _ in range(3):
+        ids = []
+        for images, (prompt, starts) in zip(stories, shown, strict=True):
+            places = [each.image(first) for each, first in zip(images, starts, strict=True)]
+            ids.append(driver.submit(prompt, ANSWER, images=places))
+        driver.run()
+        assert [driver.tokens(request_id) for request_id in ids] == due
+        for request_id, (_, starts) in zip(ids, shown, strict=True):
+            cached = driver.admissions[request_id].cached_tokens
+            inside += any(first < cached < first + PER_IMAGE for first in starts)
+    assert inside > 2
+    assert driver.stats.preemptions > 0
+    assert driver.stats.gauges["images_encoded"] == 3
 
 
 def test_gemma3_text_config_ignores_no_vision_tensors() -> None:
@@ -191,8 +300,10 @@ def test_gemma3_sparse_text_config_gets_transformers_defaults() -> None:
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
-    whole = transformers.Gemma3Config(text_config=sparse).to_dict()
-    found = Gemma3.read_config({"text_config": sparse})
+    tower = {"hidden_size": 1152, "image_size": 896, "num_hidden_layers": 27, "patch_size": 14}
+    vision = tower | {"intermediate_size": 4304, "num_attention_heads": 16}
+    whole = transformers.Gemma3Config(text_config=sparse, vision_config=vision).to_dict()
+    found = Gemma3.read_config({"text_config": sparse, "vision_config": vision})
     assert found == Gemma3.read_config(whole)
     assert found.max_positions == 131072
     assert (found.rope_theta, found.rope_scaling.factor, found.local_theta) == (1e6, 8.0, 1e4)

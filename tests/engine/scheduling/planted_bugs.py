@@ -15,6 +15,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.state_slots import StateSlots
 from engine.scheduling.step import ScheduledSlice, SliceStates
+from engine.scheduling.step_builder import StepBuilder
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -147,6 +148,21 @@ def parts_are_found_for_all_tenants(patch: pytest.MonkeyPatch) -> None:
 
 def images_are_known_by_their_tokens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlockHasher, "_shows", lambda self, parent, images, start, end: parent)
+
+
+def images_are_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepBuilder, "with_whole_images", lambda self, prompt, count, most: count)
+
+
+def every_image_exceeds_the_budget(patch: pytest.MonkeyPatch) -> None:
+    original = StepBuilder.with_whole_images
+
+    def with_whole_images(self: StepBuilder, prompt: Sequence, count: int, most: int) -> int:
+        self.image_budget = self.image_tokens
+        return original(self, prompt, count, most)
+
+    patch.setattr(StepBuilder, "with_whole_images", with_whole_images)
+    patch.setattr(StepBuilder, "lacking_budget", lambda self, waiting: "")
 
 
 def copies_are_scrubbed(patch: pytest.MonkeyPatch) -> None:
@@ -316,6 +332,8 @@ PLANTED: tuple[Plant, ...] = (
     parts_are_copied_before_they_are_computed,
     parts_are_found_for_all_tenants,
     images_are_known_by_their_tokens,
+    images_are_cut,
+    every_image_exceeds_the_budget,
     copies_are_scrubbed,
     evicted_parts_are_found,
     evicted_blocks_keep_their_names,

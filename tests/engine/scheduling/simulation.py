@@ -33,6 +33,7 @@ from engine.scheduling.step import EncoderInput, NewDraft, SampledToken, Schedul
 from engine.speculative.ngram import ngram_drafter
 
 VOCAB = 11
+WHOLE_TOKENS = 5  # of the longest image that one step must compute
 Outputs = list[tuple[int, FinishReason | None]]
 
 
@@ -402,7 +403,14 @@ class Simulation:
             wanted = self.device.requests[scheduled.id][0].adapter
             assert self.slots.get(scheduled.adapter_slot, 0) == wanted, "another adapter"
         assert step.slices or step.encoder_inputs, "an empty step"
-        assert sum(s.count for s in step.slices) <= self.scheduler.max_num_batched_tokens, "budget"
+        image_tokens = self.scheduler.image_tokens
+        most = self.scheduler.max_num_batched_tokens + image_tokens
+        assert sum(s.count for s in step.slices) <= most, "budget"
+        for scheduled in step.slices if image_tokens else ():
+            end = scheduled.start + scheduled.count
+            for image in self.device.requests[scheduled.id][0].images:
+                for first, count in image.runs:
+                    assert not first < end < first + count, "a step ends inside an image"
         for is_pooled in (False, True):
             lengths = [len(e.tokens) for e in step.encoder_inputs if e.is_pooled == is_pooled]
             budget = self.scheduler.max_num_encoder_tokens
@@ -498,8 +506,12 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     if seed % 2 and not cross:
         count = least_slots(most) + random.Random(seed + 10**8).choice((0, 1, 8, 60))
         states = StateSlots(count, most, block_size, keeps_edges=caches)
+    shown = random.Random(seed + 10**9) if seed % 3 == 2 else None
+    # The images are long, and computed whole.
+    whole = seed % 6 == 2
     simulation = Simulation(
         depth=depth,
+        image_tokens=WHOLE_TOKENS * whole,
         num_blocks=num_blocks * (len(groups) + len(cross)),
         groups=all_groups,
         max_num_encoder_tokens=encoder_tokens,
@@ -517,7 +529,6 @@ def random_traffic(seed: int, operations: int = 60) -> Simulation:
     num_adapters = 0 if cross else seed % 4 * 2
     chosen, tenants = random.Random(seed + 10**6), random.Random(seed + 10**7)
     names = ("", "aab", "abc")[seed % 3] or [""]
-    shown = random.Random(seed + 10**9) if seed % 3 == 2 else None
     stem = [rng.randrange(VOCAB) for _ in range(capacity)]  # common prefix of prompts
     for _ in range(operations):
         action = rng.random()
@@ -561,13 +572,16 @@ def _add(
         prompt_logprobs=rng.random() < 0.2,
         adapter=adapter,
         tenant=tenant,
-        images=_images(shown, len(prompt)) if shown else (),
+        images=_images(shown, len(prompt), simulation.scheduler.image_tokens) if shown else (),
     )
 
 
-def _images(rng: random.Random, length: int) -> list[Image]:
+def _images(rng: random.Random, length: int, whole_tokens: int) -> list[Image]:
     """Return up to two images in a prompt of `length` tokens; they differ in nothing but pixels."""
     digests = [b"cat", b"dog"]
+    if whole_tokens:
+        runs = [(1, whole_tokens), (whole_tokens + 2, 2)]
+        return [Image(rng.choice(digests), (run,)) for run in runs if sum(run) <= length]
     if length < 3 or rng.random() < 0.3:
         return []
     first = Image(rng.choice(digests), ((1, 2),))

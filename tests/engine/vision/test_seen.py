@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from engine.ops.seen_tokens import SeenTokens
@@ -14,11 +15,11 @@ PARAMS = SamplingParams(1)
 CAT = Image(b"cat", ((2, 3), (7, 2)))  # five tokens in two runs
 
 
-def seen_images() -> SeenImages:
+def seen_images(*, sees_whole: bool = False) -> SeenImages:
     store = ImageStore(1000)
     store.hold([(b"cat", 20)])
     store.add(b"cat", torch.arange(5.0)[:, None])
-    return SeenImages(store, torch.device("cpu"))
+    return SeenImages(store, torch.device("cpu"), sees_whole=sees_whole)
 
 
 def new_row(row: int, *images: Image) -> NewRow:
@@ -49,6 +50,26 @@ def test_chunks_cut_an_image_anywhere() -> None:
             due = {at - start: k for at, k in due.items() if start <= at < start + count}
             found = seen(Step((chunk(0, start, count),)))
             assert (shown(found) if found else {}) == due
+
+
+def test_tokens_of_an_image_see_up_to_its_end() -> None:
+    seen = seen_images(sees_whole=True)
+    found = seen(Step((chunk(1, 4, 1), chunk(0, 0, 9)), new_rows=(new_row(1), new_row(0, CAT))))
+    assert found is not None
+    assert found.last_keys is not None
+    assert found.last_keys.tolist() == [4, 0, 1, 4, 4, 4, 5, 6, 8, 8]
+    # A cached prefix may end inside the image.
+    found = seen(Step((chunk(0, 3, 4),)))
+    assert found is not None
+    assert found.last_keys is not None
+    assert found.last_keys.tolist() == [4, 4, 5, 6]
+    assert seen(Step((chunk(0, 9, 3),))) is None
+
+
+def test_a_step_that_ends_inside_an_image_is_noticed() -> None:
+    seen = seen_images(sees_whole=True)
+    with pytest.raises(AssertionError, match="ends inside an image"):
+        seen(Step((chunk(0, 0, 4),), new_rows=(new_row(0, CAT),)))
 
 
 def test_slices_of_other_rows_come_before_and_show_nothing() -> None:

@@ -102,10 +102,19 @@ def load_queries(call, task, part, queries, kind, item, in_pairs):
 
 
 @njit(inline="always")
+def last_key(call, task, t):
+    """Return the last key that the task's token `t` sees: its own, or the last of its image."""
+    if call.last_keys:
+        return array_at(call.last_keys + 8 * (task.first_token + t), (1,), np.int64)[0]
+    return task.position + t
+
+
+@njit(inline="always")
 def visible_blocks(call, task):
     """Return the first block of the task's sequence that a token of the task sees, and the end."""
     first = max(0, task.position - call.window + 1) // call.block_size
-    length = min(task.position + task.num_tokens + call.later, task.num_keys)
+    last = last_key(call, task, task.num_tokens - 1)
+    length = min(last + 1 + call.later, task.num_keys)
     return first, (length - 1) // call.block_size + 1
 
 
@@ -121,9 +130,9 @@ def copy_values(call, span, task, index, form):
 def visible_keys(task, t, index, size, call):
     """Return the range of keys in span `index`, of `size` keys, that the task's token `t` sees."""
     before = index * size
-    own_end = task.position + t + 1 - before
-    end = min(own_end + call.later, task.num_keys - before)
-    return max(0, own_end - call.window), min(end, size)
+    begin = task.position + t + 1 - before - call.window
+    end = min(last_key(call, task, t) + 1 - before + call.later, task.num_keys - before)
+    return max(0, begin), min(end, size)
 
 
 @njit(inline="always")
