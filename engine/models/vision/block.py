@@ -22,7 +22,7 @@ QKV = ("q", "k", "v")
 # The work on an image, which pauses behind each layer and ends with a result. The answers to other
 # requests go on in the pauses.
 Units = Generator[None, None, torch.Tensor]
-AT_ONCE_CPU, AT_ONCE_GPU = 1024, 2**16  # patches that go through a layer together
+AT_ONCE_CPU, AT_ONCE_GPU = 1024, 2**14  # patches that go through a layer together
 
 
 class TowerLinear(Linear):
