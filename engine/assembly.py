@@ -9,6 +9,7 @@ from engine.core import Endpoint, EngineCore
 from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
+from engine.memory.image_plan import embedding_bytes
 from engine.models.base import PredictionHead, Sees, SeesWhole
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
@@ -26,7 +27,6 @@ from engine.vision.store import ImageStore
 
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
 COPIED_PART = 16
-IMAGE_BYTES = 256 << 20  # most bytes of encoded images
 
 
 def make_core(
@@ -75,7 +75,7 @@ def make_core(
 def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     """Return the part that encodes images, if the model sees, or else refuses them."""
     runner = loaded.runner
-    store = ImageStore(IMAGE_BYTES)
+    store = ImageStore(embedding_bytes(loaded.plan, loaded.facts.max_model_len))
     if not isinstance(runner.model, Sees):
         return ImageRequests(None, store, runner.device)
     requests = ImageRequests(runner.model, store, runner.device)

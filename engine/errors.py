@@ -96,3 +96,13 @@ class EngineDeadError(EngineUnavailableError):
 
     def __init__(self, message: str) -> None:
         super().__init__("dead", message)
+
+
+# Texts of errors, most of them RuntimeErrors, for memory of the host: torch's, that of a file which
+# cannot be mapped, and that of a thread without room for its stack.
+OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new thread")
+
+
+def lacks_host_memory(error: Exception) -> bool:
+    """Return whether an error means that the host had not enough memory."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)

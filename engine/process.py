@@ -25,7 +25,7 @@ from engine.client.imports import quick_imports
 from engine.client.module_command import python_module
 from engine.config import EngineConfig
 from engine.device.parent import die_with_parent
-from engine.errors import ConfigError
+from engine.errors import ConfigError, lacks_host_memory
 from engine.parallel.followers import FollowerDiedError, Followers
 from engine.protocol.failure import Fatal, Notice
 from engine.protocol.ready import DUMP_STACKS, Progress
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 PARENT_DIED = 4  # exit status; no process is left to read it
 
-# Texts of errors, most of them RuntimeErrors, for memory of the host: torch's, that of a file which
-# cannot be mapped, and that of a thread without room for its stack.
-OUT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "can't start new thread")
 NO_MEMORY = (
     "The memory was not enough to load the model. Raise the limit of the container or of "
     "`ulimit -v`, or lower --kv-cache-memory-bytes or --max-num-batched-tokens."
@@ -76,7 +73,7 @@ def main() -> int:
         endpoint.send(Fatal(str(error), config_error=True))
         return 2
     except Exception as error:
-        if not is_loaded and _is_out_of_memory(error):
+        if not is_loaded and lacks_host_memory(error):
             endpoint.send(Fatal(NO_MEMORY, config_error=True))
             return 2
         if isinstance(error, FollowerDiedError):
@@ -117,10 +114,6 @@ def _load(
     core = make_core(config, loaded, endpoint, depth=depth)
     endpoint.send(core.facts)
     return core
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 class ToServer(logging.Handler):

@@ -73,7 +73,7 @@ def write_random_model(folder: Path, config: Mapping[str, object]) -> None:
     `config` is a Llama's or that of an LFM2.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = _lfm2_shapes(config) if config["model_type"] == "lfm2" else _llama_shapes(config)
+    shapes = _lfm2_shapes(config) if config["model_type"] == "lfm2" else llama_shapes(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, shape in shapes.items():
@@ -98,7 +98,7 @@ def _sizes(config: Mapping[str, object]) -> dict[str, int]:
     return {key: value for key, value in config.items() if isinstance(value, int)}
 
 
-def _llama_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+def llama_shapes(config: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a Llama's weights by module. A shape of one number is a norm's."""
     c = _sizes(config)
     hidden, ffn = c["hidden_size"], c["intermediate_size"]

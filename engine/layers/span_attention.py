@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -14,8 +13,6 @@ from torch import nn
 
 from engine.attention.backend import StepLayout
 from engine.attention.spec import AttentionSpec
-from engine.device.ranks import UNEVEN, Ranks
-from engine.errors import ConfigError
 from engine.ops.kernels import Kernels
 
 if TYPE_CHECKING:
@@ -62,14 +59,6 @@ class SpanAttention(nn.Module):
         super().__init__()
         self.spec = AttentionSpec(heads, heads, head_dim, scale=head_dim**-0.5, kind="full")
         self.kernels: Kernels = "torch"
-
-    def divide(self, ranks: Ranks) -> None:
-        """Keep the heads of this rank. Raises ConfigError if that is not possible."""
-        heads = self.spec.num_heads
-        if heads % ranks.count:
-            raise ConfigError(f"has {heads} heads, which {ranks.count} {UNEVEN}")
-        share = heads // ranks.count
-        self.spec = replace(self.spec, num_heads=share, num_kv_heads=share)
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, spans: Spans

@@ -14,6 +14,7 @@ from engine.layers.experts import Experts
 from engine.layers.linear import Linear
 from engine.layers.weights.pack import gives_rows, is_packed, nbytes_of
 from engine.memory.graph_shapes import GraphShape, decode_sizes
+from engine.memory.image_plan import encoder_bytes
 from engine.memory.pooler_plan import pooler_bytes
 from engine.ops.arena import CHUNK_BYTES, MOST_BYTES
 from engine.ops.codes import Quantization
@@ -160,7 +161,8 @@ def step_bytes(plan: ModelPlan) -> int:
     if plan.prediction.module is not None:
         hidden = max(head.table.shape[1] for head in _layers(plan, LMHead))
         kept += plan.config.max_num_seqs * plan.config.block_size * hidden * size
-    return max(layer, _attention_bytes(plan), logits) + kept
+    # A unit of an image's encoding runs between two steps.
+    return max(layer, _attention_bytes(plan), logits, encoder_bytes(plan)) + kept
 
 
 def _logits_rows(plan: ModelPlan, samples: int) -> int:

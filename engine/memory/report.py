@@ -13,6 +13,7 @@ from engine.layers.embedding import LMHead
 from engine.layers.linear import Linear
 from engine.memory import estimate
 from engine.memory.draft_plan import draft_kv_bytes
+from engine.memory.image_plan import embedding_bytes, pixel_bytes
 from engine.memory.kv_budget import margin
 from engine.memory.model_plan import ModelPlan
 from engine.memory.pooler_plan import pooler_bytes
@@ -35,6 +36,8 @@ DRAFT_WEIGHTS = "weights of the draft model"
 DRAFT_GRAPHS = "CUDA graphs of the draft model"
 DRAFT_KV_CACHE = "KV cache of the draft model"
 ADAPTERS = "LoRA adapters"
+IMAGES = "embeddings of images"
+PIXELS = "pixels of images"
 LENS = "attention weights while a page shows them"
 MARGIN = "safety margin"
 NCCL = "NCCL, between the GPUs of ranks"
@@ -83,6 +86,7 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     if plan.program_bytes:
         planned[PROGRAMS] = plan.program_bytes
     planned[LARGEST_STEP] = plan.step_bytes
+    planned |= _planned_images(plan, max_model_len)
     if plan.lens_bytes:
         planned[LENS] = plan.lens_bytes
     if plan.states.num_bytes:
@@ -93,6 +97,17 @@ def planned_bytes(plan: ModelPlan, num_blocks: int, max_model_len: int) -> dict[
     planned[KV_CACHE] = (num_blocks + 1) * plan.block_bytes if plan.kv_groups else 0
     if total is not None:
         planned[MARGIN] = margin(plan.config, total)
+    return planned
+
+
+def _planned_images(plan: ModelPlan, max_model_len: int) -> dict[str, int]:
+    """Bytes by entry of images. Pixels are in the host's memory."""
+    planned = {}
+    embeddings = embedding_bytes(plan, max_model_len)
+    if embeddings:
+        planned[IMAGES] = embeddings
+    if total_memory(plan.device) is None and embeddings:
+        planned[PIXELS] = pixel_bytes(plan, max_model_len)
     return planned
 
 

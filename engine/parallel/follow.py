@@ -9,11 +9,12 @@ import torch
 
 from engine.device.board import Board
 from engine.grammar.matchers import Matchers
+from engine.ops.seen_tokens import SeenTokens
 from engine.parallel.channel import Receiver
-from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter
+from engine.parallel.messages import Capture, Compute, Masks, PlaceAdapter, ReadAdapter, Show
 from engine.runner.model_runner import ModelRunner
 from engine.sampling.masks import LaunchedStep, LazyMasks, TokenMasks
-from engine.scheduling.step import ScheduledSlice
+from engine.scheduling.step import ScheduledSlice, Step
 
 
 class FollowingMatchers(Matchers):
@@ -40,11 +41,32 @@ class FollowingMatchers(Matchers):
         """Do nothing: no matcher needs the tokens."""
 
 
+class FollowingImages:
+    """The embeddings of images that rank 0 sends before the step that shows them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._next: SeenTokens | None = None
+
+    def show(self, message: Show) -> None:
+        index = torch.from_numpy(np.frombuffer(bytearray(message.index), np.int64))
+        values = torch.from_numpy(np.frombuffer(bytearray(message.embeddings), np.uint8))
+        embeddings = values.view(len(index), -1).view(getattr(torch, message.dtype))
+        self._next = SeenTokens(index.to(self._device), embeddings.to(self._device))
+
+    def __call__(self, step: Step) -> SeenTokens | None:
+        """Return the tokens of a step that show images, once."""
+        seen, self._next = self._next, None
+        return seen
+
+
 def follow(runner: ModelRunner, receiver: Receiver, board: Board) -> None:
     """Compute what rank 0 computes, until it closes the pipe. The results are dropped."""
     assert isinstance(runner.matchers, Matchers)
     matchers = FollowingMatchers(runner.matchers, receiver)
     runner.matchers = matchers
+    images = FollowingImages(runner.device)
+    runner.seen_tokens = images
     while True:
         board.rest()
         try:
@@ -57,6 +79,8 @@ def follow(runner: ModelRunner, receiver: Receiver, board: Board) -> None:
             case Compute():
                 matchers.has_masks = message.has_masks
                 runner.launch(message.step)
+            case Show():
+                images.show(message)
             case Capture():
                 runner.capture_when_idle()
             case ReadAdapter():

@@ -33,6 +33,7 @@ from engine.parallel.messages import (
     Masks,
     PlaceAdapter,
     ReadAdapter,
+    Show,
     ToFollower,
 )
 from engine.scheduling.step import Step
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from engine.device.ranks import Ranks
+    from engine.ops.seen_tokens import SeenTokens
     from engine.sampling.masks import TokenMasks
 
 INTERRUPT = signal.SIGUSR2  # tells the main thread that a follower has ended
@@ -182,6 +184,9 @@ class Followers:
     def mask(self, masks: TokenMasks) -> None:
         self._send(Masks(masks.slices, masks.words.numpy().tobytes()))
 
+    def show(self, seen: SeenTokens) -> None:
+        self._send(shown(seen))
+
     def capture(self) -> None:
         self.board.compute()
         self._send(Capture())
@@ -202,6 +207,18 @@ class Followers:
         frame = self._senders[0].encoded(message)
         for sender in self._senders:
             sender.send_encoded(frame)
+
+
+def shown(seen: SeenTokens) -> Show:
+    """Return the message with the embeddings of images that the next step reads."""
+    import torch  # not above: see Followers
+
+    index, embeddings = seen.index.cpu(), seen.embeddings.cpu().contiguous()
+    return Show(
+        index.numpy().tobytes(),
+        embeddings.view(torch.uint8).numpy().tobytes(),
+        str(embeddings.dtype).removeprefix("torch."),
+    )
 
 
 def _epitaph(rank: int, code: int) -> str:

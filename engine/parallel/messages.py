@@ -2,7 +2,7 @@
 
 They are frozen msgspec structs, encoded as msgpack (`engine/protocol/message.py`). A follower gets
 Begin once, and then one Compute for each step. If the step has sequences with a grammar, Masks
-follows. Other messages come between two steps.
+follows. If it shows images, Show comes before it. Other messages come between two steps.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ class Masks(Message, frozen=True):
     words: bytes  # [K, ceil(V / 32)] int32
 
 
+class Show(Message, frozen=True):
+    """The next step shows images: see SeenTokens."""
+
+    index: bytes  # [N] int64
+    embeddings: bytes  # [N, width] of `dtype`
+    dtype: str  # a name in torch
+
+
 class Capture(Message, frozen=True):
     """Capture one more step graph."""
 
@@ -56,4 +64,4 @@ class PlaceAdapter(Message, frozen=True):
     slot: int
 
 
-ToFollower = Begin | Compute | Masks | Capture | ReadAdapter | PlaceAdapter
+ToFollower = Begin | Compute | Masks | Show | Capture | ReadAdapter | PlaceAdapter

@@ -18,6 +18,7 @@ from engine.kernels.triton.chips import PLAIN, active, features_of, force
 from engine.memory.batch_invariance import amx_note
 from engine.memory.draft_plan import draft_kv_bytes, num_draft_blocks
 from engine.memory.estimate import grammar_bytes, rows_bytes
+from engine.memory.image_plan import embedding_bytes, encoder_bytes, pixel_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.profile import Capture, StepProfile, profile_steps, release_memory
 from engine.memory.rank_plan import sum_blocks
@@ -316,14 +317,16 @@ def _blocks(plan: ModelPlan, profile: StepProfile | None) -> tuple[int, int]:
 def _bytes_beside_kv_cache(plan: ModelPlan, profile: StepProfile | None) -> int:
     """Bytes needed in addition to the KV cache and the loaded weights."""
     rows = rows_bytes(plan, plan.max_model_len) + plan.states.num_bytes
+    rows += embedding_bytes(plan, plan.max_model_len)
     draft = plan.draft
     if profile is None:  # a CPU's steps are not measured, and its adapters come later
         # The draft model's KV cache is not taken yet: it takes memory as it fills.
         adapters = 0 if plan.adapters is None else plan.adapters.num_bytes
         draft_kv = 0 if draft is None else draft_kv_bytes(draft)
         rows += plan.lens_bytes + adapters + plan.program_bytes
+        rows += pixel_bytes(plan, plan.max_model_len)
         return plan.step_bytes + rows + draft_kv + grammar_bytes(plan)
-    step = profile.step_bytes
+    step = max(profile.step_bytes, encoder_bytes(plan))  # units of encoding are not measured
     if draft is not None:  # its steps are not measured
         step = max(step, draft.step_bytes)
     return step + profile.graph_bytes + rows + plan.lens_bytes

@@ -68,6 +68,9 @@ class Followers(Protocol):
 
     def mask(self, masks: TokenMasks) -> None: ...
 
+    def show(self, seen: SeenTokens) -> None:
+        """Give them the embeddings of images that the next step reads."""
+
     def capture(self) -> None:
         """Let them capture one more step graph."""
 
@@ -143,7 +146,10 @@ class ModelRunner:
         self._poll(launched_at)
         sampling = [s for s in step.slices if s.samples]
         masks = self.matchers.start(sampling)
+        seen = self.seen_tokens(step)
         if self.followers is not None:
+            if seen is not None:
+                self.followers.show(seen)
             self.followers.compute(step, has_masks=masks is not None)
         if step.copies:
             self._copy_blocks(step.copies)
@@ -158,7 +164,7 @@ class ModelRunner:
         if step.slices:
             special = self.rows.special_params(sampling)
             draws = not changes_logits(special, masks)
-            logits, hidden, known = self._compute(step, draws=draws)
+            logits, hidden, known = self._compute(step, seen, draws=draws)
             if sampling:
                 is_captured = hidden is None
                 tokens, logprobs = self._sample(
@@ -186,7 +192,7 @@ class ModelRunner:
             )
 
     def _compute(
-        self, step: Step, *, draws: bool
+        self, step: Step, seen: SeenTokens | None, *, draws: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None, KnownTokens]:
         """Return logits [R, V] of the slices that sample, the hidden states [T, hidden] of all
         tokens, which a graph does not leave, and what slices want of known tokens.
@@ -195,7 +201,6 @@ class ModelRunner:
         """
         found = (forward_of(step) for forward_of in self.replacements)
         changed = next((forward for forward in found if forward), None)
-        seen = self.seen_tokens(step)
         is_plain = changed is None and seen is None
         is_plain = is_plain and not self.rows.has_own_positions(step.slices)
         if self.graphs is not None and is_plain and not self._wants_known(step):

@@ -3,10 +3,14 @@
 An image is encoded in small units between the steps of the loop, so that answers that are being
 written go on. Its embeddings are kept until the request ends: after a preemption its prompt is
 computed again.
+
+An image for which the memory does not suffice refuses the requests that show it. Embeddings that
+are not finite go to the model, whose logits then end the request as other NaN do.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Generator
 from typing import NamedTuple
@@ -14,13 +18,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.errors import RequestRejectedError
+from engine.errors import RequestRejectedError, lacks_host_memory
 from engine.models.base import Sees, SeesWhole
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
 from engine.scheduling.between import Between, Outcome, RetiredStep
 from engine.vision.store import ImageStore
 
+log = logging.getLogger(__name__)
+
+NO_MEMORY = "The memory was not enough to encode an image. Send smaller ones, or try later."
 SLICE_S = 0.02  # of encoding between two steps; the last unit of it may take longer
 
 
@@ -88,6 +95,7 @@ class ImageRequests(Between):
             return None
         until = time.monotonic() + SLICE_S
         ready: list[GenerateRequest] = []
+        refused: dict[int, RequestRejectedError] = {}
         while self._waiting:
             request = next(iter(self._waiting.values()))
             if request.id not in self._held:
@@ -99,11 +107,18 @@ class ImageRequests(Between):
                 self._store.num_reused += sum(
                     self._store.find(each.digest) is not None for each in request.images
                 )
-            if self._encode(request):
-                ready.append(self._waiting.pop(request.id))
+            try:
+                if self._encode(request):
+                    ready.append(self._waiting.pop(request.id))
+            except Exception as error:
+                if not isinstance(error, torch.OutOfMemoryError) and not lacks_host_memory(error):
+                    raise
+                log.warning("no memory to encode an image: %s", error)
+                refused[request.id] = RequestRejectedError("server_overloaded", NO_MEMORY)
+                self._forget(request.id)
             if time.monotonic() >= until:
                 break
-        return Outcome(ready)
+        return Outcome(ready, refused)
 
     def _encode(self, request: GenerateRequest) -> bool:
         """Compute one unit of a request's images. Return whether all are encoded."""
@@ -135,14 +150,20 @@ class ImageRequests(Between):
     def stepped(self, retired: RetiredStep) -> None:
         for output in retired.outputs:
             if output.finish:
-                self._forget(output.id)
+                self._forget(output.id, has_failed=output.finish == "error")
 
-    def _forget(self, request_id: int) -> None:
-        """Let go of a request that has ended; its image may be half encoded."""
+    def _forget(self, request_id: int, *, has_failed: bool = False) -> None:
+        """Let go of a request that has ended; its image may be half encoded.
+
+        After an error its embeddings are not kept for others: they may contain NaN.
+        """
         request = self._waiting.pop(request_id, None)
         held = self._held.pop(request_id, None)
         if held is not None:
-            self._store.release(digest for digest, _ in held)
+            digests = [digest for digest, _ in held]
+            self._store.release(digests)
+            if has_failed:
+                self._store.drop(digests)
         if request is not None and held is not None:
             self._encoding = None  # it was the first that waited
 

@@ -52,6 +52,12 @@ class ImageStore:
             if not self._held[digest]:
                 del self._held[digest], self._sizes[digest]
 
+    def drop(self, digests: Iterable[bytes]) -> None:
+        """Keep those of these images no longer that no request holds."""
+        for digest in digests:
+            if digest not in self._held:
+                self._kept.pop(digest, None)
+
     def find(self, digest: bytes) -> torch.Tensor | None:
         """Return the embeddings [N, width] of an image; None if they are not kept."""
         embeddings = self._kept.get(digest)

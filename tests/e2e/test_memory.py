@@ -38,9 +38,9 @@ def resident(server: Server) -> int:
     return sum(psutil.Process(pid).memory_info().rss for pid in processes)
 
 
-def planned(*flags: object) -> int:
+def planned(*flags: object, model: str | Path = MODEL) -> int:
     """Return the bytes that `penstock serve --plan` promises."""
-    command = [sys.executable, "-m", "server", "serve", MODEL, "--plan", *map(str, flags)]
+    command = [sys.executable, "-m", "server", "serve", str(model), "--plan", *map(str, flags)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     [said] = re.findall(r"^ *([\d,]+) .* in all", done.stdout, re.MULTILINE)
     return int(said.replace(",", ""))

@@ -14,8 +14,10 @@ import torch
 from engine.config import EngineConfig
 from engine.device.board import Board
 from engine.device.ranks import Ranks
+from engine.ops.seen_tokens import SeenTokens
 from engine.parallel.channel import Receiver, Sender
 from engine.parallel.follow import follow
+from engine.parallel.followers import shown
 from engine.parallel.messages import (
     Capture,
     Compute,
@@ -95,6 +97,9 @@ class ThreadFollowers:
 
     def mask(self, masks: Any) -> None:
         self._send(Masks(masks.slices, masks.words.numpy().tobytes()))
+
+    def show(self, seen: SeenTokens) -> None:
+        self._send(shown(seen))
 
     def capture(self) -> None:
         self._send(Capture())

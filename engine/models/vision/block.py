@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.checkpoint.weight_map import Names
+from engine.device.ranks import Ranks
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP, Activation
 from engine.layers.norm import LayerNorm, RMSNorm
@@ -21,11 +22,15 @@ QKV = ("q", "k", "v")
 # The work on an image, which pauses behind each layer and ends with a result. The answers to other
 # requests go on in the pauses.
 Units = Generator[None, None, torch.Tensor]
-AT_ONCE_CPU, AT_ONCE_GPU = 1024, 2**16  # patches that go through a layer together
+AT_ONCE_CPU, AT_ONCE_GPU = 1024, 2**14  # patches that go through a layer together
 
 
 class TowerLinear(Linear):
-    """A linear layer of a tower or a connector: it is never quantised, and takes no adapters."""
+    """A linear layer of a tower or a connector: it is never quantised, and takes no adapters.
+
+    Each rank has it whole. Rank 0 encodes images alone and sends the others the embeddings, because
+    a unit that fails for lack of memory would leave ranks that add their shares waiting.
+    """
 
     takes_adapters = False
 
@@ -46,6 +51,9 @@ class TowerLinear(Linear):
             output_units=output_units,
             input_units=input_units,
         )
+
+    def divide(self, ranks: Ranks) -> None:
+        """Keep all of it."""
 
 
 class PatchEmbedding(TowerLinear):

@@ -18,6 +18,7 @@ from engine.parallel.messages import (
     Masks,
     PlaceAdapter,
     ReadAdapter,
+    Show,
     ToFollower,
 )
 from engine.protocol.generate import Explain, Grammar, SamplingParams
@@ -53,6 +54,7 @@ def test_messages_arrive_as_they_were_sent() -> None:
         Begin(1, EngineConfig(threads=3, tensor_parallel_size=2), "/proc/1/fd/3", "/proc/1/fd/4"),
         Compute(full_step(), has_masks=True),
         Masks([0, 2], b"\x01\x00\x00\x80" * 2),
+        Show(b"\x01" * 8, b"\x00\x3f", "bfloat16"),
         Capture(),
         ReadAdapter(3, "/adapters/french"),
         PlaceAdapter(3, 1),

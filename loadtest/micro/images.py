@@ -1,0 +1,188 @@
+"""Images: the time to the first token with one picture, next to transformers.
+
+The model has SmolVLM-256M's shape and random weights. A picture of 512 x 512 pixels is one that no
+request had before; it becomes 17 tiles, as the published settings say. Penstock is asked over HTTP,
+then a second question about the same picture. transformers has the same weights (bf16) and threads
+in a process of its own. Next to the times are seconds of CPU, which other programs of the machine
+change less.
+
+The second table has the gaps of a stream of text: alone, beside requests with a picture each, one
+after another, and beside requests with as many tokens of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import random
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+
+from loadtest.http_client import Target, exchange, stream
+from loadtest.micro.case import Bound, Case, Table, in_turn
+from loadtest.peers.in_process import Process
+from loadtest.random_smolvlm import write_random_smolvlm
+from loadtest.servers import Penstock
+
+PATH = "/v1/chat/completions"
+EDGE, LIMIT_S = 512, 400.0
+STREAM = 150  # tokens of the stream whose gaps are measured
+PROMPT = 1180  # tokens of a prompt with a picture
+FIRST, SECOND, THEIRS = "first question", "second question", "transformers"
+ALONE, IMAGES, TEXTS = "alone", "beside pictures", "beside texts"
+
+
+class Cost(NamedTuple):
+    """Seconds until the answer: of the clock, and of CPU."""
+
+    wall: float
+    cpu: float
+
+
+def cpu_of(pid: int) -> float:
+    """Return the seconds of CPU that a process and its children have taken."""
+    root = psutil.Process(pid)
+    family = [root, *root.children(recursive=True)]
+    return sum(sum(each.cpu_times()[:2]) for each in family)
+
+
+def picture(seed: int) -> str:
+    """Return the base64 of a new picture: soft noise, as a PNG."""
+    small = Image.frombytes("RGB", (32, 32), random.Random(seed).randbytes(3 * 32**2))
+    file = io.BytesIO()
+    small.resize((EDGE, EDGE), Image.Resampling.BICUBIC).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def about(data: str, question: str) -> dict[str, Any]:
+    """Return a request for one token about a picture."""
+    shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    content = [shown, {"type": "text", "text": question}]
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "temperature": 0}
+
+
+async def seconds(target: Target, body: dict[str, Any]) -> float:
+    """Return the time of a request. Raises RuntimeError if it fails."""
+    began = time.monotonic()
+    done = (await exchange(target, PATH, body, LIMIT_S)).completion()
+    if done.error:
+        raise RuntimeError(f"{done.error}: {done.message}")
+    return time.monotonic() - began
+
+
+async def p99_gap(target: Target, other: Callable[[int], dict[str, Any]] | None) -> float:
+    """Return the p99 of milliseconds between a stream's tokens, beside other requests if given."""
+
+    async def load() -> None:
+        for number in range(10_000):
+            assert other is not None
+            await seconds(target, other(number))
+
+    task = asyncio.create_task(load()) if other else None
+    if task:
+        await asyncio.sleep(0.3)
+    body = {"messages": [{"role": "user", "content": "Tell me more."}], "ignore_eos": True}
+    done = await stream(target, PATH, {**body, "max_tokens": STREAM, "temperature": 0}, LIMIT_S)
+    if task:
+        is_over = task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=not is_over)
+    if done.error:
+        raise RuntimeError(f"{done.error}: {done.message}")
+    return 1000 * float(np.percentile(done.gaps, 99))
+
+
+def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
+    torch.set_num_threads(options.threads)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "smolvlm"
+    write_random_smolvlm(folder)
+    flags = ["--dtype", "bfloat16", "--threads", str(options.threads)]
+    server = stack.enter_context(Penstock(folder, flags))
+    target = Target.parse(server.address)
+    if not options.gaps_only:
+        yield from _first_tokens(folder, server, options.rounds, stack)
+    if not options.no_gaps:
+        yield _gaps(target, options.rounds)
+
+
+def _first_tokens(folder: Path, server: Penstock, rounds: int, stack: ExitStack) -> Iterator[Table]:
+    target = Target.parse(server.address)
+    log = stack.enter_context(tempfile.TemporaryFile("w+", errors="replace"))  # noqa: SIM115
+    peer = Process([sys.executable, "-m", "loadtest.peers.worker_images"], log)
+    stack.callback(peer.stop)
+    peer.ask({"model": str(folder)}, LIMIT_S)
+
+    def ours(number: int, question: str) -> Cost:
+        before = cpu_of(server.process.pid)
+        wall = asyncio.run(seconds(target, about(picture(number), question)))
+        return Cost(wall, cpu_of(server.process.pid) - before)
+
+    def theirs(number: int) -> Cost:
+        before = cpu_of(peer.pid)
+        asked = {"picture": picture(number), "question": "What is it?"}
+        wall = float(peer.ask(asked, LIMIT_S)["seconds"])
+        return Cost(wall, cpu_of(peer.pid) - before)
+
+    costs: dict[str, list[Cost]] = {FIRST: [], SECOND: [], THEIRS: []}
+    for number in range(rounds + 1):  # the first round warms up
+        if number % 2:
+            other, first = theirs(number), ours(number, "What is it?")
+        else:
+            first, other = ours(number, "What is it?"), theirs(number)
+        second = ours(number, "Which colours has it?")
+        print(f"round {number}: {first}, {second}, {other}", flush=True)
+        if number:
+            for found, cost in zip(costs.values(), (first, second, other), strict=True):
+                found.append(cost)
+    bounds = (
+        Bound(FIRST, THEIRS, 0.6, at_most=True),
+        Bound(SECOND, FIRST, 0.25, at_most=True),
+    )
+    walls = {way: [cost.wall for cost in found] for way, found in costs.items()}
+    cpus = {way: [cost.cpu for cost in found] for way, found in costs.items()}
+    yield Table(walls, "s to the first token", (THEIRS, FIRST), bounds)
+    yield Table(cpus, "s of CPU until then", (THEIRS, FIRST), bounds)
+
+
+def _gaps(target: Target, rounds: int) -> Table:
+    def text(number: int) -> dict[str, Any]:
+        words = random.Random(number).choices("abcdefghijklmnop ", k=PROMPT)
+        return {"messages": [{"role": "user", "content": "".join(words)}], "max_tokens": 1}
+
+    def gap(other: Callable[[int], dict[str, Any]] | None) -> Callable[[int], float]:
+        def run(number: int) -> float:
+            salted = None if other is None else lambda each: other(10_000 * (number + 1) + each)
+            return asyncio.run(p99_gap(target, salted))
+
+        return run
+
+    ways = {
+        ALONE: gap(None),
+        IMAGES: gap(lambda number: about(picture(number), "What is it?")),
+        TEXTS: gap(text),
+    }
+    found = in_turn(ways, rounds)
+    bounds = (Bound(IMAGES, ALONE, 1.5, at_most=True), Bound(IMAGES, TEXTS, 1.5, at_most=True))
+    return Table(found, "p99 of a stream's gaps, ms", (ALONE, TEXTS), bounds)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--gaps-only", action="store_true")
+    parser.add_argument("--no-gaps", action="store_true")
+
+
+CASE = Case(__doc__ or "", add_options, measure)
