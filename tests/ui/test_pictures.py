@@ -1,4 +1,4 @@
-"""Pictures in the pages: a model that takes images is asked about some, and a prompt with one."""
+"""Pictures in the pages: in chats with a model that takes images, and in prompts."""
 
 from __future__ import annotations
 
@@ -216,6 +216,20 @@ def test_answer_to_a_picture_is_explained_with_it(chat: Any) -> None:
     playwright.expect(agrees).to_contain_text("replay agrees")
     assert agrees.inner_text() == f"replay agrees {count()}/{count()}"
     playwright.expect(drawer).to_contain_text("An answer to pictures cannot be forked.")
+
+
+def test_time_of_encoding_is_named_as_a_part_of_the_queue(chat: Any) -> None:
+    fill_options(chat, max_tokens=2)
+    note = chat.locator(".drawer").get_by_text("The queue includes the time in which its pictures")
+    text_answer = ask(chat, "Hi")
+    text_answer.get_by_role("button", name="Why this time").click()
+    chat.wait_for_selector(".wf-steps")
+    assert note.count() == 0
+    chat.keyboard.press("Escape")
+    give(chat, "drop", ("a.png", "image/png", file_of(squares(14))))
+    playwright.expect(attached(chat)).to_have_count(1)
+    ask(chat, "What is it?").get_by_role("button", name="Why this time").click()
+    playwright.expect(note).to_be_visible()
 
 
 def test_imported_picture_must_be_one(chat: Any, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ async def test_render_and_token_counts_include_images(seeing: Served) -> None:
     assert counted.json()["input_tokens"] == due
 
 
-async def test_pages_are_told_where_images_are_and_get_no_warning(seeing: Served) -> None:
+async def test_prompt_of_the_pages_has_places_of_images_and_no_warning(seeing: Served) -> None:
     with_reader(seeing)
     ui = {"x-penstock-ui": "1"}
     hello = (await seeing.http.get("/ui/api/hello", headers=ui)).json()
