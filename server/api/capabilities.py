@@ -42,6 +42,7 @@ async def capabilities(request: Request) -> Response:
         "structured_output": _structured_output(state),
         "tool_calling": _tool_calling(state),
         "reasoning": _reasoning(state),
+        "images": state.image_token is not None,
     }
     found = operations(request.app.openapi())
     routes = [_route(state, operation) for operation in found]

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from server.generation.chat_prompt import Chat, template_of, unread_arguments
 from server.state import AppState
-from server.text.content_parts import joined, texts_of
+from server.text.content_parts import texts_of
 from server.text.tokenizer import Tokenizer
 
 MAX_WARNINGS = 32
@@ -143,7 +144,7 @@ def _message_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
         if not search.shows(reasoning):
             text = "The prompt does not contain the reasoning of this message."
             yield PromptWarning("reasoning_not_shown", text, f"{param}.reasoning_content")
-        texts = texts_of(message.get("content"))
+        texts = _written_texts(message)
         if not all(search.shows(text.rpartition(END_OF_THOUGHT)[2]) for text in texts):
             is_system = role in SYSTEM_ROLES
             code = "system_message_dropped" if is_system else "content_not_shown"
@@ -158,8 +159,17 @@ def _message_warnings(rendered: RenderedChat) -> Iterator[PromptWarning]:
 def _special_token_warnings(tokenizer: Tokenizer, chat: Chat) -> Iterator[PromptWarning]:
     """Yield warnings about contents that the model reads as control tokens."""
     for index, message in enumerate(chat.messages):
-        ids = tokenizer.encode(joined(message.get("content")), add_special_tokens=False)
+        text = "\n".join(_written_texts(message))
+        ids = tokenizer.encode(text, add_special_tokens=False)
         found = next((token for token in ids if token in tokenizer.special_ids), None)
         if found is not None:
             text = f"The content has the special token {tokenizer.vocabulary_entry(found)}."
             yield PromptWarning("special_token_in_content", text, f"messages.{index}.content")
+
+
+def _written_texts(message: dict[str, Any]) -> list[str]:
+    """Return the texts of a message, without the markers of its images."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [part for part in content if part["type"] != "image"]
+    return texts_of(content)

@@ -30,6 +30,7 @@ async def hello(request: Request) -> dict[str, Any]:
     bits of logits depend on the other requests in a step, or is null. `ready` is all of the
     engine's facts, `stats` its state after the last step. `formats` are those of the weights
     on disk. `starters` are first prompts for the model. `sampling` are the parameters of sampling.
+    `takes_images` is whether chats may have images; their bodies have `max_body_bytes` at most.
     """
     state = state_for_ui(request)
     ready = state.loaded()
@@ -40,6 +41,8 @@ async def hello(request: Request) -> dict[str, Any]:
         "role": "admin" if is_admin(request) else "user",
         "model": model_facts(state, state.names[0]),
         "has_template": state.template is not None,
+        "takes_images": state.image_token is not None,
+        "max_body_bytes": state.config.max_body_bytes,
         "defaults": state.tokenizer.defaults,
         "sampling": [
             {"name": name, "kind": parameter.kind, "default": DEFAULTS[name]}

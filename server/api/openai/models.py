@@ -75,6 +75,8 @@ def _capabilities(state: AppState) -> list[str]:
         found.append("chat")
     if has_own_tools(state):
         found.append("tools")
+    if state.image_token is not None:
+        found.append("vision")
     if state.answers is not None and state.answers.reasoning_name is not None:
         found.append("thinking")
     return found

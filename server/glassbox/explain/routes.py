@@ -27,12 +27,13 @@ from server.generation.sampling import check_option_tokens, sampling_params
 from server.glassbox.access import refuse_unknown, state_for_ui
 from server.glassbox.explain.explanation import ExplainedAnswer, Explanation
 from server.glassbox.state import glassbox_of
-from server.http.body import Body, check_supported
+from server.http.body import MAX_PARTS, Body, PictureUrl, check_supported
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import ApiError
 from server.http.openapi import body_schema
 from server.state import AppState
+from server.text.content_parts import image_part
 from server.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 1024  # of an answer
@@ -66,6 +67,8 @@ class ExplainBody(Body):
     """The prompt; of an encoder-decoder, the source."""
     answer_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_TOKENS)]
     """The answer, with its end token."""
+    images: Annotated[list[PictureUrl], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    """The URLs of the images that the prompt shows, in order."""
     params: DrawnBody = Field(default_factory=lambda: DrawnBody.model_validate({}))
     """The sampling fields of its request. Choice k of a request has `seed` + k."""
     candidates: Annotated[int, Between(1, MAX_CANDIDATES)] | None = None
@@ -90,7 +93,7 @@ async def explain(request: Request) -> Response:
     state = state_for_ui(request)
     body = await admit_and_read(request, ExplainBody, "generate")
     refuse_unknown([*body.ignored, *[f"params.{name}" for name in body.params.ignored]])
-    wanted = _request(state, request, body)
+    wanted = await _with_images(state, body, _request(state, request, body))
     found = await cancel_on_disconnect(request.receive, _explained(state, request, wanted))
     assert wanted.explain is not None
     knows_dice = body.params.seed not in (None, RANDOM_SEED)
@@ -127,7 +130,8 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
     prompt, answer = body.prompt_ids, body.answer_ids
     options = with_raw_thoughts(state, options, [prompt])
     check_token_ids(state, prompt, "prompt_ids")
-    check_no_images(state, prompt, "prompt_ids")
+    if not body.images:
+        check_no_images(state, prompt, "prompt_ids")
     check_token_ids(state, answer, "answer_ids")
     check_option_tokens(state, options)
     check_priority(request, options.priority)
@@ -154,6 +158,18 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
         explain=Explain(answer, params, body.candidates or MAX_CANDIDATES, max_per_step),
         adapter=0 if adapter is None else adapter.id,
     )
+
+
+async def _with_images(
+    state: AppState, body: ExplainBody, wanted: GenerateRequest
+) -> GenerateRequest:
+    """Return the request with the images of its prompt. Raises a 400 ApiError, or TemplateError."""
+    if not body.images:
+        return wanted
+    parts = [image_part(url, None, "images") for url in body.images]
+    chat = await state.read_images([{"role": "user", "content": parts}], "images")
+    images = chat.placed(body.prompt_ids, wanted.salt)
+    return msgspec.structs.replace(wanted, images=images)
 
 
 class _Report:

@@ -11,6 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.protocol.generate import Image
 from server.api.openai.tokenize import cached_tokens, prompt_text
 from server.api.prefixes.difference import RenderedPrompt
 from server.api.prefixes.record import prompt_record
@@ -38,9 +39,9 @@ async def prompt(request: Request) -> Response:
     """Return the text and tokens of a prompt, and how many of them a request would find cached.
 
     `pieces` are slices of `text` that make it up, one for each token. A token that has only a part
-    of a character has the piece "" and its `bytes`. `prefill` is what a prompt token costs by the
-    recorded steps, or null. `comparison` is that with another prompt, or null. Unknown fields
-    inside a message are reported, as a chat does.
+    of a character has the piece "" and its `bytes`. `images` are those of the chat, in order.
+    `prefill` is what a prompt token costs by the recorded steps, or null. `comparison` is that with
+    another prompt, or null. Unknown fields inside a message are reported, as a chat does.
     """
     state = state_for_ui(request)
     body = await read_unqueued(request, PromptBody)
@@ -51,7 +52,9 @@ async def prompt(request: Request) -> Response:
     async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _tokens(state, chat, text, add))
     salt = cache_salt_of(request)
-    answer["cached_tokens"] = await cached_tokens(state, answer["ids"], salt)
+    images = () if chat.images is None else chat.images.placed(answer["ids"], salt)
+    answer["images"] = [_image(each) for each in images]
+    answer["cached_tokens"] = await cached_tokens(state, answer["ids"], salt, images=images)
     record = prompt_record(chat, answer["ids"], answer["block_size"], salt, adapter=0)
     rendered = RenderedPrompt(chat, text, add, record)
     answer["comparison"] = await comparison(request, body, rendered, answer["ids"])
@@ -82,6 +85,23 @@ def _tokens(state: AppState, chat: Chat, text: str, add: bool) -> dict[str, Any]
         "max_model_len": state.max_length(),
         "max_num_batched_tokens": ready.max_num_batched_tokens,
         "lint": [dataclasses.asdict(found) for found in lint(state, RenderedChat(chat, text, ids))],
+    }
+
+
+def _image(image: Image) -> dict[str, Any]:
+    """Return where an image is in the prompt, and how it was cut.
+
+    `runs` are its tokens as [first, count]. `grid` has rows and columns: of the tiles without an
+    overview, or if there is one tile, of its tokens.
+    """
+    height, width = image.size
+    return {
+        "runs": image.runs,
+        "tokens": image.num_tokens,
+        "tiles": image.shape[0],
+        "grid": image.grid,
+        "width": width,
+        "height": height,
     }
 
 

@@ -1,9 +1,13 @@
 // The box to write in.
 
 import { html, useEffect, useLayoutEffect, useNarrow, useRef, useState } from "../html.js";
+import {
+  Attached, FileButton, PictureButton, pastedFiles, pictureOf, pictureType, reducedLine, roomBehind,
+  takesImages, withPictures,
+} from "../pictures.js";
 import { isCovered } from "../sheet.js";
 import { attachment } from "./attachments.js";
-import { canAsk, current, live, notice, say } from "./state.js";
+import { canAsk, current, live, messagesOf, notice, say } from "./state.js";
 import { shown } from "./tree.js";
 
 const MOST_HEIGHT = 240;
@@ -20,28 +24,48 @@ function usedTokens() {
   return usage ? usage.prompt_tokens + usage.completion_tokens : 0;
 }
 
-/** Files to send, and a function that adds some. A file that cannot be sent gives a notice. */
-function useFiles() {
-  const [files, setFiles] = useState([]);
+const NOTHING = { files: [], pictures: [] };
+
+/**
+ * Text files and pictures to send, and a function that adds some. One that cannot be sent gives a
+ * notice, and so does a picture that was reduced.
+ */
+function useAttached() {
+  const [attached, setAttached] = useState(NOTHING);
   const attach = async (given) => {
     notice.value = "";
-    const added = [...files];
+    const files = [...attached.files];
+    const pictures = [...attached.pictures];
+    const problems = [];
     for (const file of given) {
-      const used = added.reduce((sum, one) => sum + one.tokens, usedTokens());
       try {
-        added.push(await attachment(file, used));
+        const type = await pictureType(file);
+        if (type) pictures.push(await pictureOf(file, type, roomBeside(files, pictures)));
+        else files.push(await attachment(file, sum(files.map(({ tokens }) => tokens)) + usedTokens()));
       } catch (error) {
-        notice.value = error.message;
+        problems.push(error.message);
       }
     }
-    setFiles(added);
+    const reduced = reducedLine(pictures.filter((one) => !attached.pictures.includes(one)));
+    notice.value = [...problems, reduced].filter(Boolean).join(" ");
+    setAttached({ files, pictures });
   };
-  return { files, setFiles, attach };
+  return { attached, setAttached, attach };
+}
+
+const sum = (numbers) => numbers.reduce((total, one) => total + one, 0);
+
+/** The bytes that a body has left for a picture beside these attachments. */
+function roomBeside(files, pictures) {
+  const chat = current.value;
+  const last = shown(chat).at(-1)?.id;
+  return roomBehind([...messagesOf(chat, last), files, withPictures("", pictures)]);
 }
 
 export function Composer() {
   const [text, setText] = useState("");
-  const { files, setFiles, attach } = useFiles();
+  const { attached, setAttached, attach } = useAttached();
+  const { files, pictures } = attached;
   const [isOver, setOver] = useState(false); // files are dragged over the box
   const field = useRef(null);
   const active = writing();
@@ -63,13 +87,19 @@ export function Composer() {
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   }, [active]);
-  const canSend = text.trim() || files.length > 0;
+  const canSend = text.trim() || files.length > 0 || pictures.length > 0;
   const send = (event) => {
     event.preventDefault();
     if (!canSend || active || !canAsk()) return;
     setText("");
-    setFiles([]);
-    say(text.trim(), files);
+    setAttached(NOTHING);
+    say(text.trim(), attached);
+  };
+  const paste = (event) => {
+    const pasted = pastedFiles(event);
+    if (!pasted.length) return;
+    event.preventDefault();
+    attach(pasted);
   };
   const drop = (event) => {
     event.preventDefault();
@@ -89,27 +119,22 @@ export function Composer() {
       ${files.map((file) => html`<li class="chip">${file.name}
         <small class="muted">${file.tokens.toLocaleString("en")} tok</small>
         <button class="quiet" type="button" aria-label=${`Remove ${file.name}`}
-          onClick=${() => setFiles(files.filter((one) => one !== file))}>×</button></li>`)}
+          onClick=${() => setAttached({ pictures, files: files.filter((one) => one !== file) })}>×</button></li>`)}
     </ul>`}
+    <${Attached} pictures=${pictures} change=${(left) => setAttached({ files, pictures: left })} />
     <${Picker} attach=${attach} />
     <textarea rows="1" ref=${field} value=${text} aria-label="Message"
       placeholder=${isNarrow ? "Ask something" : "Ask something. Enter sends, Shift+Enter starts a line."}
-      onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} />
+      onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} onPaste=${paste} />
     ${active
       ? html`<button type="button" onClick=${active.stop} title="Stop (Esc)">Stop</button>`
       : html`<button class="primary" disabled=${!canSend}>Send</button>`}
   </form>`;
 }
 
-/** A button that picks text files. */
+/** Buttons that pick text files, and pictures if the model takes some. */
 function Picker({ attach }) {
-  const field = useRef(null);
-  const take = async () => {
-    await attach([...field.current.files]);
-    field.current.value = ""; // so that the same file can be picked again
-  };
   return html`
-    <button type="button" title="Attach text files" aria-label="Attach files"
-      onClick=${() => field.current.click()}>+</button>
-    <input type="file" multiple hidden ref=${field} aria-label="Files" onChange=${take} />`;
+    <${FileButton} attach=${attach} name="Files" title="Attach text files" label="Attach files">+</${FileButton}>
+    ${takesImages() && html`<${PictureButton} attach=${attach} />`}`;
 }

@@ -1,6 +1,7 @@
 // One message: its text, its versions, what can be done with it, and under an answer its figures.
 
 import { html, useLayoutEffect, useRef, useState } from "../html.js";
+import { Shown } from "../pictures.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
 import { duration } from "../text.js";
@@ -11,7 +12,7 @@ import { Markdown } from "./markdown.js";
 import {
   answerTool, canAsk, current, drop, edit, live, regenerate, retry, show, tick,
 } from "./state.js";
-import { children } from "./tree.js";
+import { children, picturesTo } from "./tree.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
@@ -51,8 +52,9 @@ function Content({ node, isGrowing }) {
   `;
 }
 
-function Said({ node: { content, files = [] } }) {
+function Said({ node: { content, files = [], pictures = [] } }) {
   return html`
+    <${Shown} pictures=${pictures} />
     ${files.length > 0 && html`<ul class="chips" aria-label="Files">
       ${files.map(({ name, tokens }) => html`<li class="chip">${name}
         <small class="muted">${count(tokens)} tok</small></li>`)}</ul>`}
@@ -158,7 +160,8 @@ function Figures({ node, isGrowing }) {
 function Actions({ node, startEdit }) {
   const isAnswer = node.role === "assistant";
   const isBusy = Object.keys(live.value).length > 0;
-  const hasLens = hello.value?.ready.max_lens_tokens > 0;
+  // The lens reads tokens only, so it cannot show a prompt with pictures.
+  const hasLens = hello.value?.ready.max_lens_tokens > 0 && !picturesTo(current.value, node.id).length;
   const openDrawer = (drawer) => {
     navigate(route.value.page, { ...route.value.params, drawer, answer: node.id });
   };

@@ -30,6 +30,7 @@ export default function Chat({ params }) {
   useEffect(() => { if (facts) restoreOptions(); }, [facts?.model.id]);
   if (!facts) return html`<p class="empty muted">Asking the server…</p>`;
   if (facts.ready.kind !== "decoder") return html`<${Other} kind=${facts.ready.kind} />`;
+  const hasMessages = Object.keys(current.value.nodes).length > 0; // else the heading is the welcome
   const toggle = (name) => setSide(side === name ? "" : name);
   return html`<div class="chat">
     <${ChatList} isOpen=${side === "list"} close=${() => setSide("")} />
@@ -37,7 +38,7 @@ export default function Chat({ params }) {
       <div class="chat-bar">
         <button class="chat-side" type="button" aria-expanded=${side === "list"}
           onClick=${() => toggle("list")}>Chats</button>
-        <span class="chat-name">${current.value.title || "New chat"}</span>
+        <${hasMessages ? "h1" : "span"} class="chat-name">${current.value.title || "New chat"}</>
         <label><span>Colour tokens by</span>
           <select aria-label="Colour tokens by" value=${colouring.value}
             onChange=${(event) => { colouring.value = event.target.value; }}>

@@ -132,11 +132,11 @@ export function canAsk() {
 }
 
 /** Say something behind the messages that are shown, and have it answered. */
-export function say(text, files = []) {
+export function say(text, { files = [], pictures = [] } = {}) {
   if (!canAsk()) return undefined;
   const chat = current.value;
   const parent = shown(chat).at(-1)?.id ?? ROOT;
-  const attached = files.length ? { files } : {};
+  const attached = { ...(files.length && { files }), ...(pictures.length && { pictures }) };
   const node = add(chat, parent, { role: "user", content: text, ...attached });
   return answerBehind(chat, node.id);
 }
@@ -144,8 +144,8 @@ export function say(text, files = []) {
 /** Replace a message by another version of it. An answer to a new question is made at once. */
 export function edit(node, text) {
   const chat = current.value;
-  const { role, toolCallId, files } = node;
-  const version = add(chat, node.parent, { role, content: text, toolCallId, files });
+  const { role, toolCallId, files, pictures } = node;
+  const version = add(chat, node.parent, { role, content: text, toolCallId, files, pictures });
   return role === "assistant" ? changed(chat) : answerBehind(chat, version.id);
 }
 
@@ -209,6 +209,11 @@ function parsed(text, name) {
   }
 }
 
+/** The messages of a request that continues behind the one with this id. */
+export function messagesOf(chat, id) {
+  return asMessages(pathTo(chat, id), chat.options.system ?? "");
+}
+
 async function answerBehind(chat, parent) {
   let request;
   try {
@@ -217,7 +222,7 @@ async function answerBehind(chat, parent) {
     notice.value = error.message;
     return changed(chat);
   }
-  const messages = asMessages(pathTo(chat, parent), chat.options.system ?? "");
+  const messages = messagesOf(chat, parent);
   const { model, ...params } = request;
   return write(chat, parent, "v1/chat/completions", { model, messages, ...params }, params);
 }

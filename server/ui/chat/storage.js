@@ -1,6 +1,7 @@
 // Chats are kept in this browser (IndexedDB). The server keeps nothing.
 
 import { saveJson } from "../files.js";
+import { isPicture } from "../pictures.js";
 
 const NAME = "penstock";
 const STORE = "chats";
@@ -72,7 +73,9 @@ function check(chat) {
   if (!isSound) throw new Error("A chat in the file is incomplete.");
   for (const [id, node] of Object.entries(chat.nodes)) {
     const hasTexts = isObject(node) && [node.role, node.content, node.parent].every(isText);
-    if (!hasTexts || node.id !== id || !isAbove(chat, node)) {
+    const { pictures = [] } = node;
+    const hasPictures = Array.isArray(pictures) && pictures.every(isPicture);
+    if (!hasTexts || !hasPictures || node.id !== id || !isAbove(chat, node)) {
       throw new Error(`A message of the chat “${chat.title}” is broken.`);
     }
   }

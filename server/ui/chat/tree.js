@@ -1,5 +1,6 @@
 // A chat is a tree of messages. An edit or another answer is a sibling, and one path is shown.
 
+import { withPictures } from "../pictures.js";
 import { withFiles } from "./attachments.js";
 
 /** The parent of the first messages. */
@@ -22,7 +23,8 @@ export function add(chat, parent, fields) {
   chat.chosen[parent] = node.id;
   chat.changed = Date.now();
   if (!chat.title && node.role === "user") {
-    chat.title = titleOf(node.content || (node.files ?? []).map(({ name }) => name).join(", "));
+    const attached = [...(node.files ?? []), ...(node.pictures ?? [])];
+    chat.title = titleOf(node.content || attached.map(({ name }) => name).join(", "));
   }
   return node;
 }
@@ -54,6 +56,11 @@ export function pathTo(chat, id) {
   return found;
 }
 
+/** The pictures of the messages from the first to the one with this id, in order. */
+export function picturesTo(chat, id) {
+  return pathTo(chat, id).flatMap(({ pictures = [] }) => pictures);
+}
+
 /** Show the sibling that is `by` places behind this message. */
 export function choose(chat, node, by) {
   const all = children(chat, node.parent);
@@ -76,7 +83,8 @@ export function remove(chat, node) {
 export function asMessages(nodes, system) {
   const found = system.trim() ? [{ role: "system", content: system }] : [];
   for (const node of nodes) {
-    const message = { role: node.role, content: withFiles(node.content, node.files) };
+    const text = withFiles(node.content, node.files);
+    const message = { role: node.role, content: withPictures(text, node.pictures) };
     if (node.toolCalls?.length) {
       message.tool_calls = node.toolCalls.map(({ id, name, args }) => {
         return { id, type: "function", function: { name, arguments: args } };

@@ -34,5 +34,6 @@ async function find(id) {
   const { answerOf, fork } = await import("../chat/answers.js");
   const answer = await answerOf(id);
   if (!answer) throw new Error("This answer is no longer in this browser.");
-  return { answer, fork };
+  // A branch continues token ids, and ids alone do not hold pictures.
+  return { answer, fork: answer.pictures.length ? null : fork };
 }

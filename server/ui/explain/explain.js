@@ -70,8 +70,9 @@ async function load(answer) {
 }
 
 /** Explain the tokens [start, end) of an answer; those before were the prompt of their request. */
-function explainPart({ prompt, tokens }, start, end, given) {
+function explainPart({ prompt, tokens, pictures }, start, end, given) {
   return post("ui/api/explain", {
+    ...(pictures?.length && { images: pictures }),
     prompt_ids: [...prompt, ...tokens.slice(0, start)],
     answer_ids: tokens.slice(start, end),
     params: drawFields(given),

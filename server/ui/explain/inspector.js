@@ -72,11 +72,12 @@ function Explained({ answer, found, index, onToken, fork }) {
       <button type="button" class="primary" disabled=${!fork} onClick=${forkHere}>
         Fork here with “${visible(selected.text)}”
       </button>
-      ${!fork && html`<span class="muted">Forking needs an answer of the chat.</span>`}
+      ${!fork && html`<span class="muted">${answer.pictures?.length
+        ? "An answer to pictures cannot be forked." : "Forking needs an answer of the chat."}</span>`}
       <span role="status">${status}</span>
     </div>
     <${Experiments} key=${index} token=${token} original=${settings} />
-    <${SwitchOff} answer=${answer} />
+    ${!answer.pictures?.length && html`<${SwitchOff} answer=${answer} />`}
   `;
 }
 

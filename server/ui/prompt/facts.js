@@ -31,6 +31,63 @@ export const STATES = {
   new: ["new", "the model computes it"],
 };
 
+/**
+ * What is drawn as one box: `{begin, end}` of a token, or of an image with all that separates its
+ * tiles. An image also has its `place` in the prompt, from 0.
+ */
+export function boxesOf(answer) {
+  const boxes = [];
+  const add = (from, to) => {
+    for (let i = from; i < to; i += 1) boxes.push({ begin: i, end: i + 1 });
+  };
+  let next = 0;
+  for (const [place, { runs }] of answer.images.entries()) {
+    const begin = runs[0][0];
+    const end = runs.at(-1)[0] + runs.at(-1)[1];
+    add(next, begin);
+    boxes.push({ begin, end, place });
+    next = end;
+  }
+  add(next, answer.ids.length);
+  return boxes;
+}
+
+/** How many tokens an image has, and how it was cut: "image 1: 64 tokens, 3 × 4 tiles". */
+export function imageLine(answer, place) {
+  const { tokens, tiles, grid: [rows, columns] } = answer.images[place];
+  const number = tokens.toLocaleString("en");
+  const isGrid = rows * columns > 0;
+  let cut = tiles === 1 ? "1 tile" : `${tiles} tiles`;
+  if (tiles === 1 && isGrid && tokens === rows * columns) cut = `${rows} × ${columns}`;
+  else if (tiles > 1 && rows * columns === tiles) cut = `${rows} × ${columns} tiles`;
+  else if (tiles > 1 && rows * columns + 1 === tiles) cut = `${rows} × ${columns} tiles and an overview`;
+  return `image ${place + 1}: ${number} tokens, ${cut}`;
+}
+
+/** The text of a box. */
+export function boxText(answer, box) {
+  return box.place === undefined ? shown(answer, box.begin) : imageLine(answer, box.place);
+}
+
+/** One line about a box, as `describe`. */
+export function describeBox(answer, { begin, end, place }) {
+  if (place === undefined) return describe(answer, begin);
+  const { width, height, tokens } = answer.images[place];
+  const number = (value) => value.toLocaleString("en");
+  const cached = Math.min(Math.max(answer.cached_tokens - begin, 0), end - begin);
+  const facts = [
+    `tokens ${number(begin + 1)} to ${number(end)} of ${number(answer.ids.length)}`,
+    `a picture of ${number(width)} × ${number(height)} pixels`,
+    `blocks ${Math.floor(begin / answer.block_size)} to ${Math.floor((end - 1) / answer.block_size)}`,
+    `${number(cached)} cached, ${number(end - begin - cached)} new`,
+  ];
+  if (tokens < end - begin) facts.push(`${number(end - begin - tokens)} of them separate its tiles`);
+  return facts.join(" · ");
+}
+
+/** The state of a box: that of its last token. */
+export const stateOfBox = (answer, { end }) => stateOf(answer, end - 1);
+
 /** The text of a token as it is drawn: white space visible, and bytes where it is no character. */
 export function shown(answer, index) {
   const bytes = answer.bytes[index];

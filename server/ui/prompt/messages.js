@@ -1,5 +1,9 @@
 // The messages of a chat: add, remove, change the role or the content.
-import { html } from "../html.js";
+import { html, useState } from "../html.js";
+import {
+  Attached, PictureButton, otherForm, pastedFiles, pictureOf, pictureType, reducedLine, roomBehind,
+  takesImages,
+} from "../pictures.js";
 
 const ROLES = ["system", "user", "assistant"];
 
@@ -8,6 +12,19 @@ export function Messages({ messages, lint, change }) {
     change(messages.map((message, i) => (i === index ? { ...message, ...part } : message)));
   const add = (role) => change([...messages, { role, content: "" }]);
   const drop = (index) => change(messages.filter((_, i) => i !== index));
+  const [notice, setNotice] = useState("");
+  const attach = async (files, index) => {
+    const { pictures = [] } = messages[index];
+    const { added, said } = await picturesFrom(files, messages);
+    setNotice(said);
+    if (added.length) put(index, { pictures: [...pictures, ...added] });
+  };
+  const paste = (event, index) => {
+    const pasted = takesImages() ? pastedFiles(event) : [];
+    if (!pasted.length) return;
+    event.preventDefault();
+    attach(pasted, index);
+  };
   const next = messages.at(-1)?.role === "user" ? "assistant" : "user";
   return html`
     <ol class="pr-messages">
@@ -23,9 +40,14 @@ export function Messages({ messages, lint, change }) {
         <textarea rows=${rowsOf(message.content)} value=${message.content} spellcheck=${false}
           aria-label=${`Content of message ${index + 1}`}
           aria-invalid=${lint.some(({ param }) => param?.startsWith(`messages.${index}.`))}
-          onInput=${(event) => put(index, { content: event.target.value })} />
+          onInput=${(event) => put(index, { content: event.target.value })}
+          onPaste=${(event) => paste(event, index)} />
+        <${Attached} pictures=${message.pictures ?? []} change=${(pictures) => put(index, { pictures })} />
+        ${takesImages() && message.role === "user" && html`<${PictureButton}
+          attach=${(files) => attach(files, index)} />`}
       </li>`)}
     </ol>
+    ${notice && html`<p class="warn" role="alert">${notice}</p>`}
     <div class="pr-actions">
       <button onClick=${() => add(next)}>Add ${next} message</button>
       ${messages[0]?.role !== "system" && html`<button
@@ -36,4 +58,21 @@ export function Messages({ messages, lint, change }) {
 
 function rowsOf(content) {
   return Math.min(12, Math.max(2, Math.ceil(content.length / 50), content.split("\n").length));
+}
+
+/** The pictures of files beside these messages, and what to say of them. */
+async function picturesFrom(files, messages) {
+  const added = [];
+  const problems = [];
+  for (const file of files) {
+    try {
+      const type = await pictureType(file);
+      if (!type) throw otherForm(file);
+      // An edit sends the version before it, too.
+      added.push(await pictureOf(file, type, roomBehind([messages, added]) / 2));
+    } catch (error) {
+      problems.push(error.message);
+    }
+  }
+  return { added, said: [...problems, reducedLine(added)].filter(Boolean).join(" ") };
 }

@@ -1,6 +1,7 @@
 // Prompt: what a chat or a text becomes, token by token, and which tokens are in the prefix cache.
 import { post } from "../api.js";
-import { html, useEffect, useRef, useState, useStyle } from "../html.js";
+import { html, useEffect, useMemo, useRef, useState, useStyle } from "../html.js";
+import { withPictures } from "../pictures.js";
 import { navigate, route } from "../router.js";
 import { hello } from "../store.js";
 import { duration } from "../text.js";
@@ -10,6 +11,7 @@ import { Tokens } from "./tokens.js";
 
 const WAIT_MS = 250; // after the last key, before the server is asked
 const AGAIN_MS = 5000; // the cache changes without an edit
+const LARGE = 200_000; // characters of a body that is not sent again without an edit
 const MOST_URL = 1500; // characters of a prompt that the address holds
 const FIRST = [
   { role: "system", content: "You are a helpful assistant." },
@@ -31,12 +33,18 @@ function promptOf(params) {
 }
 
 const isMessage = (value) =>
-  typeof value?.role === "string" && typeof value?.content === "string";
+  typeof value?.role === "string" && typeof value?.content === "string" && !value.pictures;
 
 /** The body that the route gets. */
 function bodyOf({ kind, messages, text }) {
-  return kind === "text" ? { prompt: text } : { messages };
+  if (kind === "text") return { prompt: text };
+  const sent = messages.map(({ pictures, ...message }) => {
+    return { ...message, content: withPictures(message.content, pictures) };
+  });
+  return { messages: sent };
 }
+
+const picturesOf = ({ messages }) => messages.flatMap(({ pictures = [] }) => pictures);
 
 export default function PromptPage({ params }) {
   useStyle("prompt/page.css");
@@ -89,7 +97,8 @@ function useTokens(prompt, answerId) {
   const [answer, setAnswer] = useState(null);
   const [problem, setProblem] = useState("");
   const [baseline, setBaseline] = useState(null);
-  const body = JSON.stringify(bodyOf(prompt));
+  const body = useMemo(() => JSON.stringify(bodyOf(prompt)), [prompt]);
+  const pictures = picturesOf(prompt);
   const last = useRef(null);
   const compared = useRef(null);
   compared.current = baseline;
@@ -101,6 +110,7 @@ function useTokens(prompt, answerId) {
         const asked = { ...JSON.parse(body), ...comparedWith(compared.current, body, answerId) };
         const found = await post("/ui/api/prompt", asked, { signal: stop.signal });
         found.body = body;
+        found.pictures = pictures;
         setAnswer(found);
         setProblem("");
         setBaseline((best) => (best && best.cached_tokens > found.cached_tokens ? best : found));
@@ -109,7 +119,7 @@ function useTokens(prompt, answerId) {
         setProblem(error.message);
         setAnswer(null);
       }
-      timer = setTimeout(() => (document.hidden ? wait() : ask()), AGAIN_MS);
+      if (body.length <= LARGE) wait();
     };
     const wait = () => { timer = setTimeout(() => (document.hidden ? wait() : ask()), AGAIN_MS); };
     timer = setTimeout(ask, last.current === null ? 0 : WAIT_MS);
@@ -132,10 +142,11 @@ function comparedWith(baseline, body, answerId) {
 /** Keep a short prompt in the address, so that a link opens it. */
 function useAddress(prompt) {
   useEffect(() => {
+    const hasPictures = prompt.kind !== "text" && picturesOf(prompt).length > 0;
     const own = prompt.kind === "text"
       ? { text: prompt.text }
       : { messages: JSON.stringify(prompt.messages) };
-    const isSmall = JSON.stringify(own).length <= MOST_URL;
+    const isSmall = !hasPictures && JSON.stringify(own).length <= MOST_URL;
     const isFirst = own.messages === JSON.stringify(FIRST);
     const timer = setTimeout(() => {
       if (route.value.page !== "prompt") return;

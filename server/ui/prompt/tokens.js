@@ -1,18 +1,21 @@
 // The tokens of a prompt as boxes. Arrows move over them; the line below describes the current one.
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
-import { STATES, describe, shown, stateOf } from "./facts.js";
+import { Picture } from "../pictures.js";
+import { STATES, boxText, boxesOf, describeBox, stateOfBox } from "./facts.js";
 
 const MOST = 4000; // boxes that are drawn; the table has no more either
 const MOVES = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 };
 
+/** `answer` is the server's; its `pictures` are those of the messages, in the order of its images. */
 export function Tokens({ answer }) {
   const [pinned, setPinned] = useState(0);
   const [hovered, setHovered] = useState(null);
   const box = useRef(null);
-  const count = Math.min(answer.ids.length, MOST);
+  const boxes = useMemo(() => boxesOf(answer).slice(0, MOST), [answer]);
+  const count = boxes.length;
   const index = Math.min(hovered ?? pinned, count - 1);
   useEffect(() => setHovered(null), [answer]);
-  const boxes = useMemo(() => drawn(answer, count), [answer]);
+  const drawings = useMemo(() => boxes.map((one, place) => drawn(answer, one, place)), [answer]);
 
   function move(event) {
     let next = pinned + (MOVES[event.key] ?? 0);
@@ -35,30 +38,35 @@ export function Tokens({ answer }) {
     box.current?.children[index]?.classList.add("pr-current");
   }, [index, boxes]);
   if (!count) return html`<p class="muted">This prompt has no tokens.</p>`;
+  const text = boxText(answer, boxes[index]);
+  const about = describeBox(answer, boxes[index]);
+  const last = boxes.at(-1).end;
   return html`<section aria-label="Tokens">
     <${Legend} answer=${answer} />
     <div class="pr-tokens" ref=${box} tabindex="0" role="slider" aria-label="Token"
-      aria-valuemin="1" aria-valuemax=${count} aria-valuenow=${index + 1}
-      aria-valuetext=${`${shown(answer, index)}, ${describe(answer, index)}`} onKeyDown=${move}
+      aria-valuemin="1" aria-valuemax=${last} aria-valuenow=${boxes[index].begin + 1}
+      aria-valuetext=${`${text}, ${about}`} onKeyDown=${move}
       onPointerOver=${(event) => setHovered(find(event) ? Number(find(event)) : null)}
       onPointerLeave=${() => setHovered(null)}
-      onClick=${(event) => find(event) && setPinned(Number(find(event)))}>${boxes}</div>
-    <p class="pr-line"><code>${shown(answer, index)}</code> ${describe(answer, index)}</p>
-    ${answer.ids.length > count && html`<p class="muted">
-      The first ${count.toLocaleString("en")} tokens are drawn.</p>`}
-    <${Table} answer=${answer} count=${count} />
+      onClick=${(event) => find(event) && setPinned(Number(find(event)))}>${drawings}</div>
+    <p class="pr-line"><code>${text}</code> ${about}</p>
+    ${answer.ids.length > last && html`<p class="muted">
+      The first ${last.toLocaleString("en")} tokens are drawn.</p>`}
+    <${Table} answer=${answer} boxes=${boxes} />
   </section>`;
 }
 
-/** The boxes. A line break in the text breaks the line here, too. */
-function drawn(answer, count) {
-  return Array.from({ length: count }, (_, index) => {
-    const names = ["pr-token", `pr-${stateOf(answer, index)}`];
-    if (answer.special[index]) names.push("pr-special");
-    if (index > 0 && index % answer.block_size === 0) names.push("pr-block");
-    if (answer.pieces[index].endsWith("\n")) names.push("pr-break");
-    return html`<span key=${index} class=${names.join(" ")} data-i=${index}>${shown(answer, index)}</span>`;
-  });
+/** A box. A line break in the text breaks the line here, too. */
+function drawn(answer, box, place) {
+  const names = ["pr-token", `pr-${stateOfBox(answer, box)}`];
+  const isImage = box.place !== undefined;
+  if (isImage) names.push("pr-image");
+  else if (answer.special[box.begin]) names.push("pr-special");
+  if (box.begin > 0 && box.begin % answer.block_size === 0) names.push("pr-block");
+  if (!isImage && answer.pieces[box.begin].endsWith("\n")) names.push("pr-break");
+  const picture = isImage && answer.pictures?.[box.place];
+  return html`<span key=${place} class=${names.join(" ")} data-i=${place}>
+    ${picture && html`<${Picture} picture=${picture} alt="" />`}${boxText(answer, box)}</span>`;
 }
 
 /** The token on the next or previous drawn line that is nearest to this one. */
@@ -95,7 +103,7 @@ function Legend({ answer }) {
 }
 
 /** The same as a table, made when it is opened. */
-function Table({ answer, count }) {
+function Table({ answer, boxes }) {
   const [isOpen, setOpen] = useState(false);
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}>
     <summary>Tokens as a table</summary>
@@ -104,12 +112,20 @@ function Table({ answer, count }) {
         ${["place", "id", "offset", "token", "state"].map(
           (name) => html`<th scope="col" key=${name}>${name}</th>`)}
       </tr></thead><tbody>
-        ${Array.from({ length: count }, (_, i) => html`<tr key=${i}>
-          <th scope="row">${i}</th><td>${answer.ids[i]}</td><td>${answer.offsets[i]}</td>
-          <td class="mono">${shown(answer, i)}</td>
-          <td>${STATES[stateOf(answer, i)][0]}${answer.special[i] ? ", special" : ""}</td>
-        </tr>`)}
+        ${boxes.map((box) => html`<${Row} key=${box.begin} answer=${answer} box=${box} />`)}
       </tbody></table>
     </div>`}
   </details>`;
+}
+
+function Row({ answer, box }) {
+  const { begin, end, place } = box;
+  const isImage = place !== undefined;
+  const isSpecial = !isImage && answer.special[begin];
+  return html`<tr>
+    <th scope="row">${begin}${isImage && ` to ${end - 1}`}</th>
+    <td>${isImage ? "" : answer.ids[begin]}</td><td>${answer.offsets[begin]}</td>
+    <td class="mono">${boxText(answer, box)}</td>
+    <td>${STATES[stateOfBox(answer, box)][0]}${isSpecial ? ", special" : ""}</td>
+  </tr>`;
 }

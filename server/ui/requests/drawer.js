@@ -35,18 +35,19 @@ export default function Waterfall({ params }) {
 
 const pathOf = (id) => `/ui/api/requests/${encodeURIComponent(id)}`;
 
-/** The x-request-id that the parameters name. */
+/** The x-request-id that the parameters name, and whether its chat is known to have pictures. */
 async function requestOf(params) {
-  if (params.request) return params.request;
+  if (params.request) return { id: params.request, hasPictures: false };
   const { answerOf } = await import("../chat/answers.js");
-  const id = (await answerOf(params.answer))?.requestId;
-  if (!id) throw new Error("This answer has no request id, so its time is not known.");
-  return id;
+  const answer = await answerOf(params.answer);
+  if (!answer?.requestId) throw new Error("This answer has no request id, so its time is not known.");
+  return { id: answer.requestId, hasPictures: answer.pictures.length > 0 };
 }
 
 /** The report of a request. */
 async function load(params) {
-  return get(pathOf(await requestOf(params)));
+  const { id, hasPictures } = await requestOf(params);
+  return { ...await get(pathOf(id)), hasPictures };
 }
 
 function Report({ report }) {
@@ -55,6 +56,8 @@ function Report({ report }) {
     <p class="wf-id"><code>${report.id}</code> ${outcome && html`<strong>${outcome}</strong>`}</p>
     <p class="wf-sum">${sumLine(report)}</p>
     <${Parts} report=${report} />
+    ${report.hasPictures && html`<p class="wf-note">The queue includes the time in which its pictures
+      were encoded.</p>`}
     <${StepRow} report=${report} />
     <${Costs} who=${report.who} />
     ${report.choices.length > 1 && html`<${Choices} choices=${report.choices} />`}

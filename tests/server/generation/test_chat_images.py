@@ -14,6 +14,7 @@ import pytest
 from engine.protocol.generate import Image
 from server.images.shown import ImageTokens, ReadImage, ShownImages, image_parts, marked
 from tests.server.conftest import EOS, byte_tokenizer
+from tests.server.glassbox.explain.test_routes import answer_explain_requests
 from tests.support.fake_engine import FakeEngine
 from tests.support.rig import Served, serving
 
@@ -149,6 +150,56 @@ async def test_render_and_token_counts_include_images(seeing: Served) -> None:
     given = {"input": [{"role": "user", "content": content}]}
     counted = await seeing.http.post("/v1/responses/input_tokens", json=given)
     assert counted.json()["input_tokens"] == due
+
+
+async def test_prompt_of_the_pages_has_places_of_images_and_no_warning(seeing: Served) -> None:
+    with_reader(seeing)
+    ui = {"x-penstock-ui": "1"}
+    hello = (await seeing.http.get("/ui/api/hello", headers=ui)).json()
+    assert hello["takes_images"]
+    assert hello["max_body_bytes"] == seeing.app.state.penstock.config.max_body_bytes
+    content = [{"type": "text", "text": "One:"}, CAT, DOG]
+    body = {"messages": [{"role": "user", "content": content}]}
+    answer = (await seeing.http.post("/ui/api/prompt", json=body, headers=ui)).json()
+    token = seeing.app.state.penstock.tokenizer.token_id("<image>")
+    for image in answer["images"]:
+        places = [first + place for first, count in image["runs"] for place in range(count)]
+        assert [answer["ids"][place] for place in places] == [token] * image["tokens"]
+    assert [image["tokens"] for image in answer["images"]] == [3, 3]
+    assert answer["images"][0]["runs"] != answer["images"][1]["runs"]
+    assert "special_token_in_content" not in [each["code"] for each in answer["lint"]]
+    assert "content_not_shown" not in [each["code"] for each in answer["lint"]]
+
+
+async def test_answer_is_explained_with_its_images(seeing: Served) -> None:
+    reader = with_reader(seeing)
+    await chat(seeing, CAT)
+    asked = seeing.engine.requests[-1]
+    body = {"prompt_ids": asked.prompt, "answer_ids": [72, EOS]}
+    ui = {"x-penstock-ui": "1"}
+    refused = await seeing.http.post("/ui/api/explain", json=body, headers=ui)
+    assert refused.status_code == 400
+    assert "stands for an image" in refused.json()["error"]["message"]
+    answer_explain_requests(seeing.engine)
+    url = CAT["image_url"]["url"]
+    explained = await seeing.http.post("/ui/api/explain", json=body | {"images": [url]}, headers=ui)
+    assert explained.status_code == 200, explained.text
+    assert reader.read_urls == [url, url]
+    assert seeing.engine.requests[-1].images == asked.images
+    wrong = await seeing.http.post(
+        "/ui/api/explain", json=body | {"images": [url, url]}, headers=ui
+    )
+    assert wrong.status_code == 400
+    assert "the images need 6" in wrong.json()["error"]["message"]
+
+
+async def test_capabilities_say_whether_images_are_taken(seeing: Served) -> None:
+    before = (await seeing.http.get("/capabilities")).json()
+    assert (before["images"], before["model"]["capabilities"]) == (False, ["completion", "chat"])
+    with_reader(seeing)
+    after = (await seeing.http.get("/capabilities")).json()
+    assert after["images"]
+    assert after["model"]["capabilities"] == ["completion", "chat", "vision"]
 
 
 async def test_images_of_other_apis_reach_the_engine(seeing: Served) -> None:
