@@ -365,10 +365,7 @@ class RotaryEmbedding(PositionTables):
         self.angles = _tables(cos, sin, self.angles.dtype, pairs=self.pairs)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T] -> cos, sin [T, 1, R], dense and gathered in one launch.
-
-        With sections, tokens may also have one position for each axis, [3, T].
-        """
+        """[T], or [3, T] with sections, -> cos, sin [T, 1, R], dense and gathered in one launch."""
         if positions.dim() > 1:
             assert self.sections is not None, "only sections have positions on three axes"
             tables = self.angles.index_select(1, positions.flatten()).unflatten(1, (AXES, -1))

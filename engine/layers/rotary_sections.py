@@ -35,7 +35,7 @@ class RotarySections:
         *,
         interleaved: bool,
     ) -> Self:
-        """Read `mrope_section` of the rotary parameters of heads with this number of `frequencies`.
+        """Read `mrope_section` of the rotary parameters of heads with `frequencies`.
 
         Raises ConfigError if it does not divide them into three parts.
         """

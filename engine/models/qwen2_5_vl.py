@@ -96,9 +96,9 @@ class Qwen25VL(Llama):
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, self.names)
         # transformers has these names in memory.
-        aliases = {name: (_in_memory(name),) for name in targets if name != "lm_head.weight"}
+        aliases = {name: [_in_memory(name)] for name in targets if name != "lm_head.weight"}
         if self.config.tied:
-            aliases["model.embed_tokens.weight"] += ("lm_head.weight",)
+            aliases["model.embed_tokens.weight"].append("lm_head.weight")
         ignored = ("rotary_emb.inv_freq", "rotary_pos_emb.inv_freq")
         return WeightMap(targets, aliases=aliases, ignored=ignored)
 

@@ -125,6 +125,11 @@ class Image(Record, frozen=True):
         """The first token behind the image."""
         return sum(self.runs[-1])
 
+    @property
+    def position_shift(self) -> int:
+        """Positions less tokens of an image on three axes, which is one grid; 0 or below."""
+        return max(self.grid) - self.num_tokens
+
     def overlaps(self, start: int, end: int) -> bool:
         """Return whether one of the tokens [start, end) shows the image."""
         return any(first < end and start < first + count for first, count in self.runs)

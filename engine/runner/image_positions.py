@@ -2,8 +2,8 @@
 
 They are a function of the row's images and the token's number. A token of text has the position
 behind the one before it, on all axes. The tokens of an image share the position of time; its rows
-count on from there along the height, and its columns along the width. The token behind an
-image goes on after the largest of these. So `max(grid)` positions are used by `rows * columns` tokens.
+count on from there along the height, and its columns along the width. The token behind an image
+goes on after the largest of these. So an image takes `max(rows, columns)` positions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,6 @@ from engine.protocol.generate import Image
 from engine.scheduling.step import ScheduledSlice
 
 Numbers = npt.NDArray[np.int64]
-
-
-def position_shift(images: Sequence[Image]) -> int:
-    """Return the position less the number of a token behind these images; 0 or below."""
-    return sum([max(image.grid) - image.num_tokens for image in images])
 
 
 def image_positions(
@@ -50,7 +45,7 @@ def _of_slice(start: int, end: int, images: Sequence[Image]) -> Numbers:
             within = np.arange(begin - first, stop - first)
             offsets = np.stack((np.zeros_like(within), within // columns, within % columns))
             found[:, begin - start : stop - start] = first + shift + offsets
-        shift += max(image.grid) - count
+        shift += image.position_shift
         found[:, max(first + count - start, 0) :] = (
             np.arange(max(first + count, start), end) + shift
         )

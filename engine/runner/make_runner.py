@@ -18,6 +18,7 @@ from engine.models.base import has_image_axes
 from engine.runner.encoder import Encoder
 from engine.runner.explanations import Explanations
 from engine.runner.forward import Forward, ModelForward
+from engine.runner.image_positions import image_positions
 from engine.runner.model_runner import ModelRunner
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
@@ -49,7 +50,7 @@ def make_runner(
         kv.strides,
         plan.device,
         plan.kernels,
-        has_image_axes=has_image_axes(plan.model),
+        place_images=image_positions if has_image_axes(plan.model) else None,
     )
     is_alone = plan.ranks.count == 1
     forward = ModelForward(

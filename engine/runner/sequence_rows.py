@@ -7,18 +7,23 @@ round trip to the host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.device.transfer import to_device
 from engine.ops.kernels import Kernels
 from engine.protocol.generate import Explain, Image, SamplingParams
-from engine.runner.image_positions import image_positions, position_shift
 from engine.sampling.sampler import DrawParams, draw_next, is_special
 from engine.scheduling.drafts import MOST_ROWS
 from engine.scheduling.step import NewBlocks, NewDraft, NewRow, ScheduledSlice, Step
+
+# Returns the positions [T], or [3, T], of all tokens of slices, from the images of rows.
+PlaceImages = Callable[
+    [Sequence[ScheduledSlice], Mapping[int, Sequence[Image]]], npt.NDArray[np.int64]
+]
 
 
 class SequenceRows:
@@ -37,11 +42,11 @@ class SequenceRows:
         device: torch.device,
         kernels: Kernels = "torch",
         *,
-        has_image_axes: bool = False,
+        place_images: PlaceImages | None = None,
     ) -> None:
         """`strides` has the rows of a block in each KV group, see KVGroups.
 
-        `has_image_axes` is for models whose images have positions on three axes.
+        `place_images` is for models whose images have positions on three axes.
         """
         self._strides = strides
         self.kernels: Kernels = kernels
@@ -65,7 +70,8 @@ class SequenceRows:
         self.seeds = column(torch.int64)
         self.adapters = column(torch.int32)  # slots; 0: none
         # Positions less numbers of tokens, behind a row's images. None: the model has no such axes.
-        self.position_shifts = column(torch.int64) if has_image_axes else None
+        self.position_shifts = column(torch.int64) if place_images else None
+        self._place_images = place_images
         filters = self.temperature, self.top_k, self.top_p, self.min_p
         # A row's next token goes behind its known ones.
         self.draw_params = DrawParams(*filters, seeds=self.seeds, positions=self.lengths)
@@ -118,8 +124,9 @@ class SequenceRows:
         for column, value in zip(columns, values, strict=True):
             column.index_copy_(0, index, value.to(column.dtype))
         if self.position_shifts is not None:
-            (shifts,) = to_device([[position_shift(new.images) for new in rows]], self.device)
-            self.position_shifts.index_copy_(0, index, shifts)
+            shifts = [sum([image.position_shift for image in new.images]) for new in rows]
+            (on_device,) = to_device([shifts], self.device)
+            self.position_shifts.index_copy_(0, index, on_device)
 
     def _keep_on_host(self, new: NewRow) -> None:
         self.params[new.row] = new.params
@@ -195,9 +202,9 @@ class SequenceRows:
 
         There are three if one of the tokens shows an image.
         """
-        if not self.has_own_positions(slices):
+        if self._place_images is None or not self.has_own_positions(slices):
             return None
-        found = image_positions(slices, self.images)
+        found = self._place_images(slices, self.images)
         (columns,) = to_device([found.ravel()], self.device)
         return columns.view(found.shape)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from engine.protocol.generate import Image
-from engine.runner.image_positions import image_positions, position_shift
+from engine.runner.image_positions import image_positions
 from engine.scheduling.step import ScheduledSlice
 from engine.vision.requests import ImageRequests
 from tests.engine.models.test_qwen3_vl import IMAGE_TOKEN, config
@@ -175,7 +175,7 @@ def test_image_positions_of_any_slice_equal_transformers(images: list[Shown]) ->
     types = (ids == IMAGE_TOKEN).int()
     expected, delta = model.get_rope_index(ids, types, image_grid_thw=grids)
     shows = placed(images, starts)
-    assert position_shift(shows) == int(delta)
+    assert sum(image.position_shift for image in shows) == int(delta)
     for start in range(len(prompt)):
         for end in range(start + 1, len(prompt) + 1):
             part = ScheduledSlice(0, 0, 3, start, end - start, samples=False)
