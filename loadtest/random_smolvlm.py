@@ -88,7 +88,9 @@ def _write_tokenizer(folder: Path) -> int:
         "chat_template": TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return int(tokenizer.token_to_id(IMAGE))
+    number = tokenizer.token_to_id(IMAGE)
+    assert number is not None
+    return number
 
 
 def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
