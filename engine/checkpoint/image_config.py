@@ -35,7 +35,12 @@ IMAGE_PROCESSORS = {
     "SmolVLMForConditionalGeneration": "SmolVLMImageProcessor",
 }
 # Of these, the ones whose images the engine encodes.
-SEEING = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
+SEEING = (
+    "Idefics3ForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

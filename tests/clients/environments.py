@@ -51,6 +51,14 @@ VECTORS: dict[str, tuple[str, ...]] = {
     ),
     "huggingface_hub": ("huggingface_hub==2.4.0", "numpy==2.4.6"),
 }
+# The packages of each runner that sends images.
+IMAGES: dict[str, tuple[str, ...]] = {
+    "openai": ("openai==3.57.0",),
+    "anthropic": ("anthropic==2.14.0",),
+    "langchain": ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
+    "llama_index": ("llama-index-llms-openai-like==0.8.1",),
+    "litellm": ("litellm==1.110.2",),
+}
 # PyPI's torch brings 3 GB of CUDA libraries. The CPU build has an index of its own.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 NODE: dict[str, tuple[str, ...]] = {
@@ -59,6 +67,12 @@ NODE: dict[str, tuple[str, ...]] = {
     "ai_sdk_responses": ("ai@7.0.173", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
     "ai_sdk_anthropic": ("ai@6.0.326", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
     "codex": ("@openai/codex@0.171.0",),
+}
+IMAGES_NODE: dict[str, tuple[str, ...]] = {
+    "ai_sdk": (
+        *("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"),
+        *("@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
+    ),
 }
 
 # Coding agents: the command of each, and its packages. Some need a newer Node than the machine's.
@@ -88,6 +102,11 @@ def python_of(name: str) -> Path:
 def vectors_python_of(name: str) -> Path:
     """Return the interpreter of a client of encoders."""
     return installed(f"vectors_{name}", VECTORS[name])
+
+
+def images_python_of(name: str) -> Path:
+    """Return the interpreter of a client that sends images."""
+    return installed(f"images_{name}", IMAGES[name])
 
 
 def installed(name: str, packages: tuple[str, ...]) -> Path:
