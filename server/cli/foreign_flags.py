@@ -68,6 +68,7 @@ SAME: dict[str, dict[str, str]] = {
         "--otlp-traces-endpoint": "--tracing",
         "--kv-cache-memory": "--kv-cache-memory-bytes",
         "--default-chat-template-kwargs": "--reasoning",
+        "--allowed-media-domains": "--image-hosts",
     },
     SGLANG: {
         "--model-path": "--model",
@@ -131,6 +132,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--top-p": _REQUEST,
         "--min-p": _REQUEST,
         "--repeat-penalty": "send repetition_penalty with each request",
+        "--no-mmproj": "images of a GGUF file are never read",
         "--mmproj": "GGUF files are served without images; see docs/images.md",
         "--rope-scaling": "the checkpoint's own RoPE scaling is used",
         "--no-warmup": _WITHOUT,
@@ -168,6 +170,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "--pipeline-parallel-size": "use --tensor-parallel-size, or one server for each GPU",
         "-dp": "start one server for each GPU",
         "--data-parallel-size": "start one server for each GPU",
+        "--allowed-local-media-path": "images are not read from files; send a data: URL",
         "--limit-mm-per-prompt": "a request may have 100 images; see docs/images.md",
         "--disable-log-stats": "metrics are at /metrics, and are not logged",
         "--generation-config": "generation_config.json of the checkpoint is used",

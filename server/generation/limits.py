@@ -33,8 +33,8 @@ def context_exceeded(
     return error
 
 
-def prompt_alone(count: int, num_image_tokens: int) -> str:
-    """Describe a prompt of `count` tokens that does not fit; some of them may stand for images."""
+def prompt_alone(count: int | str, num_image_tokens: int) -> str:
+    """Describe a prompt that does not fit. Some of its tokens may stand for images."""
     images = f", {num_image_tokens} of them for images" if num_image_tokens else ""
     return f"the prompt alone has {count}{images}"
 
