@@ -71,7 +71,7 @@ NODE: dict[str, tuple[str, ...]] = {
 IMAGES_NODE: dict[str, tuple[str, ...]] = {
     "ai_sdk": (
         *("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"),
-        *("@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
+        *("@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7"),
     ),
 }
 

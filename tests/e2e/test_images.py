@@ -106,7 +106,7 @@ def url_of(data: bytes) -> str:
 
 
 DOT = png_url(noise(random.Random(2), 3, 3))  # 90 tokens, as any square
-CONTEXT = "This model's maximum context length is 960 tokens, but "
+CONTEXT = "This model's maximum context length is 1024 tokens, but "
 SOME = "This server fetches no images from addresses. Send the image as a data: URL"
 
 
@@ -114,8 +114,13 @@ SOME = "This server fetches no images from addresses. Send the image as a data: 
     ("text", "urls", "code", "message"),
     [
         ("", [DOT] * 101, "invalid_value", "The request has 101 images; the limit is 100."),
-        ("", [DOT] * 20, "context_length_exceeded", "the first 11 of the 20 images alone have 990"),
-        ("x" * 900, [DOT], "context_length_exceeded", "alone has 998, 90 of them for images."),
+        (
+            "",
+            [DOT] * 20,
+            "context_length_exceeded",
+            "the first 12 of the 20 images alone have 1080",
+        ),
+        ("x" * 900, [DOT], "context_length_exceeded", "alone has 1032, 90 of them for images."),
         ("x" * 9000, [DOT], "context_length_exceeded", "90 of them for images."),
         ("", ["https://a.example/b.png"], "invalid_value", SOME),
         ("", [DOT, "https://a.example/b.png"], "invalid_value", f"Image 2 of 2: {SOME}"),

@@ -70,14 +70,13 @@ function cellsOf(client) {
       const pieces = [];
       const result = streamText(fields(client, [imagePart(pictures[0])]));
       for await (const piece of result.textStream) pieces.push(piece);
-      assert(pieces.length > 1, JSON.stringify(pieces));
       assert.equal(pieces.join(""), target.one);
     },
     async several() {
       assert.equal(await textOf(client, ...pictures.map(imagePart)), target.several);
     },
     async "tool result"() {
-      const image = { type: "image-data", data: target.pictures[0], mediaType };
+      const image = { type: "file", data: { type: "data", data: target.pictures[0] }, mediaType };
       const shown = await lengthOf(client, { type: "content", value: [image] });
       const due = target.tokens[1] - target.tokens[0];
       const more = shown - (await lengthOf(client, { type: "text", value: "-" }));
