@@ -38,6 +38,8 @@ IMAGE_PROCESSORS = {
 SEEING = (
     "Gemma3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "SmolVLMForConditionalGeneration",

@@ -119,7 +119,10 @@ def prepare(
     check_choices(options, len(prompts), param)
     given = prompts
     prompts = [truncated(state, options, prompt) for prompt in given]
-    token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
+    num_image_tokens = 0 if shown is None else shown.num_tokens
+    token_limits = [
+        token_limit(state, options, prompt, param, num_image_tokens) for prompt in prompts
+    ]
     adjusted = {}
     if options.max_tokens is not None and max(token_limits) < options.max_tokens:
         adjusted["max_tokens"] = max(token_limits)

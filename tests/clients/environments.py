@@ -51,6 +51,14 @@ VECTORS: dict[str, tuple[str, ...]] = {
     ),
     "huggingface_hub": ("huggingface_hub==2.4.0", "numpy==2.4.6"),
 }
+# The packages of each runner that sends images.
+IMAGES: dict[str, tuple[str, ...]] = {
+    "openai": ("openai==3.57.0",),
+    "anthropic": ("anthropic==2.14.0",),
+    "langchain": ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
+    "llama_index": ("llama-index-llms-openai-like==0.8.1",),
+    "litellm": ("litellm==1.110.2",),
+}
 # PyPI's torch brings 3 GB of CUDA libraries. The CPU build has an index of its own.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 NODE: dict[str, tuple[str, ...]] = {
@@ -59,6 +67,12 @@ NODE: dict[str, tuple[str, ...]] = {
     "ai_sdk_responses": ("ai@7.0.173", "@ai-sdk/openai@3.0.141", "zod@4.6.7"),
     "ai_sdk_anthropic": ("ai@6.0.326", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
     "codex": ("@openai/codex@0.171.0",),
+}
+IMAGES_NODE: dict[str, tuple[str, ...]] = {
+    "ai_sdk": (
+        *("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"),
+        *("@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7"),
+    ),
 }
 
 # Coding agents: the command of each, and its packages. Some need a newer Node than the machine's.
@@ -90,6 +104,11 @@ def vectors_python_of(name: str) -> Path:
     return installed(f"vectors_{name}", VECTORS[name])
 
 
+def images_python_of(name: str) -> Path:
+    """Return the interpreter of a client that sends images."""
+    return installed(f"images_{name}", IMAGES[name])
+
+
 def installed(name: str, packages: tuple[str, ...]) -> Path:
     """Return the interpreter of an environment; install its packages if they have changed."""
     folder = FOLDER / name
@@ -111,11 +130,18 @@ def installed(name: str, packages: tuple[str, ...]) -> Path:
 
 
 def script_of(name: str) -> Path:
-    """Return the script of a Node client; install its packages if they have changed.
+    """Return the script of a Node client; install its packages if they have changed."""
+    return _script(name, NODE[name])
 
-    A script finds packages in its own folder, so it stands there as a copy.
-    """
-    folder = node_folder(name, NODE[name])
+
+def images_script_of(name: str) -> Path:
+    """Return the script of a Node client that sends images, as `script_of` does."""
+    return _script(f"images_{name}", IMAGES_NODE[name])
+
+
+def _script(name: str, packages: tuple[str, ...]) -> Path:
+    """A script finds packages in its own folder, so it stands there as a copy."""
+    folder = node_folder(name, packages)
     for script in (HERE / "node").glob("*.mjs"):
         shutil.copy(script, folder)
     return folder / f"run_{name}.mjs"

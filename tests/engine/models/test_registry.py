@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint.image_config import SEEING
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
@@ -53,6 +54,16 @@ def test_model_class_many_unknown_names_are_counted() -> None:
     with pytest.raises(ConfigError, match="characters left out") as refused:
         model_class({"architectures": ["A" * 1_000_000]})
     assert len(str(refused.value)) < 2000
+
+
+def test_seeing_architectures_are_those_whose_class_encodes_images() -> None:
+    """The server reads images for these. It imports no model, so their names are written down."""
+    encoding = {
+        name
+        for name in ARCHITECTURES
+        if hasattr(model_class({"architectures": [name]})[-1], "encode_image")
+    }
+    assert set(SEEING) == encoding
 
 
 def test_every_architecture_has_published_sizes_and_is_in_docs() -> None:
