@@ -53,7 +53,7 @@ def write_random_smolvlm(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for name, shape in _shapes():
+    for name, shape in smolvlm_shapes():
         if name.endswith(".bias"):
             weight = torch.zeros(shape)
         elif len(shape) == 1:
@@ -93,7 +93,8 @@ def _write_tokenizer(folder: Path) -> int:
     return number
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def smolvlm_shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and the shape of each tensor."""
     for module, shape in llama_shapes(TEXT).items():
         yield module.replace("model.", "model.text_model.", 1) + ".weight", shape
     hidden, inner = 768, 3072

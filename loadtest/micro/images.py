@@ -1,13 +1,13 @@
 """Images: the time to the first token with one picture, next to transformers.
 
 The model has SmolVLM-256M's shape and random weights. A picture of 512 x 512 pixels is one that no
-request had before; it becomes 17 tiles, as the published settings say. Penstock is asked over HTTP,
-then a second question about the same picture. transformers has the same weights (bf16) and threads
-in a process of its own. Next to the times are seconds of CPU, which other programs of the machine
-change less.
+request had before; it becomes 17 tiles, as the published settings say. Penstock gets the request
+over HTTP, and then a second question about the same picture. transformers has the same weights in
+bf16, and as many threads, in a process of its own. Next to the times are seconds of CPU, which
+other programs of the machine change less.
 
-The second table has the gaps of a stream of text: alone, beside requests with a picture each, one
-after another, and beside requests with as many tokens of text.
+The second table has the gaps of a stream of text: alone, next to requests with a picture each,
+one after another, and next to requests with as many tokens of text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EDGE, LIMIT_S = 512, 400.0
 STREAM = 150  # tokens of the stream whose gaps are measured
 PROMPT = 1180  # tokens of a prompt with a picture
 FIRST, SECOND, THEIRS = "first question", "second question", "transformers"
-ALONE, IMAGES, TEXTS = "alone", "beside pictures", "beside texts"
+ALONE, IMAGES, TEXTS = "alone", "with pictures", "with texts"
 
 
 class Cost(NamedTuple):
@@ -83,7 +83,7 @@ async def seconds(target: Target, body: dict[str, Any]) -> float:
 
 
 async def p99_gap(target: Target, other: Callable[[int], dict[str, Any]] | None) -> float:
-    """Return the p99 of milliseconds between a stream's tokens, beside other requests if given."""
+    """Return the p99 of milliseconds between a stream's tokens, with other requests if given."""
 
     async def load() -> None:
         for number in range(10_000):
@@ -131,8 +131,8 @@ def _first_tokens(folder: Path, server: Penstock, rounds: int, stack: ExitStack)
 
     def theirs(number: int) -> Cost:
         before = cpu_of(peer.pid)
-        asked = {"picture": picture(number), "question": "What is it?"}
-        wall = float(peer.ask(asked, LIMIT_S)["seconds"])
+        message = {"picture": picture(number), "question": "What is it?"}
+        wall = float(peer.ask(message, LIMIT_S)["seconds"])
         return Cost(wall, cpu_of(peer.pid) - before)
 
     costs: dict[str, list[Cost]] = {FIRST: [], SECOND: [], THEIRS: []}

@@ -65,8 +65,8 @@ def main() -> None:
     worker = Worker(Path(json.loads(sys.stdin.readline())["model"]))
     print("{}", flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        seconds, tokens = worker.first_token(asked["picture"], asked["question"])
+        message = json.loads(line)
+        seconds, tokens = worker.first_token(message["picture"], message["question"])
         print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
 
 
