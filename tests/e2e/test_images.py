@@ -118,7 +118,7 @@ SOME = "This server fetches no images from addresses. Send the image as a data: 
             "",
             [DOT] * 20,
             "context_length_exceeded",
-            "the first 12 of the 20 images alone have 1080",
+            "first 12 of the 20 images alone have 1080",
         ),
         ("x" * 900, [DOT], "context_length_exceeded", "alone has 1032, 90 of them for images."),
         ("x" * 9000, [DOT], "context_length_exceeded", "90 of them for images."),

@@ -69,7 +69,7 @@ def check_stream(pieces: Iterable[str]) -> None:
 
 
 def check_more(with_image: int | None, without: int | None) -> None:
-    """Check the lengths of two prompts, of which one has an image more."""
+    """Check the lengths of two prompts; the first has an image more."""
     image = TARGET.tokens[1] - TARGET.tokens[0]
     lengths = with_image or 0, without or 0
     assert lengths[0] - lengths[1] > image // 2, lengths
