@@ -17,7 +17,7 @@ from engine.models.adapters import ModelAdapters
 from engine.runner.encoder import Encoder
 from engine.runner.explanations import Explanations
 from engine.runner.forward import Forward, ModelForward
-from engine.runner.model_runner import ModelRunner
+from engine.runner.model_runner import DrawDecodes, ModelRunner
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
@@ -54,13 +54,17 @@ def make_runner(
         plan.model, adapters, rounds_tokens=plan.prepacks, may_compute_again=is_alone
     )
     programs: Forward | None = None
+    decodes: DrawDecodes | None = None
     # A recorded pass would leave out what ranks send each other.
     if plan.backend.name == "numba" and is_alone:
         from engine.attention.numba import NumbaBackend
+        from engine.runner.decode_programs import DecodePrograms
         from engine.runner.step_programs import StepPrograms
 
         assert isinstance(plan.backend, NumbaBackend)
         programs = StepPrograms(forward, plan.backend, rows.block_tables.shape[2], openmp_wait)
+        if plan.kind != "encoder" and kv.states is None:
+            decodes = DecodePrograms(plan.model, rows, kv, plan.backend, openmp_wait)
     graphs: StepGraphs | None = None
     if recorder is not None:
         graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)
@@ -78,6 +82,7 @@ def make_runner(
         Encoder(plan.model, plan.pooler, plan.head, kv, plan.backend, forward, _trunk_cache(plan)),
         Explanations(rows, draw_tokens),
         programs=programs,
+        decodes=decodes,
         graphs=graphs,
         adapters=adapters,
         poll=openmp_wait.poll,
