@@ -18,11 +18,11 @@ from engine.attention.numba import NumbaBackend
 from engine.device.openmp_wait import OpenMPWait
 from engine.kernels.numba.machine_code import kernel_store
 from engine.kernels.numba.sequence_rows import DECODE_KERNELS
+from engine.memory.estimate import DECODE_PROGRAM_ROWS
 from engine.models.base import Model
 from engine.ops.arena import Arena
 from engine.ops.program import Replay, record
 from engine.runner.batch import decode_batch
-from engine.runner.forward import FEW_TOKENS
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_programs import RECORDED_AT
 from engine.scheduling.step import Step
@@ -31,7 +31,7 @@ Program: TypeAlias = Replay | None  # None: the model computes something that ca
 
 
 class DecodePrograms:
-    """Computes steps of up to FEW_TOKENS decodes, without adapters and drafts.
+    """Computes steps of up to DECODE_PROGRAM_ROWS decodes, without adapters and drafts.
 
     Programs share their inputs and tensors as those of StepPrograms do, and run as these do only
     while cores are not scarce.
@@ -50,8 +50,8 @@ class DecodePrograms:
         self._model, self._rows, self._kv, self._backend = model, rows, kv, backend
         self._openmp_wait = openmp_wait
         self._arena = Arena()
-        self._row_ids = torch.zeros(FEW_TOKENS, dtype=torch.int64)
-        self._ahead = torch.zeros(FEW_TOKENS, dtype=torch.int64)  # no token is drafted
+        self._row_ids = torch.zeros(DECODE_PROGRAM_ROWS, dtype=torch.int64)
+        self._ahead = torch.zeros(DECODE_PROGRAM_ROWS, dtype=torch.int64)  # no token is drafted
         self._held: list[int] = []  # the row ids at the beginning of `_row_ids`
         self._steps: Counter[int] = Counter()  # of numbers of rows without a program
         self._programs: dict[int, Program] = {}
@@ -62,7 +62,7 @@ class DecodePrograms:
         Returns None if nothing was computed: for other steps, and before a program is recorded.
         """
         count = len(step.slices)
-        if count > FEW_TOKENS or self._openmp_wait.contended:
+        if count > DECODE_PROGRAM_ROWS or self._openmp_wait.contended:
             return None
         for s in step.slices:
             if s.count != 1 or not s.samples or s.adapter_slot or s.draft >= 0:

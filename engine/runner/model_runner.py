@@ -158,21 +158,7 @@ class ModelRunner:
         logprobs: PendingLogprobs | None = None
         known: KnownTokens = (), ()
         if step.slices:
-            special = self.rows.special_params(sampling)
-            changed = self._replacement(step)
-            if self.decodes is not None and not (special or masks or changed or self.observers):
-                tokens = self.decodes(step)
-            if tokens is None:
-                draws = not changes_logits(special, masks)
-                logits, hidden, known = self._compute(step, changed, draws=draws)
-                if sampling:
-                    is_captured = hidden is None
-                    tokens, logprobs = self._sample(
-                        logits, sampling, special, masks, is_captured=is_captured
-                    )
-                if hidden is not None:
-                    for observe in self.observers:
-                        observe(step, hidden)
+            tokens, logprobs, known = self._tokens(step, sampling, masks)
         cut = masks.result().broken if masks else frozenset[int]()
         pending = PendingStep(
             step, launched_at, self.device, tokens, logprobs, encoded, *known, cut=cut
@@ -190,6 +176,33 @@ class ModelRunner:
                 [copy.tokens for copy in own],
                 transposed_keys=self.backend.transposes_keys,
             )
+
+    def _tokens(
+        self, step: Step, sampling: Sequence[ScheduledSlice], masks: LazyMasks | None
+    ) -> tuple[torch.Tensor | None, PendingLogprobs | None, KnownTokens]:
+        """Compute the slices of a step. Return the tokens [R] of those that sample, and more.
+
+        The tokens are None if no slice samples.
+        """
+        special = self.rows.special_params(sampling)
+        changed = self._replacement(step)
+        if self.decodes is not None and not (special or masks or changed or self.observers):
+            drawn = self.decodes(step)
+            if drawn is not None:
+                return drawn, None, ((), ())
+        draws = not changes_logits(special, masks)
+        logits, hidden, known = self._compute(step, changed, draws=draws)
+        tokens: torch.Tensor | None = None
+        logprobs: PendingLogprobs | None = None
+        if sampling:
+            is_captured = hidden is None
+            tokens, logprobs = self._sample(
+                logits, sampling, special, masks, is_captured=is_captured
+            )
+        if hidden is not None:
+            for observe in self.observers:
+                observe(step, hidden)
+        return tokens, logprobs, known
 
     def _replacement(self, step: Step) -> Forward | None:
         """Return what computes the hidden states of a step in place of the model, if anything."""

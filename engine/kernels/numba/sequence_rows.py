@@ -10,9 +10,10 @@ import ctypes
 import torch
 
 from engine.device.openmp import in_threads
-from engine.kernels.numba.call import TASK, AppendCall, InputsCall, ParamsCall, TasksCall
+from engine.kernels.numba.call import TASK
 from engine.kernels.numba.compilers import Kernel
 from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.rows_calls import AppendCall, InputsCall, ParamsCall, TasksCall
 
 INPUTS: Kernel = ("sequence_rows.inputs_kernel",)
 TASKS: Kernel = ("sequence_rows.tasks_kernel",)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from engine.memory.estimate import DECODE_PROGRAM_ROWS
 from engine.runner.decode_programs import DecodePrograms
-from engine.runner.forward import FEW_TOKENS
 from engine.scheduling.step import ScheduledSlice, Step
 from tests.engine.runner.test_step_programs import BUSY, CASES, SLOW, SMALL
 from tests.support.driver import Driver
@@ -122,7 +122,7 @@ def test_slices_other_than_plain_decodes_are_not_computed(
 def test_contended_threads_and_large_steps_compute_in_python(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = FEW_TOKENS + 1
+    count = DECODE_PROGRAM_ROWS + 1
     driver = Driver(checkpoint, **(SMALL | {"max_num_seqs": count}))
     monkeypatch.setattr(driver.runner, "_poll", lambda now: None)
     counts = replayed(driver, monkeypatch)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from engine.kernels.numba.call import TASK, AppendCall, InputsCall, ParamsCall, TasksCall
+from engine.kernels.numba.call import TASK
+from engine.kernels.numba.rows_calls import AppendCall, InputsCall, ParamsCall, TasksCall
 from engine.kernels.numba.source.intrinsics import array_at, take
 
 
