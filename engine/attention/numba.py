@@ -34,6 +34,7 @@ from engine.kernels.numba.call import (
 )
 from engine.kernels.numba.cpu import has_avx512_bf16
 from engine.kernels.numba.machine_code import kernel_store
+from engine.kernels.numba.sequence_rows import decode_tasks
 
 DTYPES = (torch.bfloat16, torch.float32)
 NO_WINDOW = 2**62
@@ -96,9 +97,20 @@ class NumbaBackend:
         return None
 
     def plan(self, layout: StepLayout) -> NumbaPlan:
+        if layout.query_lens is None:
+            return self._decode_plan(layout)
         fuses_chunks = self._fuses_chunks and layout.num_decodes < len(layout.lengths)
         tasks = np.array(step_tasks(layout, stores_chunks=fuses_chunks), dtype=TASK)
         return NumbaPlan(layout, tasks, fuses_chunks=fuses_chunks)
+
+    def _decode_plan(self, layout: StepLayout) -> NumbaPlan:
+        """Return the plan of a step that is recorded with the kernel that writes its tasks."""
+        assert layout.num_decodes == len(layout.lengths), "chunks need their lengths on the host"
+        both = decode_tasks(layout.lengths, layout.block_size).numpy()
+        tasks, reading_tasks = both.view(TASK)[..., 0]
+        return NumbaPlan(
+            layout, tasks, fuses_chunks=False, stores_ahead=True, reading_tasks=reading_tasks
+        )
 
     def recorded_plan(self, layout: StepLayout, memory: PlanMemory, rows: int) -> NumbaPlan:
         """Return the plan of a recorded step of `rows` tokens, for `NumbaPlan.follow`.
@@ -120,10 +132,12 @@ class NumbaPlan:
         *,
         fuses_chunks: bool,
         stores_ahead: bool = False,
+        reading_tasks: npt.NDArray[np.void] | None = None,
     ) -> None:
         """With `fuses_chunks`, torch computes the chunks of layers that FusedAttention supports.
 
         With `stores_ahead`, the kernel that stores KV ahead runs even if no task needs it.
+        `reading_tasks` are the same tasks with all KV stored ahead, if a kernel writes both.
         """
         self.layout = layout
         self.fuses_chunks = fuses_chunks
@@ -131,8 +145,10 @@ class NumbaPlan:
         self._num_tasks = len(tasks)
         self._stores_ahead = stores_ahead or bool(tasks["is_stored_ahead"].any())
         # Where the KV of all tasks is stored before: by the kernel that does, or an earlier layer.
-        self._reading_tasks = tasks.copy()
-        self._reading_tasks["is_stored_ahead"] = True
+        if reading_tasks is None:
+            reading_tasks = tasks.copy()
+            reading_tasks["is_stored_ahead"] = True
+        self._reading_tasks = reading_tasks
         # By KV group, spec, and whether the layer only reads KV.
         self._kernels: dict[tuple[int, AttentionSpec, bool], SpecKernels] = {}
         self._chunks: dict[tuple[int, AttentionSpec], list[FusedAttention]] = {}

@@ -27,6 +27,7 @@ Layer = TypeVar("Layer")
 
 GRAPH_BYTES = 4 << 20  # what CUDA keeps for a graph of some hundred kernels; a guess
 PROGRAM_ROWS = 256  # of the largest step that a CPU records
+DECODE_PROGRAM_ROWS = 32  # of the largest step of decodes that a CPU records from ids to tokens
 PROGRAMS = 64  # most that are kept
 PROGRAM_BYTES = 256 << 10  # of a step's arguments: 150 KB with 30 layers; a guess for others
 ROW_PARAMETER_BYTES = 36  # all of a row of SequenceRows but its tokens and blocks
@@ -192,7 +193,10 @@ def program_bytes(plan: ModelPlan) -> int:
     rows = min(PROGRAM_ROWS, plan.max_num_batched_tokens)
     copies = 1 + max((layer.shape.per_token for layer in _layers(plan, Experts)), default=0)
     shared = 2 * CHUNK_BYTES + copies * _layer_bytes(plan, rows)
-    return min(shared, MOST_BYTES) + PROGRAMS * PROGRAM_BYTES
+    decodes = 2 * CHUNK_BYTES + copies * _layer_bytes(plan, DECODE_PROGRAM_ROWS)
+    decodes += DECODE_PROGRAM_ROWS * 4 * plan.model.config.vocab_size  # logits
+    num_programs = PROGRAMS + DECODE_PROGRAM_ROWS
+    return min(shared, MOST_BYTES) + min(decodes, MOST_BYTES) + num_programs * PROGRAM_BYTES
 
 
 def graph_bytes(plan: ModelPlan, shapes: Sequence[GraphShape]) -> int:

@@ -41,6 +41,12 @@ def gather_decode_inputs(
         return DecodeInputs(
             *gather_inputs(row_ids, ahead, tokens, lengths, block_tables, block_size)
         )
+    if kernels == "numba":
+        from engine.kernels.numba.sequence_rows import gather_inputs as gather_on_cpu
+
+        return DecodeInputs(
+            *gather_on_cpu(row_ids, ahead, tokens, lengths, block_tables, block_size)
+        )
     known = lengths.index_select(0, row_ids) + ahead.int()
     positions = known.long() - 1
     tables = block_tables.index_select(1, row_ids)
@@ -63,6 +69,8 @@ def append(
     tokens: torch.Tensor,
     lengths: torch.Tensor,
     padding: int,
+    *,
+    kernels: Kernels,
 ) -> None:
     """Write `new` [R] int64 at `positions` [R] of the tokens [N, L] int32 of `row_ids` [R].
 
@@ -73,6 +81,11 @@ def append(
     of the failure still looks the token up in the embedding. The row `padding` keeps its length; it
     may occur more than once.
     """
+    if kernels == "numba":
+        from engine.kernels.numba.sequence_rows import append_tokens
+
+        append_tokens(row_ids, positions, ahead, new, tokens, lengths, padding)
+        return
     tokens.index_put_((row_ids, positions), new.clamp(min=0).int())
     is_known = (row_ids != padding) & (ahead == 0)
     lengths.index_add_(0, row_ids, is_known.int())

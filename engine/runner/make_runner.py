@@ -19,7 +19,7 @@ from engine.runner.encoder import Encoder
 from engine.runner.explanations import Explanations
 from engine.runner.forward import Forward, ModelForward
 from engine.runner.image_positions import image_positions
-from engine.runner.model_runner import ModelRunner
+from engine.runner.model_runner import DrawDecodes, ModelRunner
 from engine.runner.recorder import CudaRecorder, Recorder
 from engine.runner.sequence_rows import SequenceRows
 from engine.runner.step_graphs import StepGraphs
@@ -56,14 +56,7 @@ def make_runner(
     forward = ModelForward(
         plan.model, adapters, rounds_tokens=plan.prepacks, may_compute_again=is_alone
     )
-    programs: Forward | None = None
-    # A recorded pass would leave out what ranks send each other.
-    if plan.backend.name == "numba" and is_alone:
-        from engine.attention.numba import NumbaBackend
-        from engine.runner.step_programs import StepPrograms
-
-        assert isinstance(plan.backend, NumbaBackend)
-        programs = StepPrograms(forward, plan.backend, rows.block_tables.shape[2], openmp_wait)
+    programs, decodes = _programs(plan, forward, kv, rows, openmp_wait)
     graphs: StepGraphs | None = None
     if recorder is not None:
         graphs = StepGraphs(plan.model, rows, kv, plan.backend, recorder, shapes, adapters)
@@ -81,11 +74,34 @@ def make_runner(
         Encoder(plan.model, plan.pooler, plan.head, kv, plan.backend, forward, _trunk_cache(plan)),
         Explanations(rows, draw_tokens),
         programs=programs,
+        decodes=decodes,
         graphs=graphs,
         adapters=adapters,
         poll=openmp_wait.poll,
         gauges=ProcessGauges(openmp_wait),
     )
+
+
+def _programs(
+    plan: ModelPlan,
+    forward: ModelForward,
+    kv: KVCache,
+    rows: SequenceRows,
+    openmp_wait: OpenMPWait,
+) -> tuple[Forward | None, DrawDecodes | None]:
+    """Return what records passes, and what records whole steps of decodes, if anything does."""
+    # A recorded pass would leave out what ranks send each other.
+    if plan.backend.name != "numba" or plan.ranks.count > 1:
+        return None, None
+    from engine.attention.numba import NumbaBackend
+    from engine.runner.decode_programs import DecodePrograms
+    from engine.runner.step_programs import StepPrograms
+
+    assert isinstance(plan.backend, NumbaBackend)
+    programs = StepPrograms(forward, plan.backend, rows.block_tables.shape[2], openmp_wait)
+    if plan.kind == "encoder" or kv.states is not None:
+        return programs, None
+    return programs, DecodePrograms(plan.model, rows, kv, plan.backend, openmp_wait)
 
 
 def _trunk_cache(plan: ModelPlan) -> KVCache | None:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 Encode = Callable[[Sequence[EncoderInput], torch.device], torch.Tensor | None]
 Logits = Callable[[torch.Tensor], torch.Tensor]
+# Computes a step of decodes, and returns their tokens [R]; None if it computes none such.
+DrawDecodes = Callable[[Step], torch.Tensor | None]
 KnownTokens = tuple[Sequence[PendingLogprobs], Sequence[ReadExplained]]  # wanted of prompts
 Explain = Callable[
     [Sequence[ScheduledSlice], torch.Tensor, Logits, SequenceGrammars], Sequence[ReadExplained]
@@ -104,6 +106,7 @@ class ModelRunner:
         explain: Explain,
         *,
         programs: Forward | None,
+        decodes: DrawDecodes | None,
         graphs: Graphs | None,
         adapters: ModelAdapters | None,
         poll: Callable[[float], None],
@@ -111,6 +114,7 @@ class ModelRunner:
     ) -> None:
         """`programs` compute batches faster than `forward`, with the same bits, or call it.
 
+        `decodes` compute steps whose rows need no more than a draw, from row ids to tokens.
         Without `adapters` the model takes none. `poll` gets the CLOCK_MONOTONIC seconds of each
         launch. `gauges` returns measurements of this process by the names that /metrics exports.
         """
@@ -119,6 +123,7 @@ class ModelRunner:
         self.device = rows.device
         self.forward, self.draw = forward, draw
         self.programs = programs
+        self.decodes = decodes
         self.graphs = graphs
         self.matchers = matchers
         self.adapters = adapters
@@ -162,17 +167,7 @@ class ModelRunner:
         logprobs: PendingLogprobs | None = None
         known: KnownTokens = (), ()
         if step.slices:
-            special = self.rows.special_params(sampling)
-            draws = not changes_logits(special, masks)
-            logits, hidden, known = self._compute(step, seen, draws=draws)
-            if sampling:
-                is_captured = hidden is None
-                tokens, logprobs = self._sample(
-                    logits, sampling, special, masks, is_captured=is_captured
-                )
-            if hidden is not None:
-                for observe in self.observers:
-                    observe(step, hidden)
+            tokens, logprobs, known = self._tokens(step, sampling, masks, seen)
         cut = masks.result().broken if masks else frozenset[int]()
         pending = PendingStep(
             step, launched_at, self.device, tokens, logprobs, encoded, *known, cut=cut
@@ -191,18 +186,56 @@ class ModelRunner:
                 transposed_keys=self.backend.transposes_keys,
             )
 
+    def _tokens(
+        self,
+        step: Step,
+        sampling: Sequence[ScheduledSlice],
+        masks: LazyMasks | None,
+        seen: SeenTokens | None,
+    ) -> tuple[torch.Tensor | None, PendingLogprobs | None, KnownTokens]:
+        """Compute the slices of a step. Return the tokens [R] of those that sample, and more.
+
+        The tokens are None if no slice samples.
+        """
+        special = self.rows.special_params(sampling)
+        changed = self._replacement(step)
+        is_plain = not (special or masks or changed or self.observers)
+        if self.decodes is not None and is_plain and not self._shows_images(step, seen):
+            drawn = self.decodes(step)
+            if drawn is not None:
+                return drawn, None, ((), ())
+        draws = not changes_logits(special, masks)
+        logits, hidden, known = self._compute(step, changed, seen, draws=draws)
+        tokens: torch.Tensor | None = None
+        logprobs: PendingLogprobs | None = None
+        if sampling:
+            is_captured = hidden is None
+            tokens, logprobs = self._sample(
+                logits, sampling, special, masks, is_captured=is_captured
+            )
+        if hidden is not None:
+            for observe in self.observers:
+                observe(step, hidden)
+        return tokens, logprobs, known
+
+    def _shows_images(self, step: Step, seen: SeenTokens | None) -> bool:
+        """Whether tokens of a step are of images, or have positions that only their row knows."""
+        return seen is not None or self.rows.has_own_positions(step.slices)
+
+    def _replacement(self, step: Step) -> Forward | None:
+        """Return what computes the hidden states of a step in place of the model, if anything."""
+        found = (forward_of(step) for forward_of in self.replacements)
+        return next((forward for forward in found if forward), None)
+
     def _compute(
-        self, step: Step, seen: SeenTokens | None, *, draws: bool
+        self, step: Step, changed: Forward | None, seen: SeenTokens | None, *, draws: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None, KnownTokens]:
         """Return logits [R, V] of the slices that sample, the hidden states [T, hidden] of all
         tokens, which a graph does not leave, and what slices want of known tokens.
 
-        `draws` is for `Graphs.replay`.
+        `changed` computes the hidden states in place of the model. `draws` is for `Graphs.replay`.
         """
-        found = (forward_of(step) for forward_of in self.replacements)
-        changed = next((forward for forward in found if forward), None)
-        is_plain = changed is None and seen is None
-        is_plain = is_plain and not self.rows.has_own_positions(step.slices)
+        is_plain = changed is None and not self._shows_images(step, seen)
         if self.graphs is not None and is_plain and not self._wants_known(step):
             logits = self.graphs.replay(step, draws=draws)
             if logits is not None:

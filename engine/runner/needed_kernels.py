@@ -38,6 +38,7 @@ from engine.kernels.numba.linear import (
     tiles_problem,
 )
 from engine.kernels.numba.lookup import PANELS_LOOKUP, codes_lookup
+from engine.kernels.numba.sequence_rows import DECODE_KERNELS
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead
 from engine.layers.experts import Experts
@@ -74,6 +75,8 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
         needed.add(("attention.attention_kernel", is_half, attention))
     if plan.backend.name == "numba" and plan.ranks.count == 1:
         needed.add(("program.program_kernel",))
+        if plan.kind != "encoder":
+            needed.update(DECODE_KERNELS)
     if plan.kernels == "numba" and plan.kind != "encoder":
         needed.add(DRAW)
     for layer in [layer for module in plan.modules for layer in module.modules()]:

@@ -192,10 +192,16 @@ def draw_next(
 
         appended = Appended(row_ids, ahead, tokens, padding)
         return draw_tokens(logits.float(), rows, GREEDY_BELOW, INVALID, appended, out)
-    params = rows.select(row_ids)
-    params = params._replace(positions=params.positions + ahead)
+    if kernels == "numba":
+        from engine.kernels.numba.sequence_rows import draw_params
+
+        params = DrawParams(*draw_params(row_ids, ahead, *rows))
+    else:
+        params = rows.select(row_ids)
+        params = params._replace(positions=params.positions + ahead)
     drawn = draw(logits, params, kernels, static=static)
-    append(row_ids, params.positions, ahead, drawn, tokens, rows.positions, padding)
+    at, held = params.positions, rows.positions
+    append(row_ids, at, ahead, drawn, tokens, held, padding, kernels=kernels)
     return drawn if out is None else out.copy_(drawn)
 
 

@@ -328,7 +328,8 @@ class DrawCall(ctypes.Structure):
 
     _fields_ = [
         ("counter", INT),  # address of the index of the next row
-        ("slots", INT),  # address of the number of threads that took room
+        ("slots", INT),  # address of the number of threads that took room, now and before
+        ("rooms", INT),  # number of threads that may take a row
         ("rows", INT),
         ("size", INT),  # logits in a row
         ("logits", INT),  # address of [rows, size] fp32
@@ -339,7 +340,7 @@ class DrawCall(ctypes.Structure):
         ("min_p", INT),  # address of [rows] fp32
         ("seeds", INT),  # address of [rows] int64
         ("positions", INT),  # address of [rows] int64
-        ("room", INT),  # address of [threads that may take a row, 3, size] of 4 bytes each
+        ("room", INT),  # address of [rooms, 3, size] of 4 bytes each
         ("tokens", INT),  # address of [rows] int64
         ("invalid", INT),  # the token of a row whose logits are not finite
         ("greedy_below", FLOAT),

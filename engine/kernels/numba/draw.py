@@ -34,10 +34,12 @@ def draw_tokens(
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1 or size == 1
     tokens = torch.empty(rows, dtype=torch.int64)
-    room = torch.empty(min(rows, torch.get_num_threads()), 3, size, dtype=torch.int32)
+    rooms = min(rows, torch.get_num_threads())
+    room = torch.empty(rooms, 3, size, dtype=torch.int32)
     slots = ctypes.c_int64(0)
     call = DrawCall(
         slots=ctypes.addressof(slots),
+        rooms=rooms,
         rows=rows,
         size=size,
         logits=logits.data_ptr(),
@@ -53,5 +55,5 @@ def draw_tokens(
         invalid=invalid,
         greedy_below=greedy_below,
     )
-    in_threads(kernel_store().address(str(DRAW[0])), call, alone=rows <= 1)
+    in_threads(kernel_store().address(str(DRAW[0])), call, alone=rows <= 1, constants=slots)
     return tokens

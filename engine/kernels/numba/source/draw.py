@@ -178,7 +178,8 @@ def draw_kernel():
         row = take(call.counter)
         if row >= call.rows:
             return
-        begin = call.room + 12 * size * take(call.slots)
+        # A replay goes on counting. Its threads have different rooms, as their numbers are in line.
+        begin = call.room + 12 * size * (take(call.slots) % call.rooms)
         room = begin, begin + 4 * size, begin + 8 * size  # scores, ids, weights
         temperatures = array_at(call.temperature, (1,), np.float32)
         top_ks = array_at(call.top_k, (1,), np.int32)
