@@ -149,13 +149,10 @@ class Scheduler:
                 decodes -= 1
             reserved = decodes * (due > 1)
             count = min(due, max(int(place == 1), builder.budget - reserved))
-            # Preempted by an earlier one, awaiting results, or its grammar is late.
-            if sequence.row < 0 or not count or not self.speculation.is_ready(sequence):
+            if not count or not self._can_run(builder, sequence):
                 continue
             if count < due:
                 count = self._cut(builder, sequence, count, self.running[place:])
-                if not count:
-                    continue
             draft: Seq[int] = ()
             if due == 1:
                 draft = self.speculation.draft(sequence, builder.budget - decodes - 1)
@@ -168,6 +165,11 @@ class Scheduler:
             self._take(builder, sequence, count)
             if draft or sequence.row_is_stale:
                 self.speculation.take(builder, sequence, draft, spare=len(self.running))
+
+    def _can_run(self, builder: StepBuilder, sequence: Sequence) -> bool:
+        if sequence.row < 0 or not builder.has_image_budget(sequence):
+            return False  # preempted by an earlier one, or an earlier image exceeds the budget
+        return self.speculation.is_ready(sequence)  # it awaits no results, and no grammar
 
     def _admit_waiting(self, builder: StepBuilder) -> None:
         while builder.budget:
@@ -189,7 +191,7 @@ class Scheduler:
         """Return how many of `most` tokens a prompt too long for its step takes.
 
         The rest goes to sequences that run `behind` it and to waiting ones that can be admitted.
-        See StepBuilder.with_whole_images for when it is more than `most`, or 0.
+        See StepBuilder.with_whole_images for when it is more than `most`.
         """
         builder.cut_prompts.append(prompt)
         waiting = self.waiting.admissible(len(self._free_rows), self.pool.num_available)

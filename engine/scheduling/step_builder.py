@@ -51,15 +51,18 @@ class StepBuilder:
         has_encoder_budget = len(waiting.encoder_prompt) <= self.encoder_budget
         if not has_encoder_budget and self.encoder_budget < self.encoder_tokens:
             return "encoder"
-        is_exceeded = self.image_budget < self.image_tokens
-        return "budget" if waiting.images and is_exceeded else ""
+        return "" if self.has_image_budget(waiting) else "budget"
+
+    def has_image_budget(self, sequence: Sequence) -> bool:
+        """Return whether a sequence may exceed the budget if an image of it has to be whole."""
+        has_images = bool(sequence.images) and sequence.num_computed < sequence.prompt_length
+        return not has_images or self.image_budget == self.image_tokens
 
     def with_whole_images(self, prompt: Sequence, count: int, most: int) -> int:
         """Return how many tokens a chunk of `count` has if it cuts no image.
 
         It ends before the image. If it would be empty then, it ends behind the image, if need be
-        beyond `most`, which is what the budget has for it. An earlier chunk may have taken the room
-        for that: then it has no token.
+        beyond `most`, which is what the budget has for it.
         """
         start = prompt.num_computed
         run = prompt.image_run_across(start + count) if self.image_tokens else None
@@ -70,8 +73,7 @@ class StepBuilder:
             return first - start
         count = past - start
         beyond = max(0, count - most)
-        if beyond > self.image_budget:
-            return 0
+        assert beyond <= self.image_budget, "see has_image_budget"
         self.image_budget -= beyond
         self.budget += beyond
         return count

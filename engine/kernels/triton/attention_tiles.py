@@ -204,7 +204,7 @@ def of_head(cache, own, HEAD_DIM: tl.constexpr):
 @triton.jit
 def attend_keys(
     queries,  # (first numbers [ROWS, DIMS], rest [ROWS, REST] or None), zeros where padded
-    rows,  # (positions, heads) of the queries, [ROWS] each
+    rows,  # (positions, heads, last keys that they see or None: their own), [ROWS] each
     cache,  # (keys, values, key_scales, value_scales), see below
     source,  # (table, own, block_stride, key_stride), see below
     span,  # (begin, end) of the keys
@@ -219,7 +219,6 @@ def attend_keys(
     WINDOW: tl.constexpr = None,
     state=None,
     loaded=None,
-    last_keys=None,  # [ROWS] of causal queries; None: their own
 ):
     """Return (highest score [ROWS], sum of weights [ROWS], weighted values [ROWS, DIMS]) in fp32.
 
@@ -232,7 +231,7 @@ def attend_keys(
     `sinks` see `before_keys`, for `loaded` `key_offsets`. A `state` is the result for other keys.
     """
     query = queries[0]
-    positions, heads = rows
+    positions, heads, last_keys = rows
     begin, end = span
     keys, values, key_scales, value_scales = of_head(cache, source[1], HEAD_DIM)
     bias, sinks, counts, scale = features

@@ -126,7 +126,7 @@ def decode_kernel(
     for split in range(tl.program_id(2), splits, tl.num_programs(2)):
         found = attend_keys(
             q,
-            (tl.full([ROWS], 0, tl.int32) + (length - 1), heads),
+            (tl.full([ROWS], 0, tl.int32) + (length - 1), heads, None),
             (keys, values, key_scales, value_scales),
             (tables + sequence * table_stride, own, kv_heads * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
             span_of(split, first, origin, size, length),

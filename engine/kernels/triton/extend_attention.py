@@ -94,7 +94,7 @@ def visible_span(
 ):
     """Return (begin, end) of the keys that queries [first, last) of `count` see.
 
-    The sequence has `past` keys before its queries, of which the first is the token `start`.
+    The sequence has `past` keys before its queries. The first of these is the token `start`.
     """
     begin = 0 if WINDOW is None else tl.maximum(past + first - WINDOW + 1, 0)
     if last_keys is not None:
@@ -194,12 +194,11 @@ def extend_kernel(
     if first >= count:
         return
     number, tokens, heads, real = tile_rows(first, start, count, part, SHARED, QUERIES, ROWS)
-    past = tl.load(key_lengths + sequence) - count
+    past, strides = tl.load(key_lengths + sequence) - count, (query_stride, head_stride)
     own = head_offset(part // PARTS, start, key_head_stride, key_stride, BLOCK_SIZE)
-    strides = (query_stride, head_stride)
     found = attend_keys(
         load_queries(query, tokens, heads, real, strides, HEAD_DIM, VALUE_DIM, DIMS, REST),
-        (past + number, heads),
+        (past + number, heads, last_keys_of(last_keys, tokens, real)),
         (keys, values, key_scales, value_scales),
         (table_of(tables, sequence, table_stride), own, block_stride, key_stride),
         visible_span(past, first, last, count, last_keys, start, CAUSAL, WINDOW),
@@ -212,7 +211,6 @@ def extend_kernel(
         BIAS_REACH,
         CAUSAL,
         WINDOW,
-        last_keys=last_keys_of(last_keys, tokens, real),
     )
     store_means(out, tokens, heads, found, real, SHARED, VALUE_DIM)
 
@@ -251,19 +249,17 @@ def extend_attention(
     numbers of keys. With `causal`, a sequence's queries are its last positions. With `scales`, keys
     and values are codes. `last_keys` [T] int64 are those of StepLayout.
     """
-    kv_heads = keys.shape[1]
     block_size = None if tables is None else keys.shape[2]
     if tables is None:
         assert values is not None
         if keys.stride() != values.stride() or keys.stride(2) != 1:
             keys, values = keys.contiguous(), values.contiguous()
     head = HeadShape.of(query, keys, values, out)
-    dim = head.value_dim
     packed = triton.next_power_of_2(head.shared)
-    rows = rows_per_tile(packed, dim, query.dtype)
+    rows = rows_per_tile(packed, head.value_dim, query.dtype)
     sequences = len(key_lengths)
     # The last tile of each sequence may be incomplete.
-    extend_kernel[len(query) // (rows // packed) + sequences, kv_heads * head.parts](
+    extend_kernel[len(query) // (rows // packed) + sequences, keys.shape[1] * head.parts](
         out,
         query,
         *as_loaded(keys, values, scales),
@@ -279,14 +275,14 @@ def extend_attention(
         0 if tables is None else tables.stride(0),
         QUERIES=rows // packed,
         ROWS=rows,
-        TILE=keys_per_tile(dim, query.dtype, is_coded=scales is not None),
+        TILE=keys_per_tile(head.value_dim, query.dtype, is_coded=scales is not None),
         BLOCK_SIZE=block_size,
         CAUSAL=causal,
         REVERSED=features_of(query.device).longest_first,
         **head.constants,
         **features.constants,
         num_warps=8,
-        num_stages=stages(dim, query.dtype, features, shared_memory(query.device)),
+        num_stages=stages(head.value_dim, query.dtype, features, shared_memory(query.device)),
     )
 
 

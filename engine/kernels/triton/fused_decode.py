@@ -158,7 +158,7 @@ def attend_item(sequence, item, projections, rotation, cache, sums, scores, size
         highest, total, out = attend_tail(q, newest, found, state, rows, scale, limits[2])
     result = attend_keys(
         (q, None),
-        rows,
+        (rows[0], rows[1], None),
         (keys, values, None, None),
         (table, kv_head * (BLOCK_SIZE * HEAD_DIM), KV_HEADS * (BLOCK_SIZE * HEAD_DIM), HEAD_DIM),
         (tl.maximum(begin, first), end),

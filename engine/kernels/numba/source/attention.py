@@ -51,6 +51,7 @@ from engine.kernels.numba.source.intrinsics import (
 )
 from engine.kernels.numba.source.spans import (
     Blocks,
+    last_key,
     load_span,
     look_ahead,
     span_blocks,
@@ -99,14 +100,6 @@ def load_queries(call, task, part, queries, kind, item, in_pairs):
         loaded = numbers_at(queries + 4 * t * numbers, numbers)
         for d in range(numbers):
             loaded[d] = to_fp32(query[d]) * scale
-
-
-@njit(inline="always")
-def last_key(call, task, t):
-    """Return the last key that the task's token `t` sees: its own, or the last of its image."""
-    if call.last_keys:
-        return array_at(call.last_keys + 8 * (task.first_token + t), (1,), np.int64)[0]
-    return task.position + t
 
 
 @njit(inline="always")

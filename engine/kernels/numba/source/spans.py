@@ -55,6 +55,14 @@ def span_blocks(call):
 
 
 @njit(inline="always")
+def last_key(call, task, t):
+    """Return the last key that the task's token `t` sees: its own, or the last of its image."""
+    if call.last_keys:
+        return array_at(call.last_keys + 8 * (task.first_token + t), (1,), np.int64)[0]
+    return task.position + t
+
+
+@njit(inline="always")
 def value_vectors(call):
     return (call.value_dim + LANES - 1) // LANES
 
