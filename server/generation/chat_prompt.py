@@ -50,9 +50,14 @@ async def chat_prompt(state: AppState, chat: Chat) -> ChatPrompt:
     """
     text = await chat_text(state, chat)
     add = adds_special_tokens(state, chat)
-    ids = await off_loop(
-        len(text), lambda: encode_prompt(state, text, "messages", add_special_tokens=add)
-    )
+    num_image_tokens = 0 if chat.images is None else chat.images.num_tokens
+
+    def encode() -> list[int]:
+        return encode_prompt(
+            state, text, "messages", add_special_tokens=add, num_image_tokens=num_image_tokens
+        )
+
+    ids = await off_loop(len(text), encode)
     return ChatPrompt(without_breaks(text), ids)
 
 

@@ -33,6 +33,12 @@ def context_exceeded(
     return error
 
 
+def prompt_alone(count: int | str, num_image_tokens: int) -> str:
+    """Describe a prompt that does not fit. Some of its tokens may stand for images."""
+    images = f", {num_image_tokens} of them for images" if num_image_tokens else ""
+    return f"the prompt alone has {count}{images}"
+
+
 def check_priority(request: Request, priority: int) -> None:
     """Raise a 403 ApiError if the request's key must not set a priority.
 
@@ -64,14 +70,18 @@ def check_no_images(state: AppState, ids: Sequence[int], param: str) -> None:
 
 
 def token_limit(
-    state: AppState, options: GenerationOptions, prompt: Sequence[int], param: str
+    state: AppState,
+    options: GenerationOptions,
+    prompt: Sequence[int],
+    param: str,
+    num_image_tokens: int = 0,
 ) -> int:
     """Return how many tokens may be generated for `prompt`.
 
     This is `max_tokens`, or less if the context ends before: clients ask for tens of thousands by
     rote. With --strict-max-tokens that is a 400 ApiError, as is a prompt that is empty or fills the
     context. The answer of an encoder–decoder does not share its context with the prompt. It begins
-    with one start token.
+    with one start token. The message names the `num_image_tokens` of the prompt.
     """
     if not prompt:
         raise invalid(param, "The prompt has no tokens.")
@@ -81,7 +91,7 @@ def token_limit(
         used = 1
     least = (options.max_tokens or 1) if state.config.strict_max_tokens else 1
     if max(len(prompt), used + least) > longest:
-        requested = _requested(state, options, len(prompt), used)
+        requested = _requested(state, options, len(prompt), used, num_image_tokens)
         raise context_exceeded(longest, requested, param, len(prompt))
     most = most_tokens(state, options)
     return longest - used if most is None else min(most, longest - used)
@@ -118,14 +128,18 @@ def check_choices(options: GenerationOptions, num_prompts: int, param: str) -> N
         raise invalid(param, f"{given} have more than {MAX_CHOICES} choices.")
 
 
-def _requested(state: AppState, options: GenerationOptions, length: int, used: int) -> str:
+def _requested(
+    state: AppState, options: GenerationOptions, length: int, used: int, num_image_tokens: int
+) -> str:
     """Describe a request that does not fit, whose prompt has `length` tokens."""
     longest = state.max_length()
     answer = options.max_tokens
     if answer and length <= longest:
         part = "its start" if state.start_token is not None else "in the prompt"
+        if num_image_tokens:
+            part += f", {num_image_tokens} of them for images"
         return f"you requested {used + answer} ({used} {part}, {answer} in the answer)"
-    requested = f"the prompt alone has {length}"
+    requested = prompt_alone(length, num_image_tokens)
     if length == longest and not answer:
         requested += ", which leaves no room for one more"
     return requested

@@ -119,7 +119,7 @@ def prepare(
     check_choices(options, len(prompts), param)
     given = prompts
     prompts = [truncated(state, options, prompt) for prompt in given]
-    token_limits = [token_limit(state, options, prompt, param) for prompt in prompts]
+    token_limits = _token_limits(state, options, prompts, shown, param)
     adjusted = {}
     if options.max_tokens is not None and max(token_limits) < options.max_tokens:
         adjusted["max_tokens"] = max(token_limits)
@@ -180,6 +180,18 @@ def _images_of(
         if not images:
             check_no_images(state, prompt, param)
     return images
+
+
+def _token_limits(
+    state: AppState,
+    options: GenerationOptions,
+    prompts: Sequence[Sequence[int]],
+    shown: ChatImages | None,
+    param: str,
+) -> list[int]:
+    """Return how many tokens may be generated for each prompt. Raises a 400 ApiError."""
+    num_image_tokens = 0 if shown is None else shown.num_tokens
+    return [token_limit(state, options, prompt, param, num_image_tokens) for prompt in prompts]
 
 
 def _check_truncation(images: Sequence[Image]) -> None:

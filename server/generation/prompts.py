@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from server.generation.limits import context_exceeded
+from server.generation.limits import context_exceeded, prompt_alone
 from server.generation.off_loop import off_loop
 from server.generation.options import GenerationOptions
 from server.state import AppState
@@ -39,16 +39,22 @@ async def text_prompts(state: AppState, prompts: Prompts) -> list[list[int]]:
 
 
 def encode_prompt(
-    state: AppState, text: str, param: str, *, add_special_tokens: bool = True
+    state: AppState,
+    text: str,
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+    num_image_tokens: int = 0,
 ) -> list[int]:
     """Return the token ids of `text`. `param` names its field in the request.
 
-    Raises a 400 ApiError without tokenising the rest if the first part alone is too long.
+    Raises a 400 ApiError without tokenising the rest if the first part alone is too long. It names
+    the `num_image_tokens` of the text.
     """
     longest = state.max_length()
     count = state.tokenizer.far_over(text, longest)
     if count:
-        raise context_exceeded(longest, f"the prompt alone has {count}", param)
+        raise context_exceeded(longest, prompt_alone(count, num_image_tokens), param)
     return state.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 

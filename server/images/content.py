@@ -13,17 +13,17 @@ class ResponseImagePart(Part):
     """An image of OpenAI's responses, also in the result of a call."""
 
     type: Literal["input_image"]
+    file_id: Annotated[str, BeforeValidator(lambda value: _no_file_id(value))] | None = None
+    """Not supported."""
     image_url: PictureUrl
     """A `data:` URL, or an address of a host that the operator allows."""
     detail: Literal["auto", "low", "high", "original"] | None = None
     """`low` shrinks the picture to 512 pixels a side; other values have no effect."""
-    file_id: Annotated[str, BeforeValidator(lambda value: _no_file_id(value))] | None = None
-    """Not supported."""
 
 
 def _no_file_id(value: Any) -> Any:
     if value is not None:
-        raise failure("unsupported", "files are not read; send image_url")
+        raise failure("unsupported", "uploaded files are not read; send the image in image_url")
     return value
 
 
@@ -55,7 +55,8 @@ def _kind(value: Any) -> Any:
 
 def _no_file(value: Any) -> Any:
     if _kind(value) == "file":
-        raise failure("unsupported", "files are not read; send base64", "type")
+        message = "uploaded files are not read; send the image in base64"
+        raise failure("unsupported", message, "type")
     return value
 
 

@@ -27,7 +27,14 @@ def is_data_url(text: str) -> bool:
 
 def image_bytes(text: str) -> bytes:
     """Return the bytes in a `data:` URL or bare base64. Raises ImageError."""
-    return base64_bytes(_payload(text) if is_data_url(text) else text)
+    if is_data_url(text):
+        return base64_bytes(_payload(text))
+    if "." in text:
+        raise ImageError(
+            f"{text[:40]!r} is neither a data: URL nor base64. Paths of files are not read; send "
+            "the image's bytes in a data: URL."
+        )
+    return base64_bytes(text)
 
 
 def base64_bytes(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""ImageError: why an image of a request was refused."""
+"""Why images of a request were refused: one of them, or all together."""
 
 from __future__ import annotations
 
@@ -12,3 +12,11 @@ class ImageError(Exception):
     def __init__(self, message: str, index: int = 0) -> None:
         super().__init__(message)
         self.index = index
+
+
+class TooManyImagesError(ImageError):
+    """A request has more images than are accepted. The message is about all of them."""
+
+
+class ImageRoomError(ImageError):
+    """Images alone have more tokens than the model's context. The message is about all of them."""

@@ -15,7 +15,7 @@ from server.confined.pool import ConfinedPool
 from server.confined.process import ConfinedError, ConfinedProcess, Limits
 from server.images.addresses import ImageAddresses
 from server.images.data_url import image_bytes
-from server.images.errors import ImageError
+from server.images.errors import ImageError, ImageRoomError, TooManyImagesError
 from server.images.message import Json, pack, unpack
 from server.images.processors.processor import ImageShape
 from server.images.source import ImageSource
@@ -122,13 +122,13 @@ class ImagePool:
     async def read_all(self, sources: Sequence[ImageSource], room: int) -> list[ProcessedImage]:
         """Return the images of a conversation in order.
 
-        Raises ImageError with the index of an image that cannot be read, or that exceeds `room`,
-        the embeddings that fit the model's context. A tiny file may become megabytes of pixels, so
-        the images behind that one are not processed.
+        Raises ImageError with the index of an image that cannot be read, TooManyImagesError, or
+        ImageRoomError if they exceed `room`, the embeddings that fit the model's context. A tiny
+        file may become megabytes of pixels, so the images behind it are not processed.
         """
         if len(sources) > MAX_IMAGES:
-            raise ImageError(
-                f"The request has {len(sources)} images; the limit is {MAX_IMAGES}.", MAX_IMAGES
+            raise TooManyImagesError(
+                f"The request has {len(sources)} images; the limit is {MAX_IMAGES}."
             )
         images: list[ProcessedImage] = []
         embeddings = 0
@@ -140,11 +140,7 @@ class ImagePool:
             images.append(image)
             embeddings += image.shape.embeddings
             if embeddings > room:
-                raise ImageError(
-                    f"The request's first {index + 1} images take {embeddings} tokens of the "
-                    f"prompt; the model's context has {room}.",
-                    index,
-                )
+                raise ImageRoomError(_too_long(room, index + 1, len(sources), embeddings))
         return images
 
     async def read(self, source: ImageSource, *, alone: bool) -> ProcessedImage:
@@ -187,6 +183,19 @@ class ImagePool:
     def close(self) -> None:
         """Kill the processes. Idempotent."""
         self._pool.close()
+
+
+def _too_long(room: int, first: int, count: int, embeddings: int) -> str:
+    """Return the message about `first` images, of `count`, that alone exceed the context."""
+    if count == 1:
+        which, verb = "the image", "has"
+    elif first == count:
+        which, verb = f"the {count} images", "have"
+    else:
+        which, verb = f"the first {first} of the {count} images", "have"
+    given = f"{which} alone {verb} {embeddings}"
+    # The beginning is that of `context_exceeded`, which clients look for.
+    return f"This model's maximum context length is {room} tokens, but {given}."
 
 
 def _data_job(source: ImageSource, alone: bool) -> Job:

@@ -13,9 +13,9 @@ from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.image_config import SEEING, ImageConfig, read_image_config
 from engine.errors import ConfigError
 from engine.protocol.generate import Image
-from server.http.errors import invalid, unsupported
+from server.http.errors import ApiError, invalid, unsupported
 from server.images.addresses import ImageAddresses
-from server.images.errors import ImageError
+from server.images.errors import ImageError, ImageRoomError, TooManyImagesError
 from server.images.pool import ImagePool, ProcessedImage
 from server.images.processors.processor import Processor
 from server.images.processors.registry import processor_of
@@ -64,6 +64,10 @@ class Reader:
         try:
             sources = _sources(parts)
             return await self._pool.read_all(sources, self._room())
+        except TooManyImagesError as error:
+            raise invalid(param, str(error)) from error
+        except ImageRoomError as error:
+            raise ApiError(400, "context_length_exceeded", str(error), param=param) from error
         except ImageError as error:
             which = f"Image {error.index + 1} of {len(parts)}: " if len(parts) > 1 else ""
             raise invalid(param, f"{which}{error}") from error
@@ -87,6 +91,7 @@ class TextMessages:
 
     messages: list[Message]
     unread: Sequence[str]
+    num_tokens: int = 0
 
     def expanded(self, text: str) -> str:
         """Return the text."""

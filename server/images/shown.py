@@ -50,6 +50,11 @@ class ShownImages:
     tokens: ImageTokens
     unread: Sequence[str] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of placeholder tokens in the prompt."""
+        return sum(each.count for each in self.images)
+
     def expanded(self, text: str) -> str:
         """Return a prompt's text with all tokens of its images.
 
@@ -71,11 +76,11 @@ class ShownImages:
         """
         token = self.tokens.token_id
         positions = [index for index, each in enumerate(ids) if each == token]
-        due = sum(each.count for each in self.images)
-        if len(positions) != due:
+        if len(positions) != self.num_tokens:
             raise TemplateError(
-                f"The prompt has {len(positions)} image tokens; the images need {due}. The "
-                "tokenizer or the chat template does not fit the image processor."
+                f"The prompt has {len(positions)} image tokens; the images need "
+                f"{self.num_tokens}. The tokenizer or the chat template does not fit the image "
+                "processor."
             )
         found, first = [], 0
         for each in self.images:

@@ -122,6 +122,10 @@ class ChatImages(Protocol):
     def unread(self) -> Sequence[str]:
         """The names of parts that this model does not read."""
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of the prompt whose embeddings are the images'."""
+
     def expanded(self, text: str) -> str:
         """Return a prompt's text with all tokens of its images. Raises TemplateError."""
 

@@ -71,7 +71,7 @@ NODE: dict[str, tuple[str, ...]] = {
 IMAGES_NODE: dict[str, tuple[str, ...]] = {
     "ai_sdk": (
         *("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92"),
-        *("@ai-sdk/openai@3.0.141", "@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
+        *("@ai-sdk/openai@4.0.118", "@ai-sdk/anthropic@4.0.105", "zod@4.6.7"),
     ),
 }
 
@@ -130,11 +130,18 @@ def installed(name: str, packages: tuple[str, ...]) -> Path:
 
 
 def script_of(name: str) -> Path:
-    """Return the script of a Node client; install its packages if they have changed.
+    """Return the script of a Node client; install its packages if they have changed."""
+    return _script(name, NODE[name])
 
-    A script finds packages in its own folder, so it stands there as a copy.
-    """
-    folder = node_folder(name, NODE[name])
+
+def images_script_of(name: str) -> Path:
+    """Return the script of a Node client that sends images, as `script_of` does."""
+    return _script(f"images_{name}", IMAGES_NODE[name])
+
+
+def _script(name: str, packages: tuple[str, ...]) -> Path:
+    """A script finds packages in its own folder, so it stands there as a copy."""
+    folder = node_folder(name, packages)
     for script in (HERE / "node").glob("*.mjs"):
         shutil.copy(script, folder)
     return folder / f"run_{name}.mjs"

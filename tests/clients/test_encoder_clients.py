@@ -6,10 +6,7 @@ compares the result with that of plain HTTP.
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from tests.clients.environments import HERE, VECTORS, vectors_python_of
+from tests.clients.reports import Cell, rendered, run_script
 from tests.support import web
 from tests.support.cross_encoder_cases import CASES, TOKENIZER
 from tests.support.sentence_folder import sentence_folder
@@ -28,7 +26,6 @@ from tests.support.tiny_bert import tiny_bert
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 KEY = "sk-clients"
-RUN_S = 300
 CELLS = ("one", "many", "dimensions", "rerank", "too long", "wrong key", "token ids")
 OF_COHERE = "embed-english-v3.0"  # llama-index takes only names of Cohere's models
 TEXTS = (
@@ -40,14 +37,6 @@ TEXTS = (
 )
 QUERY = TEXTS[0]
 LONG = "the flour " * 200
-
-
-@dataclass(frozen=True)
-class Cell:
-    client: str
-    cell: str
-    passed: bool
-    reason: str
 
 
 def post(server: Server, path: str, **body: Any) -> Any:
@@ -123,17 +112,7 @@ def table() -> Iterator[list[Cell]]:
     """The cells of all clients, printed at the end."""
     table: list[Cell] = []
     yield table
-    print("\n\n" + rendered(table))
-
-
-def rendered(table: list[Cell]) -> str:
-    """Return the table as Markdown."""
-    lines = ["| client | " + " | ".join(CELLS) + " |", "|---" * (len(CELLS) + 1) + "|"]
-    for client in dict.fromkeys(cell.client for cell in table):
-        passed = {cell.cell: cell.passed for cell in table if cell.client == client}
-        marks = [("yes" if passed[name] else "NO") if name in passed else "-" for name in CELLS]
-        lines.append(f"| {client} | " + " | ".join(marks) + " |")
-    return "\n".join(lines)
+    print("\n\n" + rendered(table, CELLS))
 
 
 @pytest.mark.parametrize("name", VECTORS)
@@ -141,20 +120,4 @@ def test_client_of_encoders_gets_the_numbers_of_plain_http(
     name: str, target: dict[str, Any], table: list[Cell]
 ) -> None:
     script = HERE / "python" / f"vectors_{name}.py"
-    done = subprocess.run(
-        [vectors_python_of(name), script, json.dumps(target)],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-    )
-    # LiteLLM prints on stdout, too.
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    cells = [Cell(**json.loads(line)) for line in lines]
-    table += cells
-    failed = [f"{cell.client}, {cell.cell}: {cell.reason}" for cell in cells if not cell.passed]
-    if failed or done.returncode:
-        print(done.stderr[-4000:])
-    assert not failed
-    assert done.returncode == 0
-    assert cells
-    assert {cell.cell for cell in cells} <= set(CELLS)
+    run_script([vectors_python_of(name), script], target, CELLS, table)

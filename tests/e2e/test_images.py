@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import random
+import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.support import web
+from tests.support.process import ROOT
 from tests.support.serve import Server, serving
 from tests.support.thorough import examples
 from tests.support.tiny_smolvlm import Reference, noise, png_url, write_seeing
@@ -93,6 +99,65 @@ async def test_mixed_text_and_images_get_the_answers_of_transformers(
         assert answer["choices"][0]["token_ids"] == due
     server.wait_idle()
     assert server.metric("images_encoded") == len(shelf), "each picture once"
+
+
+def url_of(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+DOT = png_url(noise(random.Random(2), 3, 3))  # 90 tokens, as any square
+CONTEXT = "This model's maximum context length is 1024 tokens, but "
+SOME = "This server fetches no images from addresses. Send the image as a data: URL"
+
+
+@pytest.mark.parametrize(
+    ("text", "urls", "code", "message"),
+    [
+        ("", [DOT] * 101, "invalid_value", "The request has 101 images; the limit is 100."),
+        (
+            "",
+            [DOT] * 20,
+            "context_length_exceeded",
+            "first 12 of the 20 images alone have 1080",
+        ),
+        ("x" * 900, [DOT], "context_length_exceeded", "alone has 1032, 90 of them for images."),
+        ("x" * 9000, [DOT], "context_length_exceeded", "90 of them for images."),
+        ("", ["https://a.example/b.png"], "invalid_value", SOME),
+        ("", [DOT, "https://a.example/b.png"], "invalid_value", f"Image 2 of 2: {SOME}"),
+        ("", ["cat.png"], "invalid_value", "'cat.png' is neither a data: URL nor base64. Paths"),
+        ("", ["file:///cat.png"], "unsupported_parameter", "file: is not supported; send a data:"),
+        ("", [url_of(b"II*\0")], "invalid_value", "a TIFF image, which is not supported. Send a"),
+    ],
+)
+def test_error_about_images_says_what_to_change(
+    server: Server, text: str, urls: list[str], code: str, message: str
+) -> None:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+    response = web.post(f"{server.base_url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == code
+    assert message in error["message"]
+    assert (code == "context_length_exceeded") == error["message"].startswith(CONTEXT)
+
+
+def test_requests_of_the_page_are_answered(server: Server, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "images.md").read_text("utf-8")
+    noise(random.Random(3), 90, 60).save(tmp_path / "cat.png")
+    answers = []
+    for script in re.findall(r"```bash\n(.+?)```", page, re.S):
+        script = script.replace("curl", "curl -s --fail-with-body")
+        script = script.replace("http://127.0.0.1:8000", server.base_url)
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout
+        answers.append(json.loads(done.stdout)["usage"])
+    chat, response, message = answers
+    read = message["input_tokens"] + message["cache_read_input_tokens"]
+    assert chat["prompt_tokens"] == response["input_tokens"] == read > 90
 
 
 async def test_same_image_is_encoded_once_and_another_is_a_miss(server: Server) -> None:

@@ -73,7 +73,8 @@ def _readable(value: Any) -> Any:
     for index, part in enumerate(value if isinstance(value, list) else ()):
         kind = kind_of(part)
         if isinstance(kind, str) and kind not in (*READABLE, "input_image"):
-            raise failure("unsupported", "only texts and images are supported", index, "type")
+            message = "only parts of type input_text and input_image are supported"
+            raise failure("unsupported", message, index, "type")
     return value
 
 
@@ -83,7 +84,8 @@ def _known(value: Any) -> Any:
     for index, part in enumerate(value if isinstance(value, list) else ()):
         kind = kind_of(part)
         if isinstance(kind, str) and (kind not in types or kind == "refusal"):
-            raise failure("unsupported", "only texts, images and files are", index, "type")
+            message = "only parts of type input_text, input_image and input_file are supported"
+            raise failure("unsupported", message, index, "type")
     return value
 
 

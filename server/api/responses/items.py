@@ -61,7 +61,7 @@ class MessageItem(Part):
     def _only_users_show_images(self) -> Self:
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if isinstance(part, ResponseImagePart) and self.role != "user":
-                message = f"a message of role {self.role} has no images"
+                message = f"images are read in messages of role user, not {self.role}"
                 raise failure("invalid", message, "content", index, "type")
         return self
 

@@ -62,7 +62,7 @@ def test_form_that_clients_send_is_read(url: str) -> None:
         ("data:image/png;base64,abcde", "5 characters encode no whole number of bytes"),
         ("data:image/svg+xml,<svg/>", "character '<'"),
         ("data:image/png,%89PNG%0D%0A", "not valid base64"),
-        ("photo.png", "character '.'"),
+        ("photo.png", "neither a data: URL nor base64"),
         ("data:" + "a" * 2000 + ";base64,abcd", "2012 characters before its comma; the limit is 1"),
     ],
 )

@@ -13,7 +13,7 @@ from PIL import Image
 from engine.errors import ConfigError
 from server.images import pool as pool_module
 from server.images.addresses import ImageAddresses
-from server.images.errors import ImageError
+from server.images.errors import ImageError, ImageRoomError
 from server.images.pool import ImageCache, ImagePool, ProcessedImage
 from server.images.processors.processor import ImageShape
 from server.images.source import ImageSource
@@ -140,11 +140,12 @@ async def test_images_beyond_the_context_are_refused_before_the_rest_is_processe
 ) -> None:
     sources = [source(Image.new("RGB", (20, 20), (shade, 0, 0))) for shade in range(9)]
     assert len(await pool.read_all(sources[:3], 12)) == 3
-    with pytest.raises(ImageError) as error:
+    with pytest.raises(ImageRoomError) as error:
         await pool.read_all(sources, 12)
-    assert "first 4 images take 16 tokens" in str(error.value)
-    assert "has 12" in str(error.value)
-    assert error.value.index == 3
+    assert str(error.value) == (
+        "This model's maximum context length is 12 tokens, but the first 4 of the 9 images alone "
+        "have 16."
+    )
     assert pool.num_processed == 4
 
 

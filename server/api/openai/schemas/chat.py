@@ -177,7 +177,7 @@ class ChatMessage(Part):
             return self
         for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
             if isinstance(part, ImagePart):
-                message = f"a message of role {self.role} has no images"
+                message = f"images are read in messages of role user and tool, not {self.role}"
                 raise failure("invalid", message, "content", index, "type")
         return self
 

@@ -292,7 +292,7 @@ async def test_allowed_tools_may_be_custom_or_a_namespace(model: Path, says) -> 
         ({"tools": [ADD], "tool_choice": {"type": "image_generation"}}, "tool_choice", "no tools"),
         ({"input": [{"type": "image_generation_call", "id": "x"}]}, "input.0", "additional_tools"),
         ({"input": [{"type": "function_call_output", "call_id": "c",
-                     "output": [{"type": "input_audio"}]}]}, "input.0.output.0.type", "images"),
+                     "output": [{"type": "input_audio"}]}]}, "input.0.output.0.type", "only parts"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_followed_is_refused_by_name(
