@@ -82,7 +82,7 @@ def test_bert_variant_matches_transformers(encoder: Encoder, equality: Equality)
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'"),
+        ({"hidden_act": "mish"}, "hidden_act = 'mish'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
         ({"is_decoder": True}, "is_decoder = True"),
         ({"add_cross_attention": True}, "add_cross_attention"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import adapters, embed, generate, lens, outputs, ready, watch
+from engine.protocol import adapters, embed, failure, generate, lens, outputs, ready, watch
 from engine.protocol.generate import Abort, GenerateRequest, SamplingParams, TokenLogprobs
 from engine.protocol.message import Message
 from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
@@ -69,7 +69,7 @@ def test_message_is_frozen_and_tagged_with_its_name() -> None:
 
 
 def test_messages_have_unique_names_and_one_direction_each() -> None:
-    modules = (adapters, embed, generate, lens, outputs, ready, watch)
+    modules = (adapters, embed, failure, generate, lens, outputs, ready, watch)
     names = [value for module in modules for value in vars(module).values()]
     structs = [value for value in names if isinstance(value, type)]
     messages = {s for s in structs if issubclass(s, Message)} - {Message}

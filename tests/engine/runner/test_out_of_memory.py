@@ -26,7 +26,7 @@ def test_step_out_of_memory_is_computed_again(
         return forward(batch)
 
     failing.calls = 0
-    driver.runner.programs = None
+    driver.runner.programs = driver.runner.decodes = None
     monkeypatch.setattr(driver.runner.model, "forward", failing)
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(failing.calls))

@@ -125,7 +125,7 @@ def test_other_layers_are_not_folded(change: str, tmp_path: Path) -> None:
     use_kernels(model, "triton")
     chips.force(ALL)
     ids = torch.zeros(65 if change == "rows" else 64, dtype=torch.int64)
-    batch: Any = SimpleNamespace(input_ids=ids, adds_apart=change == "ablation")
+    batch: Any = SimpleNamespace(input_ids=ids, adds_apart=change == "ablation", seen=None)
     assert isinstance(model, Llama)
     assert not (takes_rows(model.embed, batch) and model._foldable())
     if change == "ablation":
