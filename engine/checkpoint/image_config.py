@@ -166,12 +166,22 @@ class Normalization:
 def normalization_of(config: ImageConfig, architecture: str) -> Normalization:
     """Return the scale, mean and deviation of a checkpoint. Raises ConfigError."""
     name = image_processor_type(config, architecture)
-    scale, mean, std = 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if config.flag("do_rescale", True):
-        scale = config.number("rescale_factor", 1 / 255)
-    if config.flag("do_normalize", name not in WITHOUT_NORMALIZATION):
-        mean = config.colour("image_mean", HALF if name in HALF_PROCESSORS else CLIP_MEAN)
-        std = config.colour("image_std", HALF if name in HALF_PROCESSORS else CLIP_STD)
+    is_half = name in HALF_PROCESSORS
+    mean, std = (HALF, HALF) if is_half else (CLIP_MEAN, CLIP_STD)
+    return read_normalization(config, mean, std, normalizes=name not in WITHOUT_NORMALIZATION)
+
+
+def read_normalization(
+    config: ImageConfig, mean: Colour, std: Colour, *, normalizes: bool = True
+) -> Normalization:
+    """Return the scale, mean and deviation; `mean` and `std` are the defaults of the class.
+
+    Raises ConfigError for values that are no numbers, or a deviation of 0.
+    """
+    scale = config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 1.0
+    if not config.flag("do_normalize", normalizes):
+        return Normalization(scale, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    mean, std = config.colour("image_mean", mean), config.colour("image_std", std)
     if 0.0 in std:
         config.refuse("image_std", "numbers other than 0")
     return Normalization(scale, mean, std)

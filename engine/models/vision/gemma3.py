@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.checkpoint.image_config import HALF
 from engine.checkpoint.weight_map import Names, Target
 from engine.errors import ConfigError
 from engine.layers.norm import OffsetRMSNorm
 from engine.models.base import positive
 from engine.models.vision import siglip
 from engine.models.vision.block import TowerLinear, Units, in_parts, under
-from engine.models.vision.pixels import HALF, Normalization, patches
+from engine.models.vision.pixels import Normalization, patches
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 
 PROJECTOR = "multi_modal_projector."

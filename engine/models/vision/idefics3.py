@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from engine.checkpoint.image_config import HALF
 from engine.checkpoint.weight_map import Names
 from engine.errors import ConfigError
 from engine.models.base import positive
 from engine.models.vision import siglip
 from engine.models.vision.block import TowerLinear, Units, in_parts, under
-from engine.models.vision.pixels import HALF, Normalization, patches
+from engine.models.vision.pixels import Normalization, patches
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 
 TOWER_DEFAULTS = siglip.DEFAULTS | {

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.checkpoint.image_config import CLIP_MEAN, CLIP_STD
 from engine.checkpoint.weight_map import Names
 from engine.errors import ConfigError
 from engine.layers.mlp import ACTIVATIONS
@@ -22,12 +23,7 @@ from engine.models.base import expect
 from engine.models.vision import clip, siglip
 from engine.models.vision.block import TowerLinear, Units, in_parts, under
 from engine.models.vision.clip import ClipTower
-from engine.models.vision.pixels import (
-    OPENAI_CLIP_MEAN,
-    OPENAI_CLIP_STD,
-    Normalization,
-    patches,
-)
+from engine.models.vision.pixels import Normalization, patches
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 from engine.ops.kernels import Kernels
 
@@ -103,7 +99,7 @@ def _of_projector(config: dict[str, Any]) -> dict[str, Any]:
         "activation": config.get("projector_hidden_act", "gelu"),
         "has_bias": bool(config.get("multimodal_projector_bias", True)),
         "normalization": Normalization.from_hf(
-            config.get("image_processor") or {}, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+            config.get("image_processor") or {}, CLIP_MEAN, CLIP_STD
         ),
     }
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from engine.checkpoint.image_config import CLIP_MEAN, CLIP_STD
 from engine.checkpoint.weight_map import Names
 from engine.errors import ConfigError
 from engine.layers.embedding import TokenEmbedding
@@ -22,7 +23,7 @@ from engine.layers.norm import LayerNorm
 from engine.layers.span_attention import Spans
 from engine.models.base import expect, positive
 from engine.models.vision.block import BlockShape, Units, VisionBlock
-from engine.models.vision.pixels import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, Normalization
+from engine.models.vision.pixels import Normalization
 from engine.models.vision.qwen_grid import (
     EPS,
     Grid,
@@ -97,7 +98,7 @@ class Qwen3VisionConfig(QwenTowerConfig):
                 f"different layers below {depth}."
             )
         image = config.get("image_processor") or {}
-        normalization = Normalization.from_hf(image, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
+        normalization = Normalization.from_hf(image, CLIP_MEAN, CLIP_STD)
         return cls.from_hf(
             given,
             DEFAULTS,

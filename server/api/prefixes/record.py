@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from engine.protocol.generate import Image
 from server.generation.chat_prompt import Chat
 from server.text import exact_json
 from server.text.tools import Tool
@@ -59,7 +60,8 @@ def prompt_record(
     chat: Chat, ids: Sequence[int], block_size: int, salt: str, adapter: int
 ) -> PromptRecord:
     """Return the record of a prompt; `ids` are its tokens. Takes as long as tokenising a tenth."""
-    system, messages = split_system(chat.messages)
+    images = () if chat.images is None else chat.images.placed(ids, salt)
+    system, messages = split_system(_with_digests(chat.messages, images))
     thinking = chat.thinking
     return PromptRecord(
         adapter=adapter,
@@ -69,7 +71,7 @@ def prompt_record(
         tools=_hash([tool.for_template for tool in shown_tools(chat)]),
         system=_hash(system),
         messages=array("q", map(_hash, messages)),
-        blocks=array("q", _block_hashes(ids, block_size)),
+        blocks=array("q", _block_hashes(ids, block_size, images)),
         block_size=block_size,
         num_tokens=len(ids),
         day=datetime.now().toordinal(),
@@ -104,10 +106,36 @@ def _hash(value: Any) -> int:
     return hash(exact_json.text(value))
 
 
-def _block_hashes(ids: Sequence[int], size: int) -> Iterator[int]:
-    """Yield a hash of each full block. Equal prefixes have equal blocks, so none is chained."""
+def _with_digests(
+    messages: Sequence[dict[str, Any]], images: Sequence[Image]
+) -> Sequence[dict[str, Any]]:
+    """Return messages whose image parts name their image; otherwise all pictures would be equal."""
+    if not images:
+        return messages
+    digests = iter([image.digest.hex() for image in images])
+    return [
+        {
+            **message,
+            "content": [
+                {**part, "image": next(digests)} if part["type"] == "image" else part
+                for part in message["content"]
+            ],
+        }
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _block_hashes(ids: Sequence[int], size: int, images: Sequence[Image]) -> Iterator[int]:
+    """Yield a hash of each full block, and of the images that it shows.
+
+    Equal prefixes have equal blocks, so none is chained.
+    """
     tokens = array("i", ids)
     data = tokens.tobytes()
     width = size * tokens.itemsize
-    for begin in range(0, len(data) - width + 1, width):
-        yield hash(data[begin : begin + width])
+    for index in range(len(ids) // size):
+        start = index * size
+        shown = [image.digest for image in images if image.overlaps(start, start + size)]
+        yield hash((data[index * width : (index + 1) * width], *shown))

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.image_config import HALF
 from engine.errors import ConfigError
-from engine.models.vision.pixels import HALF, Normalization, patches
+from engine.models.vision.pixels import Normalization, patches
 from tests.support.vision import IMAGE_PROCESSOR, numbers_of, picture
 
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(-1, -1, -1, 3)
@@ -37,7 +38,8 @@ def test_every_byte_has_the_bits_of_the_reference() -> None:
         ({"do_normalize": False}, [0.0, 1.0]),
         ({"do_rescale": False, "do_normalize": False}, [0.0, 255.0]),
         ({"do_rescale": False, "image_mean": 5.0, "image_std": 2.0}, [-2.5, 125.0]),
-        ({"rescale_factor": 1 / 127.5, "image_mean": None, "image_std": None}, [-1.0, 3.0]),
+        ({"rescale_factor": 1 / 127.5}, [-1.0, 3.0]),
+        ({"do_rescale": None, "do_normalize": None}, [0.0, 255.0]),  # off, as in transformers
     ],
 )
 def test_each_setting_of_the_image_processor_is_applied(
@@ -54,6 +56,7 @@ def test_each_setting_of_the_image_processor_is_applied(
         ("image_std", [0.5, 0.0, 0.5]),
         ("image_mean", [0.5, 0.5]),
         ("image_mean", "half"),
+        ("image_std", None),
         ("rescale_factor", [1.0, 1.0]),
         ("rescale_factor", float("nan")),
         ("image_std", [True, 1.0, 1.0]),

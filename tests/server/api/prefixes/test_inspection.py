@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.protocol.generate import Image
 from server.api.prefixes import inspection
-from server.api.prefixes.record import PromptRecord, prompt_record
+from server.api.prefixes.record import PromptRecord, num_shared_blocks, prompt_record
 from server.api.tenant_store import TenantStore
 from server.generation.chat_prompt import Chat
+from server.images.shown import ImageTokens, ReadImage, ShownImages
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import Served, serving
 
@@ -213,6 +215,25 @@ async def test_prompts_of_another_tenant_are_not_found(says: Any, model: Any) ->
 def record(number: int, num_tokens: int = 64) -> PromptRecord:
     chat = Chat([USER, {**USER, "content": str(number)}], {})
     return prompt_record(chat, [number] * num_tokens, 16, "", 0)
+
+
+def record_with_image(digest: bytes) -> PromptRecord:
+    """Return the record of a prompt whose tokens 20 to 39 show an image."""
+    tokens = ImageTokens("<image>", "<image>", 9)
+    shown = ReadImage(Image(digest, ()), 20, "<image>" * 20)
+    message = {**USER, "content": [{"type": "image", "text": "<image>"}]}
+    images = ShownImages([USER, message], [shown], tokens)
+    return prompt_record(
+        Chat([USER, message], {}, images=images), [1] * 20 + [9] * 20 + [2] * 24, 16, "", 0
+    )
+
+
+def test_record_tells_pictures_apart_whose_tokens_are_equal() -> None:
+    cat, dog = record_with_image(b"cat"), record_with_image(b"dog")
+    assert num_shared_blocks(cat, record_with_image(b"cat")) == 4
+    assert num_shared_blocks(cat, dog) == 1
+    assert cat.messages[0] == dog.messages[0]
+    assert cat.messages[1] != dog.messages[1]
 
 
 def test_record_holds_no_text_and_no_tokens() -> None:
