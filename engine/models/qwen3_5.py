@@ -93,7 +93,9 @@ class Qwen35(GatedLlama):
 
 
 class SeeingQwen35(Qwen35):
-    names: ClassVar[Names] = Qwen35.names | under(Qwen3Vision.names, "vision.", "model.visual.")
+    names: ClassVar[Names] = dict(Qwen35.names) | under(
+        Qwen3Vision.names, "vision.", "model.visual."
+    )
     ignored_prefixes: ClassVar[Sequence[str]] = HEAD_PREFIXES
     config: SeeingQwen35Config
 

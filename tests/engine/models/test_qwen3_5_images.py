@@ -6,9 +6,11 @@ The models are tiny with random weights. Answers are 40 greedy tokens in fp32.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -18,10 +20,10 @@ from tests.engine.runner.test_image_positions import ANSWER, STORIES, ask, check
 from tests.support.driver import Driver, part_of
 from tests.support.golden import edit_checkpoint, of_transformers
 from tests.support.prediction_heads import add_head
-from tests.support.qwen_images import vision_inputs
-from tests.support.seeing import prompt_with
+from tests.support.qwen_images import shown, vision_inputs
+from tests.support.seeing import Shown, prompt_with
 from tests.support.single_steps import single_stepping
-from tests.support.vision import IMAGE_PROCESSOR
+from tests.support.vision import IMAGE_PROCESSOR, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"max_num_seqs": 8, "state_memory_bytes": 2**21, "block_size": 16}
@@ -92,3 +94,30 @@ def test_preempted_prompts_with_images_keep_states(served: Served) -> None:
     driver = Driver(folder, **(SMALL | fields))
     check_answers(driver, expected)
     assert driver.stats.preemptions > 0
+
+
+def test_images_that_contradict_their_tokens_are_refused_and_others_answered(
+    served: Served,
+) -> None:
+    """Only a checkpoint whose files contradict each other can make such requests."""
+    folder, expected = served
+    driver = Driver(folder, **SMALL)
+    good = shown(3, 5, 0)
+    refused = {}
+    for wrong, said in (
+        (replace(good, grid=(5, 5)), "a grid of 5 x 5 tokens; its runs in the prompt have 15."),
+        (replace(shown(4, 5, 0), num_tokens=15, grid=(3, 5)), "made 20 embeddings of an image"),
+        (Shown(picture((1, 36, 61)), 15, (3, 5)), "36 x 61 pixels, and the model reads multiples"),
+    ):
+        refused[ask(driver, [good, wrong])] = said
+    split = msgspec.structs.replace(good.image(3), runs=((3, 7), (11, 8)))
+    refused[driver.submit([IMAGE_TOKEN] * 20, 1, images=[split])] = (
+        "a grid of 3 x 5 tokens; its runs in the prompt have 7, 8."
+    )
+    request = ask(driver, STORIES[0])
+    driver.run()
+    assert driver.tokens(request) == expected[0]
+    assert driver.rejected.keys() == refused.keys()
+    for number, said in refused.items():
+        assert driver.rejected[number].code == "invalid_value"
+        assert said in driver.rejected[number].message
