@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.layers.rotary_sections import RotarySections
 from engine.models.qwen3_5 import Qwen35, SeeingQwen35
 from tests.engine.models.test_qwen3_next import ROTATED, of_own_input, ungated
 from tests.support.delta_rule import without
@@ -136,6 +137,12 @@ def tower_tensors() -> Tensors:
     return {f"model.visual.{name}": each for name, each in tower.state_dict().items()}
 
 
+def named_as_text(config: dict[str, Any], tensors: Tensors) -> None:
+    """Name the language model in a checkpoint that has a tower, too."""
+    inside(config, tensors)
+    config["architectures"] = ["Qwen3_5ForCausalLM"]
+
+
 def tied_at_the_top(config: dict[str, Any], tensors: Tensors) -> None:
     inside(config, tensors)
     assert not any("lm_head" in name for name in tensors)
@@ -165,6 +172,7 @@ def yarn() -> Any:
 
 SPELLINGS = [
     Case("inside", config, inside, reference=single_steps),
+    Case("named-as-text", config, named_as_text, reference=single_steps),
     Case("tied-at-the-top", tied, tied_at_the_top, reference=single_steps),
     Case("tied-in-the-text", tied, tied_in_the_text, reference=single_steps),
     Case("old-prefix", config, with_old_prefix, reference=single_steps),
@@ -238,6 +246,16 @@ def test_qwen3_5_unsupported_tower_raises_config_error(
     change(values)
     with pytest.raises(ConfigError, match=said):
         SeeingQwen35.read_config(values)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    """They are the sizes of Qwen3.5-9B."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3_5Config(vision_config={"out_hidden_size": 4096})
+    read = SeeingQwen35.read_config(config.to_dict())
+    assert read.sections == RotarySections((11, 11, 10), interleaved=True)
+    assert read.rope_scaling.width(read.head_dim) == 2 * sum(read.sections.counts)
+    assert read.vision.deep_layers == ()
 
 
 # ---- mistakes --------------------------------------------------------------------------------
