@@ -10,7 +10,7 @@ from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
 from engine.memory.image_plan import embedding_bytes
-from engine.models.base import PredictionHead, Sees, SeesWhole
+from engine.models.base import PredictionHead, Sees, SeesWhole, has_image_axes
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
@@ -78,7 +78,8 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     store = ImageStore(embedding_bytes(loaded.plan, loaded.facts.max_model_len))
     if not isinstance(runner.model, Sees):
         return ImageRequests(None, store, runner.device)
-    requests = ImageRequests(runner.model, store, runner.device)
+    shows_grids = has_image_axes(runner.model)
+    requests = ImageRequests(runner.model, store, runner.device, shows_grids=shows_grids)
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
     sees_whole = isinstance(runner.model, SeesWhole)

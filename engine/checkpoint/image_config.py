@@ -42,6 +42,8 @@ SEEING = (
     "LlavaOnevisionForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
 HALF = (0.5, 0.5, 0.5)

@@ -28,6 +28,7 @@ from engine.vision.store import ImageStore
 log = logging.getLogger(__name__)
 
 NO_MEMORY = "The memory was not enough to encode an image. Send smaller ones, or try later."
+UNFIT = "The checkpoint's image processor does not fit its config.json."
 SLICE_S = 0.02  # of encoding between two steps; the last unit of it may take longer
 
 
@@ -41,8 +42,19 @@ class _Encoding(NamedTuple):
 class ImageRequests(Between):
     """The part of the loop that encodes images, in the order of their requests."""
 
-    def __init__(self, model: Sees | None, store: ImageStore, device: torch.device) -> None:
-        """Without a `model` requests with images are refused."""
+    def __init__(
+        self,
+        model: Sees | None,
+        store: ImageStore,
+        device: torch.device,
+        *,
+        shows_grids: bool = False,
+    ) -> None:
+        """Without a `model` requests with images are refused.
+
+        With `shows_grids` positions count the rows and columns of an image's tokens.
+        """
+        self._shows_grids = shows_grids
         self._model, self._store, self._device = model, store, device
         self._waiting: dict[int, GenerateRequest] = {}  # the oldest first
         self._held: dict[int, list[tuple[bytes, int]]] = {}  # images of requests: digest, bytes
@@ -68,20 +80,33 @@ class ImageRequests(Between):
         if self._model is None:
             raise RequestRejectedError("invalid_value", "The model takes no images.")
         for image in request.images:
-            tiles, height, width = image.shape
-            has_pixels = len(image.pixels) == tiles * height * width * 3
-            fits = image.runs and image.end <= len(request.prompt)
-            if isinstance(self._model, SeesWhole):
-                longest = max(count for _, count in image.runs or ((0, 0),))
-                fits = fits and longest <= self._model.image_tokens
-            if not has_pixels or not fits:
-                raise RequestRejectedError("invalid_value", "An image does not fit its request.")
+            self._check_image(image, len(request.prompt))
         size = sum(dict(self._sizes(request)).values())
         if size > self._store.capacity:
             raise RequestRejectedError(
                 "invalid_value",
                 f"The images of this request take {size >> 20} MiB when encoded; the server keeps "
                 f"at most {self._store.capacity >> 20} MiB. Send fewer or smaller images.",
+            )
+
+    def _check_image(self, image: Image, prompt_length: int) -> None:
+        """Raise RequestRejectedError if an image is not what the prompt, or the model, can show."""
+        tiles, height, width = image.shape
+        has_pixels = len(image.pixels) == tiles * height * width * 3
+        fits = image.runs and image.end <= prompt_length
+        if isinstance(self._model, SeesWhole):
+            longest = max(count for _, count in image.runs or ((0, 0),))
+            fits = fits and longest <= self._model.image_tokens
+        if not has_pixels or not fits:
+            raise RequestRejectedError("invalid_value", "An image does not fit its request.")
+        rows, columns = image.grid
+        is_grid = len(image.runs) == 1 and image.num_tokens == rows * columns
+        if self._shows_grids and not is_grid:
+            counts = ", ".join(str(count) for _, count in image.runs)
+            raise RequestRejectedError(
+                "invalid_value",
+                f"An image has a grid of {rows} x {columns} tokens; its runs in the prompt have "
+                f"{counts}. {UNFIT}",
             )
 
     def _sizes(self, request: GenerateRequest) -> list[tuple[bytes, int]]:
@@ -110,6 +135,9 @@ class ImageRequests(Between):
             try:
                 if self._encode(request):
                     ready.append(self._waiting.pop(request.id))
+            except RequestRejectedError as error:
+                refused[request.id] = error
+                self._forget(request.id)
             except Exception as error:
                 if not isinstance(error, torch.OutOfMemoryError) and not lacks_host_memory(error):
                     raise
@@ -132,11 +160,18 @@ class ImageRequests(Between):
         try:
             with torch.inference_mode():
                 next(encoding.units)
+            return False
         except StopIteration as end:
             embeddings: torch.Tensor = end.value
-            assert len(embeddings) == encoding.image.num_tokens, "places and embeddings"
-            self._store.add(encoding.image.digest, embeddings)
-            self._encoding = None
+        self._encoding = None
+        num_tokens = encoding.image.num_tokens
+        if len(embeddings) != num_tokens:
+            raise RequestRejectedError(
+                "invalid_value",
+                f"The model made {len(embeddings)} embeddings of an image that has {num_tokens} "
+                f"tokens in the prompt. {UNFIT}",
+            )
+        self._store.add(encoding.image.digest, embeddings)
         return False
 
     def _begin(self, image: Image) -> Generator[None, None, torch.Tensor]:

@@ -91,7 +91,8 @@ def check_images(
             if types and images:
                 is_image = torch.tensor([prompt]) == token
                 arguments["mm_token_type_ids"] = is_image.int()
-            expected.append(golden.reference(torch.tensor([prompt]), **arguments).logits[0])
+            arguments["input_ids"] = torch.tensor([prompt])
+            expected.append(golden.reference(**arguments).logits[0])
         placed.append(tuple(image.image(first) for image, first in pairs))
         for image, embeddings in zip(images, encoded, strict=True):
             assert embeddings.nbytes == model.image_bytes * image.num_tokens

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,19 @@ PROCESSOR = {
 }
 
 
-def write_tokenizer(folder: Path) -> int:
-    """Write a tokenizer with a token for each byte; return its size."""
+def write_tokenizer(folder: Path, template: str = TEMPLATE, more: Sequence[str] = ()) -> int:
+    """Write a tokenizer with a token for each byte, and `more` special ones; return its size."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens([*SPECIAL, *more])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<end_of_utterance>",
         "pad_token": "<|im_start|>",
-        "chat_template": TEMPLATE,
+        "chat_template": template,
         "extra_special_tokens": {
             "fake_image_token": "<fake_token_around_image>",
             "image_token": "<image>",
