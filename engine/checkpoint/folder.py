@@ -217,6 +217,20 @@ def weights_entry(config: Mapping[str, Any], names: Collection[str]) -> str:
     )
 
 
+def tensor_names(folder: Path) -> Collection[str]:
+    """Return the names of the tensors in the safetensors files; none if a folder has no such file.
+
+    Raises ConfigError if the index or the file is damaged.
+    """
+    entry = _weights_entry_of(folder)
+    if not entry.is_file():
+        return ()
+    if not is_index(entry.name):
+        return safetensors_header(entry).keys()
+    names = read_json(entry).get("weight_map")
+    return names.keys() if isinstance(names, dict) else ()
+
+
 def is_index(name: str) -> bool:
     """Return whether `name` is that of an index of safetensors files."""
     return name.endswith(".safetensors.index.json")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine.layers.linear import Linear
 from engine.models.base import Sees
 from engine.models.vision.block import AT_ONCE_CPU, AT_ONCE_GPU, PatchEmbedding, VisionBlock
+from engine.models.vision.gemma4 import Gemma4VisionBlock
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -50,7 +51,8 @@ def encoder_bytes(plan: ModelPlan) -> int:
 
     That is the widest layer of a block, or the numbers of the patches, and the residual stream.
     """
-    blocks = [each for each in plan.module.modules() if isinstance(each, VisionBlock)]
+    kinds = VisionBlock | Gemma4VisionBlock
+    blocks = [each for each in plan.module.modules() if isinstance(each, kinds)]
     if not blocks:
         return 0
     size = plan.dtype.itemsize
