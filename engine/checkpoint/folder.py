@@ -41,6 +41,8 @@ CHECKPOINT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",  # this and the next: how pictures are prepared
+    "preprocessor_config.json",
     "additional_chat_templates/*.jinja",
     "modules.json",  # this and the following: how sentence-transformers makes vectors
     "sentence_*_config.json",
