@@ -92,6 +92,11 @@ class Gemma4VisionConfig:
     out_hidden: int  # of the language model
     normalization: Normalization
 
+    @property
+    def most_patches(self) -> int:
+        """Most patches of an image, which go through a layer together."""
+        return self.budget * self.pool**2
+
     @classmethod
     def from_hf(cls, config: dict[str, Any], hidden: int) -> Gemma4VisionConfig:
         """Read config.json with the image processor's config as "image_processor".
