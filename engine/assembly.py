@@ -10,7 +10,7 @@ from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
 from engine.memory.image_plan import embedding_bytes
-from engine.models.base import PredictionHead, Sees, SeesWhole, has_image_axes
+from engine.models.base import PredictionHead, Sees, has_image_axes, whole_image_tokens
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
@@ -82,7 +82,7 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     requests = ImageRequests(runner.model, store, runner.device, shows_grids=shows_grids)
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
-    sees_whole = isinstance(runner.model, SeesWhole)
+    sees_whole = whole_image_tokens(runner.model) > 0
     runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
     return requests
 

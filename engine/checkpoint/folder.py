@@ -41,6 +41,8 @@ CHECKPOINT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",  # this and the next: how pictures are prepared
+    "preprocessor_config.json",
     "additional_chat_templates/*.jinja",
     "modules.json",  # this and the following: how sentence-transformers makes vectors
     "sentence_*_config.json",
@@ -215,6 +217,20 @@ def weights_entry(config: Mapping[str, Any], names: Collection[str]) -> str:
         f"config.json has transformers_weights = {named!r:.200}; it must name a *.safetensors file "
         "of the folder, or an index of such files."
     )
+
+
+def tensor_names(folder: Path) -> Collection[str]:
+    """Return the names of the tensors in the safetensors files; none if a folder has no such file.
+
+    Raises ConfigError if the index or the file is damaged.
+    """
+    entry = _weights_entry_of(folder)
+    if not entry.is_file():
+        return ()
+    if not is_index(entry.name):
+        return safetensors_header(entry).keys()
+    names = read_json(entry).get("weight_map")
+    return names.keys() if isinstance(names, dict) else ()
 
 
 def is_index(name: str) -> bool:

@@ -69,7 +69,7 @@ from engine.memory.trunk_plan import (
     plan_trunk,
     trunk_weight_map,
 )
-from engine.models.base import Classifier, Model, SeesWhole, classifier_of, on_meta_device
+from engine.models.base import Classifier, Model, classifier_of, on_meta_device, whole_image_tokens
 from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
@@ -123,7 +123,7 @@ class ModelPlan:
         step_tokens, encoder_tokens = default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         # A step may exceed the configured budget by an image, which one step computes whole.
-        self.image_tokens = self.module.image_tokens if isinstance(self.module, SeesWhole) else 0
+        self.image_tokens = whole_image_tokens(self.module)
         self.max_num_batched_tokens += self.image_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
         self.prediction = plan_head(self)

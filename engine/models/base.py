@@ -119,7 +119,12 @@ class SeesWhole(Sees, Protocol):
 
     @property
     def image_tokens(self) -> int:
-        """Most tokens of an image, or of a run of its tokens."""
+        """Most tokens of an image, or of a run of its tokens; 0 if the config says otherwise."""
+
+
+def whole_image_tokens(model: object) -> int:
+    """Return the most tokens of an image that one step computes whole; 0 if steps may cut them."""
+    return model.image_tokens if isinstance(model, SeesWhole) else 0
 
 
 def has_image_axes(model: Model) -> bool:

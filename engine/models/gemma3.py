@@ -21,10 +21,10 @@ from engine.layers.rotary import (
     parameters_by_kind,
     rope_theta,
 )
-from engine.models.base import expect, layer_windows, nullable, positive, positive_float
+from engine.models.base import expect, layer_windows, nullable, positive, positive_float, required
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
-from engine.models.multimodal import nested_config
+from engine.models.multimodal import nested_config, nested_weight_map
 from engine.models.vision.block import under
 from engine.models.vision.gemma3 import Gemma3Vision, Gemma3VisionConfig, with_projection
 from engine.protocol.generate import Image
@@ -59,6 +59,7 @@ class Gemma3Config(Gemma2Config):
 
     local_theta: float
     local_scaling: RopeScaling
+    nested: bool  # inside a multimodal checkpoint
     vision: Gemma3VisionConfig | None  # None: text only
 
 
@@ -88,10 +89,10 @@ class Gemma3(Gemma2):
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma3Config:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
-        sees = "text_config" in config
-        text = gemma_spelling(_text_config(config) if sees else config)
+        nested = "text_config" in config
+        text = gemma_spelling(_text_config(config) if nested else config)
         vision = None
-        if sees:
+        if nested and config.get("vision_config") is not None:
             vision = Gemma3VisionConfig.from_hf(config, positive(text, "hidden_size"))
         expect(text, "attn_logit_softcapping", None)
         final_cap = {"final_logit_softcapping": None} | text
@@ -109,8 +110,9 @@ class Gemma3(Gemma2):
             final_softcap=nullable(final_cap, "final_logit_softcapping", positive_float),
             local_theta=rope_theta(local),
             local_scaling=RopeScaling.from_hf(local),
+            nested=nested,
             vision=vision,
-            sees_whole_images=sees,
+            sees_whole_images=vision is not None,
         )
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
@@ -139,6 +141,8 @@ class Gemma3(Gemma2):
             for name, target in targets_by_module(self, NAMES_GEMMA2).items()
         }
         aliases = {"embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
+        if self.config.nested:
+            return nested_weight_map(targets, aliases)
         return WeightMap(targets, prefixes=("model.", ""), aliases=aliases)
 
 
@@ -147,9 +151,16 @@ class SeeingGemma3(Gemma3):
         Gemma3Vision.names, "vision.", ""
     )
 
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Gemma3Config:
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        required(config, "text_config")
+        required(config, "vision_config")
+        return Gemma3.read_config(config)
+
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)
-        assert self.config.vision is not None, "a config without text_config"
+        assert self.config.vision is not None
         self.vision = Gemma3Vision(self.config.vision, dtype=dtype)
 
     @property

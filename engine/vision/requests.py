@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from engine.errors import RequestRejectedError, lacks_host_memory
-from engine.models.base import Sees, SeesWhole
+from engine.models.base import Sees, whole_image_tokens
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
 from engine.scheduling.between import Between, Outcome, RetiredStep
@@ -94,9 +94,9 @@ class ImageRequests(Between):
         tiles, height, width = image.shape
         has_pixels = len(image.pixels) == tiles * height * width * 3
         fits = image.runs and image.end <= prompt_length
-        if isinstance(self._model, SeesWhole):
+        if most := whole_image_tokens(self._model):
             longest = max(count for _, count in image.runs or ((0, 0),))
-            fits = fits and longest <= self._model.image_tokens
+            fits = fits and longest <= most
         if not has_pixels or not fits:
             raise RequestRejectedError("invalid_value", "An image does not fit its request.")
         rows, columns = image.grid

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.image_config import SEEING, ImageConfig, read_image_config
+from engine.checkpoint.image_config import SEEING, ImageConfig, missing_tower, read_image_config
 from engine.errors import ConfigError
 from engine.protocol.generate import Image
 from server.http.errors import ApiError, invalid, unsupported
@@ -110,6 +110,11 @@ class TextOnly:
 
     token_id = None
 
+    def __init__(self, reason: str | None = None) -> None:
+        """`reason` is what the checkpoint lacks, if other checkpoints of its kind see."""
+        because = f" because {reason}" if reason else ""
+        self._refusal = f"This model takes no images{because}; send text only."
+
     async def read(self, messages: Sequence[Message], param: str) -> TextMessages:
         """Return messages without images. Raises a 400 ApiError if the user sends one."""
         names: list[str] = []
@@ -117,7 +122,7 @@ class TextOnly:
         for message in messages:
             parts = image_parts(message)
             if parts and message["role"] != "tool":
-                raise unsupported(param, "This model takes no images; send text only.")
+                raise unsupported(param, self._refusal)
             names += [part["name"] for part in parts]
             texts.append(_without_images(message) if parts else message)
         return TextMessages(texts, names)
@@ -157,6 +162,8 @@ def image_reader(
     architecture = names[0] if isinstance(names, list) and names else None
     if architecture not in SEEING:
         return TextOnly()
+    if reason := missing_tower(model, folder):
+        return TextOnly(reason)
     config = read_image_config(folder) or NO_SETTINGS
     processor = processor_of(model, config, architecture)
     token_id = tokenizer.token_id(processor.placeholder)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
-from engine.models.base import Sees, SeesWhole
+from engine.models.base import Sees, whole_image_tokens
 from engine.protocol.generate import Image
 from tests.support.forward import Plan, chunked, forward
 from tests.support.forward import whole as at_once
@@ -69,15 +69,16 @@ def check_images(
     inputs: Callable[[Sequence[Shown]], dict[str, Any]],
     *,
     types: bool = False,
+    processor: Mapping[str, Any] = IMAGE_PROCESSOR,
     **options: Any,
 ) -> None:
     """Check the logits of prompts with images, at once and in chunks.
 
     `stories` are the images of each prompt, and `inputs` the reference's arguments for them. The
     chunks cut images, unless the tokens of an image see all of it. With `types` the reference also
-    wants the type of each token.
+    wants the type of each token. `processor` is the config of the image processor.
     """
-    (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
+    (golden.folder / "preprocessor_config.json").write_text(json.dumps(processor))
     runner = load(golden.folder, **options)
     assert isinstance(runner.model, Sees)
     model = cast(Sees, runner.model)
@@ -99,7 +100,7 @@ def check_images(
         prompts.append(prompt)
         shown.append(list(zip(starts, encoded, strict=True)))
     chunks = chunked(prompts, 7)
-    backend = runner.backend if isinstance(model, SeesWhole) else None
+    backend = runner.backend if whole_image_tokens(model) else None
     if backend is not None:
         chunks = chunked_around(prompts, shown, 7)
     for plan in (at_once(prompts), chunks):

@@ -24,13 +24,16 @@ class Normalization(image_config.Normalization):
     """
 
     @classmethod
-    def from_hf(cls, config: dict[str, Any], mean: Colour, std: Colour) -> Self:
-        """Read an image processor's config; `mean` and `std` are the defaults of its class.
+    def from_hf(
+        cls, config: dict[str, Any], mean: Colour, std: Colour, *, normalizes: bool = True
+    ) -> Self:
+        """Read an image processor's config; `mean`, `std` and `normalizes` are its class's
+        defaults.
 
         Raises ConfigError for values that are no numbers, or a standard deviation of 0.
         """
         given = ImageConfig(config, "The image processor's config", {})
-        read = read_normalization(given, mean, std)
+        read = read_normalization(given, mean, std, normalizes=normalizes)
         return cls(read.scale, read.mean, read.std)
 
     def __call__(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

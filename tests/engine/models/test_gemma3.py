@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.image_config import missing_tower
 from engine.errors import ConfigError
 from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3, other_spellings
 from tests.support.golden import (
@@ -179,6 +180,28 @@ def test_gemma3_tied_multimodal_matches_transformers(golden: Golden, equality: E
 
 @golden_tests(MULTIMODAL, [full_prefill, greedy, accounts_for_both_halves])
 def test_gemma3_multimodal_matches_transformers(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+def blind(config: dict[str, Any], tensors: Tensors) -> None:
+    """Remove the tensors of the tower."""
+    for name in [name for name in tensors if not name.startswith("language_model.")]:
+        del tensors[name]
+
+
+def takes_text_only(golden: Golden) -> None:
+    """A folder without any tensor of the tower has no SeeingGemma3; the server says what lacks."""
+    assert type(golden.runner.model) is Gemma3
+    config = json.loads((golden.folder / "config.json").read_text())
+    found = missing_tower(config, golden.folder)
+    assert found == "model.safetensors has no tensors of vision_tower"
+
+
+@golden_tests(
+    [Case("blind", lambda: multimodal(tied=False), edit=blind)],
+    [full_prefill, takes_text_only],
+)
+def test_gemma3_without_a_tower_is_a_text_model(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 

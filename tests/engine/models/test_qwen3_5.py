@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.image_config import missing_tower
 from engine.errors import ConfigError
 from engine.layers.rotary_sections import RotarySections
 from engine.models.qwen3_5 import Qwen35, SeeingQwen35
@@ -210,6 +212,23 @@ def test_multimodal_model_saved_by_transformers_is_served(kind: str, tmp_path: P
 
 
 # ---- images ----------------------------------------------------------------------------------
+
+
+def blind(config: dict[str, Any], tensors: Tensors) -> None:
+    """Remove the tensors of the tower."""
+    for name in [name for name in tensors if "visual" in name]:
+        del tensors[name]
+
+
+BLIND = Case("blind", seeing, reference=single_steps, edit=blind, lengths=(33,))
+
+
+@pytest.mark.parametrize("golden", [BLIND], indirect=True, ids=lambda case: case.name)
+def test_qwen3_5_without_a_tower_is_a_text_model(golden: Golden) -> None:
+    full_prefill(golden)
+    assert not isinstance(golden.runner.model, SeeingQwen35)
+    model = json.loads((golden.folder / "config.json").read_text())
+    assert missing_tower(model, golden.folder) == "model.safetensors has no tensors of visual"
 
 
 SEEING = Case("seeing", seeing, reference=single_steps)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from engine.protocol.generate import Image
 from server.images.shown import ImageTokens, ReadImage, ShownImages, image_parts, marked
@@ -249,6 +251,32 @@ async def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
         response = await chat(served, CAT)
         assert response.status_code == 400
         assert "shows 0 images; the messages have 1" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("tower", "lacks"),
+    [
+        ({"num_hidden_layers": 1}, "model.safetensors has no tensors of vision_tower"),
+        (None, "config.json has no vision_config"),
+    ],
+)
+async def test_model_without_its_tower_says_what_is_missing(
+    tmp_path: Path, tower: dict[str, Any] | None, lacks: str
+) -> None:
+    model = write_model(tmp_path / "model", PARTS)
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": tower,
+        "eos_token_id": 257,
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    weights = {"language_model.model.norm.weight": np.ones(3, np.float32)}
+    save_file(weights, model / "model.safetensors")
+    async with serving(engine(), model) as served:
+        response = await chat(served, CAT)
+        assert response.status_code == 400
+        said = f"This model takes no images because {lacks}; send text only."
+        assert response.json()["error"]["message"] == f"messages: {said}"
 
 
 async def test_text_model_refuses_images_of_users(seeing: Served) -> None:
