@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3, other_spellings
+from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3
+from engine.models.multimodal import other_spellings
 from tests.support.golden import (
     ANSWER,
     EQUALITIES,
