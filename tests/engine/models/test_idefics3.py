@@ -65,11 +65,12 @@ def shown(tiles: int, seed: int) -> Shown:
     return Shown(picture((tiles, EDGE, EDGE), seed), tiles * PER_TILE)
 
 
+def inputs(images: Sequence[Shown]) -> dict[str, Any]:
+    return {"pixel_values": numbers_of(torch.cat([each.pixels for each in images]))[None]}
+
+
 @pytest.mark.parametrize("golden", CASES, indirect=True, ids=lambda case: case.name)
 def test_idefics3_with_images_matches_transformers(golden: Golden) -> None:
-    def inputs(images: Sequence[Shown]) -> dict[str, Any]:
-        return {"pixel_values": numbers_of(torch.cat([each.pixels for each in images]))[None]}
-
     three = [shown(5, 1), shown(1, 2), shown(2, 3)]
     check_images(golden, [[], [shown(1, 0)], three], IMAGE_TOKEN, inputs)
 
