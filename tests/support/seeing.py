@@ -152,7 +152,7 @@ class Family:
 
 
 class SeeingGolden:
-    """The stories of a family, asked of drivers of its checkpoint, and the reference's answers."""
+    """The stories of a family for drivers of its checkpoint, and the reference's answers."""
 
     def __init__(self, family: Family, folder: Path) -> None:
         self.family, self.golden = family, Golden(family.case, folder)
