@@ -6,7 +6,7 @@ layers the tokens of an image see each other both ways.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +24,14 @@ from engine.layers.rotary import (
 from engine.models.base import expect, layer_windows, nullable, positive, positive_float, required
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
-from engine.models.multimodal import nested_config, nested_weight_map
+from engine.models.multimodal import (
+    TEXT,
+    TOWER,
+    nested_config,
+    nested_weight_map,
+    other_spellings,
+    spellings,
+)
 from engine.models.vision.block import under
 from engine.models.vision.gemma3 import Gemma3Vision, Gemma3VisionConfig, with_projection
 from engine.protocol.generate import Image
@@ -43,7 +50,6 @@ TEXT_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-TEXT, TOWER = "language_model.", "vision_tower."
 THETA = {
     "full_attention": ("rope_theta", 1e6),
     "sliding_attention": ("rope_local_base_freq", 1e4),
@@ -179,30 +185,10 @@ class SeeingGemma3(Gemma3):
 
     def weight_map(self) -> WeightMap:
         targets = with_projection(targets_by_module(self, self.names))
-        aliases = {name: tuple(other_spellings(name)) for name in targets}
-        if self.config.tied:
-            embedding, head = TEXT + "model.embed_tokens.weight", TEXT + "lm_head.weight"
-            aliases[embedding] += (head, *other_spellings(head))
         unused = TOWER + "head."
         return WeightMap(
             targets,
-            aliases=aliases,
+            aliases=spellings(targets, tied=self.config.tied),
             ignored=("embeddings.position_ids", "rotary_emb.inv_freq"),
             ignored_prefixes=(unused, *other_spellings(unused)),
         )
-
-
-def other_spellings(name: str) -> Iterator[str]:
-    """Yield the names that published checkpoints, and transformers in memory, have for a tensor."""
-    if name.startswith(TEXT + "model."):
-        inner = name.removeprefix(TEXT + "model.")
-        yield "model." + TEXT + inner
-        yield TEXT + inner
-    elif name.startswith(TEXT):
-        yield name.removeprefix(TEXT)
-    else:
-        yield "model." + name
-    if name.startswith(TOWER):
-        inner = name.removeprefix(TOWER)
-        yield TOWER + "vision_model." + inner
-        yield "model." + TOWER + "vision_model." + inner

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision over HTTP: a second image in the conversation changes the tokens of the first."""
+"""LLaVA over HTTP: in LLaVA-OneVision a second image changes the tokens of the first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.image_chats import Conversation
 from tests.support.serve import Server, serving
-from tests.support.tiny_onevision import SQUARE, Reference, write_onevision
+from tests.support.tiny_llava import SQUARE, Reference, write_next, write_onevision
 from tests.support.tiny_smolvlm import noise
 
 
@@ -60,3 +60,17 @@ def test_images_of_odd_sizes_get_the_answers_of_transformers(
     turns = [Conversation(server, reference).say("One", lone)]
     turns.append(Conversation(server, reference).say("Three", lone, *rest))
     assert turns[0].answer != turns[1].answer
+
+
+@pytest.mark.slow
+def test_llava_next_tiles_all_images_of_a_conversation(tmp_path: Path) -> None:
+    folder = write_next(tmp_path / "model")
+    reference, rng = Reference(folder), random.Random(63)
+    with serving(folder, "--dtype", "float32", "--max-num-batched-tokens", "50") as server:
+        chat = Conversation(server, reference)
+        alone = chat.say("What is it?", noise(rng, 75, 40))
+        both = chat.say("And these?", noise(rng, 20, 90), noise(rng, 1, 1))
+        assert both.num_cached >= len(alone.prompt) - 16, "the first image is the same"
+        for size in ((28, 28), (84, 84), (300, 9), (61, 100)):
+            Conversation(server, reference).say("One", noise(rng, *size))
+        assert server.metric("images_encoded") == 7

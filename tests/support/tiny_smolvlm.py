@@ -120,24 +120,38 @@ class Reference:
 
     def answer(self, messages: list[dict[str, Any]], pictures: list[Image.Image], most: int) -> Any:
         """Return (prompt ids, greedy answer ids) of a chat whose content parts are in order."""
-        text = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
         values: dict[str, Any] = {}
+        shown: list[str] = []
         if pictures:
             with pillow_12_3_order():
                 found = self._images([pictures], return_tensors="pt", return_row_col_info=True)
             rows, columns = found.pop("rows")[0], found.pop("cols")[0]
-            before, *rest = text.split("<image>")
             shown = [_shown(r, c) for r, c in zip(rows, columns, strict=True)]
-            text = before + "".join(s + after for s, after in zip(shown, rest, strict=True))
             values = dict(found)
-        ids = self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        with torch.inference_mode():
-            out = self._model.generate(
-                input_ids=ids, do_sample=False, max_new_tokens=most, use_cache=True, **values
-            )
-        return ids[0].tolist(), out[0, ids.shape[1] :].tolist()
+        return greedy(self._model, self._tokenizer, messages, shown, values, most)
+
+
+def greedy(
+    model: Any,
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    shown: list[str],
+    values: dict[str, Any],
+    most: int,
+) -> Any:
+    """Return (prompt ids, greedy answer ids) of a chat.
+
+    `shown` has the text of each image, and `values` the model's arguments for all of them.
+    """
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    before, *rest = text.split("<image>")
+    text = before + "".join(image + after for image, after in zip(shown, rest, strict=True))
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids, do_sample=False, max_new_tokens=most, use_cache=True, **values
+        )
+    return ids[0].tolist(), out[0, ids.shape[1] :].tolist()
 
 
 def _shown(rows: int, columns: int) -> str:

@@ -6,6 +6,7 @@ The models are tiny with random weights. Answers are 40 greedy tokens in fp32.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ import torch
 
 from engine.vision.requests import ImageRequests
 from tests.engine.models.test_qwen3_5 import IMAGE_TOKEN, seeing
-from tests.engine.runner.test_image_positions import ANSWER, STORIES, ask, check_answers
 from tests.support.driver import Driver, part_of
 from tests.support.golden import edit_checkpoint, of_transformers
 from tests.support.prediction_heads import add_head
 from tests.support.qwen_images import shown, vision_inputs
-from tests.support.seeing import Shown, prompt_with
+from tests.support.seeing import ANSWER, Shown, prompt_with
 from tests.support.single_steps import single_stepping
 from tests.support.vision import IMAGE_PROCESSOR, picture
 
@@ -29,6 +29,29 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"max_num_seqs": 8, "state_memory_bytes": 2**21, "block_size": 16}
 KINDS = ["linear_attention", "full_attention"]
 Served = tuple[Path, list[list[int]]]
+STORIES: list[list[Shown]] = [
+    [shown(3, 5, 0)],
+    [],
+    [shown(4, 2, 1), shown(1, 1, 2), shown(2, 9, 3)],
+    [shown(3, 5, 4)],  # of the same size as the first, with other pixels
+    [shown(3, 5, 0), shown(6, 2, 5)],
+]
+
+
+def ask(driver: Driver, images: Sequence[Shown]) -> int:
+    prompt, starts = prompt_with(images, IMAGE_TOKEN)
+    placed = [each.image(first) for each, first in zip(images, starts, strict=True)]
+    return driver.submit(prompt, ANSWER, images=placed)
+
+
+def check_answers(driver: Driver, expected: list[list[int]], turns: int = 0) -> None:
+    """Submit all stories, with some turns between them, and compare the answers."""
+    ids = []
+    for images in STORIES:
+        ids.append(ask(driver, images))
+        driver.turn(turns)
+    driver.run()
+    assert [driver.tokens(each) for each in ids] == expected
 
 
 @pytest.fixture(scope="module")
