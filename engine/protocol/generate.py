@@ -166,6 +166,11 @@ class GenerateRequest(Message, frozen=True):
         """Number of tokens to compute before the first new one."""
         return len(self.prompt) + len(self.encoder_prompt)
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of its images' pixels."""
+        return sum([len(image.pixels) for image in self.images])
+
 
 class CacheLookup(Message, frozen=True):
     """The question how many tokens of a request's prompt and source are in the prefix cache.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from image_cells import MODEL, NO_IMAGE, REASON, TARGET, TOKENS, check_one, check_several, run
-from open_webui_page import ChatPage, Connection, add_model, browsing, started
+from open_webui_page import ChatPage, Connection, add_model, browsing, squeezed, started
 from recorder import Exchange, Recorder
 
 # Their prompts are longer than the context of the tiny model.
@@ -33,7 +31,8 @@ def asked(page: ChatPage, pictures: list[bytes], turn: int = 0) -> Exchange:
     page.wait(lambda: [x for x in RECORDER.exchanges[since:] if x.is_complete], "an answer")
     [exchange] = RECORDER.exchanges[since:]
     assert exchange.status == 200, exchange.answer
-    page.wait_answer(exchange.text.strip(), turn)
+    expected = squeezed(exchange.text)
+    page.wait(lambda: squeezed(page.answer(turn)) == expected, f"the answer {expected!r}")
     return exchange
 
 
@@ -77,7 +76,7 @@ def cells(page: ChatPage) -> dict[str, Any]:
         page.send(TARGET.question)
         page.wait_answer(REASON)
 
-    return dict(locals())
+    return {"one": one, "stream": stream, "several": several, "no_image": no_image}
 
 
 def main() -> None:
@@ -90,10 +89,8 @@ def main() -> None:
         ):
             add_model(url, "whole", MODEL, stream_response=False, **PARAMS)
             add_model(url, "streamed", MODEL, **PARAMS)
-            found = cells(page)
-            run("Open WebUI 0.12.4", **{k: v for k, v in found.items() if k != "page"})
+            run("Open WebUI 0.12.4", **cells(page))
     finally:
-        print(json.dumps([x.body for x in RECORDER.exchanges])[:3000], file=sys.stderr)
         RECORDER.close()
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -55,6 +55,11 @@ def environment(folder: Path, connections: list[Connection]) -> dict[str, str]:
     }
 
 
+def squeezed(text: str) -> str:
+    """Return `text` with single spaces: a page joins lines."""
+    return " ".join(text.split())
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
@@ -134,7 +139,7 @@ class ChatPage:
 
     def upload(self, name: str, data: bytes) -> None:
         """Choose a file for the next message; wait until the page shows it as a picture."""
-        shown = self._page.locator('#message-input-container img[alt="input"]')
+        shown = self._page.locator('#message-input-container img[data-cy="image"]')
         count = shown.count()
         upload = self._page.locator('input[type="file"]').first
         upload.set_input_files({"name": name, "mimeType": "image/png", "buffer": data})
