@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,14 +52,6 @@ class Job:
     alone: bool
     is_small: bool
     key: bytes
-
-
-@dataclass
-class Running:
-    """An image that is being processed, and how many requests wait for it."""
-
-    task: asyncio.Task[ProcessedImage]
-    num_waiting: int = 0
 
 
 class ImageProcess:
@@ -134,7 +126,9 @@ class ImagePool:
         self._addresses = addresses
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
         self._cache = ImageCache(CACHE_BYTES)
-        self._running: dict[bytes, Running] = {}
+        self._running: dict[bytes, asyncio.Task[ProcessedImage]] = {}
+        self._begun: set[bytes] = set()  # of them, those that have a process
+        self._waiting: Counter[bytes] = Counter()  # requests, by the key of their image
         self.num_processed = 0  # images that a process was given
         self.num_bytes = 0  # of the pixels of all images that the cache or a request has
 
@@ -180,50 +174,52 @@ class ImagePool:
         return image if image is not None else await self._processed(job, most)
 
     async def _processed(self, job: Job, most: int) -> ProcessedImage:
-        """Process an image once, also if several requests wait for it.
+        """Process an image once, also if several requests wait for it, or if they leave.
 
-        An image that all of them have left is taken from the queue.
+        An image that waits for a process leaves the queue with its last request.
         """
-        running = self._running.get(job.key)
-        if running is None:
-            running = Running(asyncio.create_task(self._process(job, most)))
-            self._running[job.key] = running
-        running.num_waiting += 1
+        task = self._running.get(job.key)
+        if task is None:
+            task = asyncio.create_task(self._process(job, most))
+            self._running[job.key] = task
+            task.add_done_callback(partial(self._ended, job.key))
+        self._waiting[job.key] += 1
         try:
-            return await asyncio.shield(running.task)
+            return await asyncio.shield(task)
         finally:
-            running.num_waiting -= 1
-            if not running.num_waiting:
-                del self._running[job.key]
-                running.task.cancel()
+            self._waiting[job.key] -= 1
+            if not self._waiting[job.key]:
+                del self._waiting[job.key]
+                if job.key not in self._begun:
+                    task.cancel()
+                    self._running.pop(job.key, None)
 
     async def _process(self, job: Job, most: int) -> ProcessedImage:
-        """Wait for a process, and use it to its end, also if no request waits any more.
+        """Wait for a process, and use it.
 
         The queue is here and not at the threads, which would hold the bytes of images that all
         requests have left.
         """
-        await self._slots.acquire()
-        if self.num_bytes > most:
-            self._slots.release()
-            raise ImagesOverloadedError(
-                f"The images of open requests have {self.num_bytes >> 20} MiB of pixels; the limit "
-                f"is {most >> 20} MiB."
-            )
-        self.num_processed += 1
-        work = self._pool.in_thread(partial(self._process_here, job))
-        running = asyncio.ensure_future(work)
-        running.add_done_callback(self._free_slot)
-        image = await asyncio.shield(running)
+        async with self._slots:
+            if self.num_bytes > most:
+                raise ImagesOverloadedError(
+                    f"The images of open requests have {self.num_bytes >> 20} MiB of pixels; the "
+                    f"limit is {most >> 20} MiB."
+                )
+            self.num_processed += 1
+            self._begun.add(job.key)
+            image = await self._pool.in_thread(partial(self._process_here, job))
         self.num_bytes += len(image.pixels)
         weakref.finalize(image, self._forget, len(image.pixels)).atexit = False
         self._cache.put(job.key, image)
         return image
 
-    def _free_slot(self, ended: asyncio.Future[ProcessedImage]) -> None:
-        self._slots.release()
-        if not ended.cancelled():
-            ended.exception()  # the requests that wait have it; one that left needs none
+    def _ended(self, key: bytes, task: asyncio.Task[ProcessedImage]) -> None:
+        if self._running.get(key) is task:
+            del self._running[key]
+            self._begun.discard(key)
+        if not task.cancelled():
+            task.exception()  # the requests that wait have it; one that left needs none
 
     def _forget(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
