@@ -266,8 +266,9 @@ class ProcessClient:
         adapter: int = 0,
         images: Sequence[Image] = (),
     ) -> int:
+        places = tuple(image.without_pixels for image in images)
         lookup = CacheLookup(
-            self.next_id(), list(prompt), salt, list(encoder_prompt), adapter, tuple(images)
+            self.next_id(), list(prompt), salt, list(encoder_prompt), adapter, places
         )
         found: int = await self._answer_to(lookup)
         return found

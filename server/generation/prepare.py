@@ -69,8 +69,7 @@ class PreparedRequest:
         """The same request for all that goes on once it is sent: pixels take megabytes."""
         if not self.images:
             return self
-        images = tuple(msgspec.structs.replace(image, pixels=b"") for image in self.images)
-        return replace(self, images=images)
+        return replace(self, images=tuple(image.without_pixels for image in self.images))
 
     @property
     def num_choices(self) -> int:
