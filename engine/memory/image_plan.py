@@ -38,8 +38,8 @@ def pixel_bytes(plan: ModelPlan, max_model_len: int) -> int:
     """Return the host's memory for pixels; 0 if the model sees none.
 
     That is for the processes that decode, the cache, and a request that fills its context, which is
-    in the API process, on its way and in the engine. Requests that wait for their images to be
-    encoded have theirs in addition.
+    in the API process, on its way and in the engine. Further requests have theirs in addition,
+    up to MAX_OPEN_BYTES (server/images/pool.py) and MAX_PIXEL_BYTES (admission.py).
     """
     if not isinstance(plan.model, Sees):
         return 0

@@ -39,6 +39,8 @@ class Generation(Submission[TokenOutput]):
     COUNTED = "n"
 
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
+        self._images = prepared.images  # until they are sent
+        prepared = prepared.without_pixels
         self.prepared = prepared
         self._reports_timings = state.config.enable_per_request_metrics
         self._choices = [
@@ -72,6 +74,7 @@ class Generation(Submission[TokenOutput]):
             for observer in self._observers:
                 contexts.enter_context(observer.submission())
             self._accept(self._client.submit(requests))
+            self._images = ()
             self._stream.wakes_on_prefills = bool(self._readers)
             begun = Begun(requests)
             for observer in self._observers:
@@ -96,7 +99,7 @@ class Generation(Submission[TokenOutput]):
             encoder_prompt=encoder_prompt,
             adapter=prepared.adapter,
             ablation=prepared.ablation,
-            images=prepared.images,
+            images=self._images,
         )
 
     def _params(self, choice: Choice) -> SamplingParams:

@@ -15,7 +15,12 @@ from engine.errors import ConfigError
 from engine.protocol.generate import Image
 from server.http.errors import ApiError, invalid, unsupported
 from server.images.addresses import ImageAddresses
-from server.images.errors import ImageError, ImageRoomError, TooManyImagesError
+from server.images.errors import (
+    ImageError,
+    ImageRoomError,
+    ImagesOverloadedError,
+    TooManyImagesError,
+)
 from server.images.pool import ImagePool, ProcessedImage
 from server.images.processors.processor import Processor
 from server.images.processors.registry import processor_of
@@ -27,6 +32,7 @@ from server.text.tokenizer import Tokenizer
 
 WORKER = "server.images.worker"
 NO_SETTINGS = ImageConfig({}, "preprocessor_config.json", {})
+RETRY_S = 2
 LEFT_OUT = "[An image was left out: this model reads text only.]"
 Message = dict[str, Any]
 
@@ -64,6 +70,9 @@ class Reader:
         try:
             sources = _sources(parts)
             return await self._pool.read_all(sources, self._room())
+        except ImagesOverloadedError as error:
+            headers = {"retry-after": str(RETRY_S)}
+            raise ApiError(503, "server_overloaded", str(error), headers=headers) from error
         except TooManyImagesError as error:
             raise invalid(param, str(error)) from error
         except ImageRoomError as error:
@@ -82,7 +91,8 @@ class Reader:
             grid=(shape.rows, shape.columns),
             size=shape.size,
         )
-        return ReadImage(image, shape.embeddings, self._processor.expansion(shape))
+        expansion = self._processor.expansion(shape)
+        return ReadImage(image, shape.embeddings, expansion, processed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class ReadImage:
     image: Image  # without runs
     count: int  # of placeholder tokens in `expansion`
     expansion: str  # text in place of the marker
+    source: object = None  # its ProcessedImage, which counts while a request has it
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,13 @@ def _trial(role: str, content: list[Json]) -> list[Json]:
     return [message]
 
 
+def shows_images(messages: Sequence[Json]) -> bool:
+    """Return whether a message of a chat has an image that is not read yet."""
+    contents = [message.get("content") for message in messages]
+    lists = [content for content in contents if isinstance(content, list)]
+    return any(part["type"] == "image" for content in lists for part in content)
+
+
 class ChatImages(Protocol):
     """The messages of a chat without images, and its images: `server.images.shown`."""
 
