@@ -91,11 +91,12 @@ class GGUFTensor:
 class StackedTensor:
     """Tensors whose rows follow each other in one tensor of the checkpoint.
 
-    Of its `shape`, -1 is as many as there are.
+    Of its `shape`, -1 is as many as there are. With another `axis`, it is not the rows.
     """
 
     parts: tuple[GGUFTensor, ...]
     shape: tuple[int, ...]
+    axis: int = 0
 
     @property
     def file(self) -> Path:
@@ -117,7 +118,8 @@ class StackedTensor:
 
     def read(self) -> torch.Tensor:
         """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
-        return torch.cat([part.read() for part in self.parts]).reshape(self.shape)
+        joined = torch.cat([part.read() for part in self.parts], dim=self.axis)
+        return joined.reshape(self.shape)
 
 
 def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]:
