@@ -34,9 +34,9 @@ from engine.checkpoint.folder import (
     weights_entry,
 )
 from engine.checkpoint.gguf.parts import (
+    image_encoders,
     is_first_part,
     is_gguf,
-    image_encoders,
     is_sidecar,
     parts_of,
     present_parts,
@@ -144,9 +144,10 @@ def pull(
     """Download the files of ORG/NAME that Penstock reads, and return their folder.
 
     With `gguf_file` only this file is downloaded, with the other parts if it is split and the image
-    encoder in its folder, and its path is returned. Without `weights` the weight files are skipped. Files that are in the cache are not
-    downloaded again. The hub is queried for a branch or tag, which may have moved; a commit that is
-    complete in the cache needs no network. Raises ConfigError with advice if the download fails.
+    encoder in its folder, and its path is returned. Without `weights` the weight files are skipped.
+    Files that are in the cache are not downloaded again. The hub is queried for a branch or tag,
+    which may have moved; a commit that is complete in the cache needs no network. Raises
+    ConfigError with advice if the download fails.
     `check` is called before the weights are downloaded, and may raise ConfigError to prevent it.
     """
     is_commit = revision and A_COMMIT.fullmatch(revision) and not gguf_file

@@ -39,15 +39,15 @@ PLAIN_PARTS = ("patch_embd", "position_embd")  # stay F32 in most files
 
 
 def write_pair(
-    target: Path, folder: Path, *, kind: str = "F32", name: str = "model", **tokenizer: Any
+    target: Path, folder: Path, changed: Mapping[str, Any] | None = None, **tokenizer: Any
 ) -> Path:
     """Write the checkpoint of `folder` into the folder `target`; return the model's file.
 
-    The matrices of the image encoder are of `kind`, those of the language model F32.
+    All matrices are F32. `changed` are settings of the image encoder.
     """
     target.mkdir(exist_ok=True)
-    write_sidecar(target / f"mmproj-{name}-{kind}.gguf", folder, kind)
-    return write_text(target / f"{name}.gguf", folder, **tokenizer)
+    write_sidecar(target / "mmproj-model-F32.gguf", folder, changed=changed)
+    return write_text(target / "model.gguf", folder, **tokenizer)
 
 
 def projector_of(folder: Path) -> str:
@@ -58,10 +58,11 @@ def projector_of(folder: Path) -> str:
 # ---- the language model ----------------------------------------------------------------------
 
 
-def write_text(file: Path, folder: Path, **tokenizer: Any) -> Path:
-    """Write the language model of a checkpoint alone."""
+def write_text(file: Path, folder: Path, template: str | None = None, **tokenizer: Any) -> Path:
+    """Write the language model of a checkpoint alone, with a chat template."""
     config = json.loads((folder / "config.json").read_text())
     projector, text = projector_of(folder), dict(config["text_config"])
+    architecture = ARCHITECTURES[projector]
     own: dict[str, Any] = {}
     rope = text.get("rope_parameters") or {}
     if sections := rope.get("mrope_section"):
@@ -79,7 +80,10 @@ def write_text(file: Path, folder: Path, **tokenizer: Any) -> Path:
         if inner is not None:
             tensors[inner] = tensor
     save_file(tensors, alone / "model.safetensors")
-    return write_gguf(file, alone, ARCHITECTURES[projector], own=own, **tokenizer)
+    settings: dict[str, Any] = {f"{architecture}.{key}": value for key, value in own.items()}
+    if template is not None:
+        settings["tokenizer.chat_template"] = template
+    return write_gguf(file, alone, architecture, settings=settings, **tokenizer)
 
 
 def text_name(name: str, projector: str) -> str | None:
