@@ -85,7 +85,9 @@ def _in_frames(frames: Sequence[StoredTensor]) -> StackedTensor:
 
 
 def _whole(stored: StoredTensor, *, added: bool = False) -> GGUFTensor:
-    return GGUFTensor(stored, None, 1.0 if added else 0.0, transposed=False)
+    """Return a tensor in the form of a checkpoint. Towers multiply no codes."""
+    amount = 1.0 if added else 0.0
+    return GGUFTensor(stored, None, amount, transposed=False, keeps_codes=False)
 
 
 def _tensor(

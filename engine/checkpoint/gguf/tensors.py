@@ -44,6 +44,7 @@ class GGUFTensor:
     transposed: bool
     of_columns: bool = False  # whether `order` is that of the columns
     is_decay: bool = False  # -exp of the checkpoint's numbers
+    keeps_codes: bool = True  # False: it is always read as numbers
 
     @property
     def file(self) -> Path:
@@ -57,6 +58,8 @@ class GGUFTensor:
     def form(self) -> CodesForm | None:
         """How `codes` keeps the tensor; None if it cannot."""
         inputs = self.stored.shape[-1]
+        if not self.keeps_codes:
+            return None
         if len(self.stored.shape) != 2 or self.transposed or self.added or inputs % GROUP:
             return None
         if self.of_columns and self.order is not None:  # the groups of codes are of other columns
