@@ -1,7 +1,7 @@
 """The image encoder of a GGUF model: a sidecar, mmproj-NAME.gguf, in the model's folder.
 
-Its settings and those of the model's file become one config.json. What a sidecar does not hold is
-here as in the released checkpoints. docs/images.md has the list.
+Its settings and those of the model's file become one config.json. Missing settings get the values
+of the released checkpoints. docs/gguf-images.md has the list.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ QWEN25_WINDOW = 112  # pixels
 # Areas of Qwen's pictures in pixels: those of the preprocessor_config.json of Qwen2.5-VL and of
 # Qwen3-VL. llama.cpp allows 8 to 4,096 tokens for both.
 QWEN25_AREA, QWEN3_AREA = (56 * 56, 12_845_056), (65_536, 16_777_216)
-# llama.cpp's converter writes the first if a config has no layer_norm_eps. The default that the
-# config stands for is the second, which all released SmolVLM and Idefics3 have.
-CONVERTER_EPSILON, SIGLIP_EPSILON = 1e-5, 1e-6
-QWEN_EPSILON = 1e-6  # fixed in the model
+QWEN_EPSILON = 1e-6  # fixed in the model; the converter writes that of the language model
 # Keys of `clip.vision.` that all sidecars of the converter have.
 ALWAYS = (
     "image_size",
@@ -56,7 +53,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """What the sidecars of a projector hold, and how a checkpoint says it.
+    """The contents of a projector's sidecars, and their form in a checkpoint.
 
     `prefix` begins the names of the language model's tensors in the checkpoint. `output` is the
     tensor whose dimension `axis` is the width of an embedding. `up` is the first layer of an MLP.
@@ -73,7 +70,7 @@ class Encoder:
 
 
 def projector_of(settings: Settings) -> str:
-    """Return the projector of a sidecar. Raises ConfigError if it has none."""
+    """Return the projector of a sidecar, "unknown" if it names none."""
     name = settings.get(PROJECTOR) or settings.get("clip.vision.projector_type")
     return name if isinstance(name, str) else "unknown"
 
@@ -147,8 +144,8 @@ def encoder_notes(settings: Settings) -> list[str]:
     if math.isclose(given, used, rel_tol=1e-6):
         return []
     return [
-        f"{VISION}{EPSILON} {given:.2g} of the image encoder ({projector}) is read as {used:.0e}, "
-        "as in the released checkpoints"
+        f"{VISION}{EPSILON} {given:.2g} of the image encoder ({projector}) is ignored: it is "
+        f"{used:.0e} in these models"
     ]
 
 
@@ -160,12 +157,7 @@ def epsilon_of(settings: Settings) -> float:
             f"The image encoder has {VISION}{EPSILON} = {given!r:.99}; it must be a number between "
             "0 and 1."
         )
-    projector = projector_of(settings)
-    if projector.startswith("qwen"):
-        return QWEN_EPSILON
-    if projector == "idefics3" and math.isclose(given, CONVERTER_EPSILON, rel_tol=1e-6):
-        return SIGLIP_EPSILON
-    return float(given)
+    return QWEN_EPSILON if projector_of(settings).startswith("qwen") else float(given)
 
 
 # ---- projectors ------------------------------------------------------------------------------

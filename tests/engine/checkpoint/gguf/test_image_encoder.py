@@ -347,12 +347,14 @@ def test_encoder_alone_is_no_model(checkpoints: Callable[[str], Path], tmp_path:
         model_folder(str(tmp_path))
 
 
-def test_epsilon_that_the_converter_makes_up_is_that_of_the_released_models(
-    checkpoints: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize(("name", "due"), [("idefics3", 1e-5), ("qwen3", None)])
+def test_epsilon_is_that_of_the_file_and_fixed_for_qwen(
+    name: str, due: float | None, checkpoints: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    file = write_text(tmp_path / "model.gguf", checkpoints("idefics3"))
+    file = write_text(tmp_path / "model.gguf", checkpoints(name))
     changed = {f"{VISION}attention.layer_norm_epsilon": 1e-5}
-    write_sidecar(tmp_path / "mmproj-x.gguf", checkpoints("idefics3"), changed=changed)
+    write_sidecar(tmp_path / "mmproj-x.gguf", checkpoints(name), changed=changed)
     folder = model_folder(str(file))
-    assert read_json(folder / "config.json")["vision_config"]["layer_norm_eps"] == 1e-6
-    assert "epsilon 1e-05 of the image encoder (idefics3) is read as 1e-06" in notes_of(folder)[-1]
+    vision, notes = read_json(folder / "config.json")["vision_config"], notes_of(folder)
+    assert vision.get("layer_norm_eps") == (due and float(np.float32(due)))
+    assert ("epsilon 1e-05 of the image encoder" in notes[-1]) == (due is None)
