@@ -81,6 +81,7 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     requests = ImageRequests(runner.model, store, runner.device)
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
+    runner.embeddings_of_text = requests.embeddings_of_text
     sees_whole = isinstance(runner.model, SeesWhole)
     runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
     return requests

@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from engine.errors import RequestRejectedError, lacks_host_memory
 from engine.models.base import Sees, SeesWhole
+from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
+from engine.protocol.outputs import Admission
 from engine.scheduling.between import Between, Outcome, RetiredStep
+from engine.vision.seen import tokens_of_text
 from engine.vision.store import ImageStore
 
 log = logging.getLogger(__name__)
@@ -38,6 +43,17 @@ class _Encoding(NamedTuple):
     units: Generator[None, None, torch.Tensor]
 
 
+@dataclass(slots=True)
+class _Spent:
+    """What the encoder has spent on the images of a request. Times are CLOCK_MONOTONIC seconds."""
+
+    begin: float = 0.0  # of the first unit; 0.0: none
+    seconds: float = 0.0  # of all units
+    units: int = 0
+    images: int = 0  # that were encoded
+    ready: float = 0.0  # when all embeddings were there
+
+
 class ImageRequests(Between):
     """The part of the loop that encodes images, in the order of their requests."""
 
@@ -47,6 +63,7 @@ class ImageRequests(Between):
         self._waiting: dict[int, GenerateRequest] = {}  # the oldest first
         self._held: dict[int, list[tuple[bytes, int]]] = {}  # images of requests: digest, bytes
         self._encoding: _Encoding | None = None
+        self._spent: dict[int, _Spent] = {}  # by request, until it is admitted
 
     @property
     def has_work(self) -> bool:
@@ -107,8 +124,10 @@ class ImageRequests(Between):
                 self._store.num_reused += sum(
                     self._store.find(each.digest) is not None for each in request.images
                 )
+                self._spent[request.id] = _Spent()
             try:
                 if self._encode(request):
+                    self._spent[request.id].ready = time.monotonic()
                     ready.append(self._waiting.pop(request.id))
             except Exception as error:
                 if not isinstance(error, torch.OutOfMemoryError) and not lacks_host_memory(error):
@@ -128,7 +147,9 @@ class ImageRequests(Between):
             if image is None:
                 return True
             self._encoding = _Encoding(image, self._begin(image))
-        encoding = self._encoding
+        encoding, spent = self._encoding, self._spent[request.id]
+        begin = time.monotonic()
+        spent.begin = spent.begin or begin
         try:
             with torch.inference_mode():
                 next(encoding.units)
@@ -137,6 +158,9 @@ class ImageRequests(Between):
             assert len(embeddings) == encoding.image.num_tokens, "places and embeddings"
             self._store.add(encoding.image.digest, embeddings)
             self._encoding = None
+            spent.images += 1
+        spent.seconds += time.monotonic() - begin
+        spent.units += 1
         return False
 
     def _begin(self, image: Image) -> Generator[None, None, torch.Tensor]:
@@ -146,6 +170,36 @@ class ImageRequests(Between):
         pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(tiles, height, width, 3)
         on_device = torch.from_numpy(pixels.copy()).to(self._device)
         return self._model.encode_image(on_device, image)
+
+    def embeddings_of_text(
+        self, images: Sequence[Image], length: int
+    ) -> Generator[None, None, SeenTokens]:
+        """Yield after each unit of work, and return what shows `images` in a text of `length`.
+
+        It is for a text apart from all requests: what is encoded here is not kept and not counted.
+        """
+        found: list[torch.Tensor] = []
+        for image in images:
+            kept = self._store.find(image.digest)
+            if kept is None:
+                kept = yield from self._begin(image)
+            found.append(kept)
+        sees_whole = isinstance(self._model, SeesWhole)
+        return tokens_of_text(images, found, length, self._device, sees_whole=sees_whole)
+
+    def admitted(self, admission: Admission) -> Admission:
+        spent = self._spent.pop(admission.id, None)
+        if spent is None:
+            return admission
+        return replace(
+            admission,
+            images_encoded=spent.images,
+            images_reused=len(self._held[admission.id]) - spent.images,
+            images_ready=spent.ready,
+            encode_begin=spent.begin,
+            encode_seconds=spent.seconds,
+            encode_units=spent.units,
+        )
 
     def stepped(self, retired: RetiredStep) -> None:
         for output in retired.outputs:
@@ -157,6 +211,7 @@ class ImageRequests(Between):
 
         After an error its embeddings are not kept for others: they may contain NaN.
         """
+        self._spent.pop(request_id, None)
         request = self._waiting.pop(request_id, None)
         held = self._held.pop(request_id, None)
         if held is not None:

@@ -82,7 +82,10 @@ class Reader:
             grid=(shape.rows, shape.columns),
             size=shape.size,
         )
-        return ReadImage(image, shape.embeddings, self._processor.expansion(shape))
+        processor = self._processor
+        return ReadImage(
+            image, shape.embeddings, processor.expansion(shape), processor.grids(shape)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class TextMessages:
     messages: list[Message]
     unread: Sequence[str]
     num_tokens: int = 0
+    grids: Sequence[list[dict[str, Any]]] = ()
 
     def expanded(self, text: str) -> str:
         """Return the text."""

@@ -29,7 +29,7 @@ from engine.protocol.lens import (
 )
 from engine.protocol.ready import Ready
 from server.glassbox.lens import captures as desk
-from server.glassbox.lens import routes as lens_route
+from server.glassbox.lens import text as lens_text
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import Served, eventually, serving
 
@@ -270,7 +270,7 @@ async def test_lens_with_several_ranks_is_refused(
         ({}, "invalid_value", "ids"),
         ({"ids": []}, "invalid_value", "ids"),
         ({"ids": [1] * 101}, "context_length_exceeded", "ids"),
-        ({"ids": [1] * 1025}, "invalid_value", "ids"),
+        ({"ids": [1] * 2049}, "invalid_value", "ids"),
         ({"text": "x" * 100}, "context_length_exceeded", "ids"),
         ({"ids": [258]}, "invalid_value", "ids"),
         ({"ids": [1], "text": "x"}, "invalid_value", "ids"),
@@ -480,13 +480,13 @@ async def test_long_text_is_tokenised_off_the_event_loop(
     lensed: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    encode = lens_route.encode_prompt
+    encode = lens_text.encode_prompt
 
     def noting(*args: Any, **options: Any) -> list[int]:
         threads.append(threading.current_thread())
         return encode(*args, **options)
 
-    monkeypatch.setattr(lens_route, "encode_prompt", noting)
+    monkeypatch.setattr(lens_text, "encode_prompt", noting)
     refused = await post(lensed, {"text": "x" * 20_000})
     assert await refusal(refused, 400) == ("context_length_exceeded", "ids")
     assert threads != [threading.main_thread()]
