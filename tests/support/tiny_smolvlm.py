@@ -116,6 +116,7 @@ class Reference:
         self._tokenizer = tokenizer
         load = transformers.SmolVLMForConditionalGeneration.from_pretrained
         self._model = load(folder, dtype=torch.float32).eval()
+        self.image_token: int = self._model.config.image_token_id
 
     def answer(self, messages: list[dict[str, Any]], pictures: list[Image.Image], most: int) -> Any:
         """Return (prompt ids, greedy answer ids) of a chat whose content parts are in order."""
@@ -124,19 +125,30 @@ class Reference:
         )
         values: dict[str, Any] = {}
         if pictures:
-            with pillow_12_3_order():
-                found = self._images([pictures], return_tensors="pt", return_row_col_info=True)
-            rows, columns = found.pop("rows")[0], found.pop("cols")[0]
+            values = self._values(pictures)
+            rows, columns = values.pop("rows")[0], values.pop("cols")[0]
             before, *rest = text.split("<image>")
             shown = [_shown(r, c) for r, c in zip(rows, columns, strict=True)]
             text = before + "".join(s + after for s, after in zip(shown, rest, strict=True))
-            values = dict(found)
         ids = self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         with torch.inference_mode():
             out = self._model.generate(
                 input_ids=ids, do_sample=False, max_new_tokens=most, use_cache=True, **values
             )
         return ids[0].tolist(), out[0, ids.shape[1] :].tolist()
+
+    def _values(self, pictures: list[Image.Image]) -> dict[str, Any]:
+        with pillow_12_3_order():
+            return dict(self._images([pictures], return_tensors="pt", return_row_col_info=True))
+
+    def attention(self, ids: list[int], pictures: list[Image.Image]) -> torch.Tensor:
+        """Return the attention weights [layers, heads, T, T] of token ids that show pictures."""
+        values = self._values(pictures)
+        del values["rows"], values["cols"]
+        self._model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            found = self._model(torch.tensor([ids]), output_attentions=True, **values)
+        return torch.cat(found.attentions)
 
 
 def _shown(rows: int, columns: int) -> str:
