@@ -61,12 +61,13 @@ def make_core(
         num_adapter_slots=facts.max_loras,
         states=states,
     )
+    images = _image_requests(loaded)
     between: list[Between] = [
         ConstrainedRequests(runner.matchers),
-        _image_requests(loaded),
+        images,
         Adapters(scheduler, runner, endpoint.send),
         IdleCapture(runner),
-        Inspectors(scheduler, runner, endpoint.send),
+        Inspectors(scheduler, runner, endpoint.send, images),
     ]
     facts = with_limits(facts, runner.model)
     return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)

@@ -190,9 +190,9 @@ function draw(canvas, [width, height], bitmap, { drawing, weights, most }, [row,
     context.fillStyle = `rgb(${SHADES[shade].join(" ")})`;
     context.fillRect(...boxOf(Math.floor(at / drawing.columns), at % drawing.columns));
   });
-  // Grey and in soft light it lets each cell keep the colour of its weight.
+  // Grey, of little contrast and in soft light, it lets each cell keep the colour of its weight.
   context.globalCompositeOperation = "soft-light";
-  context.filter = "grayscale(1)";
+  context.filter = "grayscale(1) contrast(0.5)";
   context.drawImage(bitmap, 0, 0, width, height);
   context.filter = "none";
   context.globalCompositeOperation = "source-over";

@@ -172,7 +172,7 @@ function Fit({ fit }) {
   if (fit.r2 === null) return html`<p class="wf-note">No steps are recorded to fit a model to.</p>`;
   const stalls = fit.stalls ? `, ${count(fit.stalls, "stall")} left out` : "";
   return html`<p class="wf-fit">
-    fit: ${count(fit.steps, "step")}${stalls}, R² ${number(fit.r2, 2)}
+    fit: ${count(fit.steps, "step")}${stalls}, R² ${number(fit.r2, 2)}${" "}
     ${isRough(fit) && html`<strong class="wf-rough">rough here</strong>`}
     <br />a step takes ${duration(fit.base_ms)} + ${number(fit.prefill_us_per_token, 1)} µs for each
     prompt token + ${number(fit.decode_us_per_token, 1)} µs for each decode +
