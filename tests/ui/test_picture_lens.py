@@ -12,6 +12,8 @@ import playwright.sync_api as playwright
 import pytest
 from PIL import Image, ImageStat
 
+from tests.support import web
+from tests.support.serve import Server
 from tests.support.tiny_smolvlm import Reference, png_url
 from tests.ui.checks.chat import fill_options
 from tests.ui.checks.pictures import attached, file_of, give, sent_with, squares
@@ -69,6 +71,16 @@ def test_lens_draws_attention_over_the_picture(seeing_chat: Any, seeing_model: P
                 there = float(wanted[place_of(r, c, 3)])
                 assert table[r][c] == pytest.approx(there, abs=2e-5), (r, c)
         tables.first.click()
+
+
+def test_lens_refuses_pictures_that_its_tokens_do_not_show(seeing: Server) -> None:
+    body = {"ids": [40, 41, 42], "images": [png_url(squares(16))]}
+    url = f"{seeing.base_url}/ui/api/lens"
+    answer = web.post(url, json=body, headers={"X-Penstock-UI": "1"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "images"
+    assert "The prompt has 0 image tokens; the images need 63." in error["message"]
 
 
 def test_heat_map_is_bright_where_the_weight_is_large(seeing_chat: Any) -> None:

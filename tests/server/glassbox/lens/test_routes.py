@@ -250,6 +250,23 @@ async def test_head_that_does_not_exist_is_refused(lensed: Served, place: str, p
     assert await refusal(await get(lensed, f"{capture}/{place}"), 400) == ("invalid_value", param)
 
 
+async def test_mean_is_that_of_all_heads(lensed: Served) -> None:
+    capture = (await post(lensed, {"ids": TOKENS})).json()["capture"]
+    whole = await get(lensed, f"{capture}/1/mean")
+    expected = np.rint(255 * np.sqrt(MAPS[1].mean(0)))
+    assert np.abs(np.frombuffer(whole.content, np.uint8).reshape(45, 45) - expected).max() <= 1
+    row = (await get(lensed, f"{capture}/1/mean?row=30")).json()
+    assert row.keys() == {"weights"}, "scores of several heads have no mean"
+    assert row["weights"] == pytest.approx(MAPS[1][:, 30, :31].mean(0).tolist(), abs=1e-6)
+    assert sum(row["weights"]) == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_images_of_a_text_model_are_refused(lensed: Served) -> None:
+    body = {"ids": TOKENS, "images": ["data:image/png;base64,iVBORw0KGgo="]}
+    assert await refusal(await post(lensed, body), 400) == ("unsupported_parameter", "images")
+    assert (await post(lensed, {"ids": TOKENS})).json()["images"] == []
+
+
 async def test_text_becomes_tokens_with_bos(lensed: Served, encode: Any) -> None:
     assert (await post(lensed, {"text": "Hi"})).json()["tokens"] == [256, *encode("Hi")]
 
