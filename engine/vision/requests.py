@@ -45,7 +45,7 @@ class _Encoding(NamedTuple):
 
 @dataclass(slots=True)
 class _Spent:
-    """What the encoder has spent on the images of a request. Times are CLOCK_MONOTONIC seconds."""
+    """The work of the encoder on the images of a request. Times are CLOCK_MONOTONIC seconds."""
 
     begin: float = 0.0  # of the first unit; 0.0: none
     seconds: float = 0.0  # of all units

@@ -44,7 +44,7 @@ class TextBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class LensText:
-    """What a lens looks at."""
+    """The text that a lens looks at."""
 
     tokens: list[int]
     source: list[int]

@@ -255,7 +255,7 @@ def test_waterfall_without_steps_is_queue_and_unexplained(recorder: Recorder) ->
 
 
 def encoded(begin: float, ready: float, seconds: float) -> Admission:
-    """Return what an admission says of two images, one of which had been encoded before."""
+    """Return what an admission says of one image, and another that had been encoded before."""
     return Admission(
         0,
         0.0,
