@@ -271,9 +271,14 @@ def test_pages_with_pictures_have_no_violation(
     page = chat_of(open_page, seeing, **options)
     give(page, "drop", ("a.png", "image/png", file_of(squares(12))))
     playwright.expect(attached(page)).to_have_count(1)
-    ask(page, "What is it?")
+    answer = ask(page, "What is it?")
     give(page, "drop", ("b.png", "image/png", file_of(squares(13, 90, 30))))
     playwright.expect(attached(page)).to_have_count(1)
+    assert axe.violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    answer.get_by_role("button", name="Inside the model").click()
+    page.get_by_role("tab", name="Picture").click()
+    page.wait_for_selector(".lens-drawings canvas")
     assert axe.violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page = prompt_page(open_page, seeing, **options)
