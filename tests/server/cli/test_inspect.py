@@ -1,4 +1,4 @@
-"""What `penstock inspect` prints of a request with images."""
+"""The lines that `penstock inspect` prints of a request with images."""
 
 from __future__ import annotations
 
