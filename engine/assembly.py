@@ -61,12 +61,13 @@ def make_core(
         num_adapter_slots=facts.max_loras,
         states=states,
     )
+    images = _image_requests(loaded)
     between: list[Between] = [
         ConstrainedRequests(runner.matchers),
-        _image_requests(loaded),
+        images,
         Adapters(scheduler, runner, endpoint.send),
         IdleCapture(runner),
-        Inspectors(scheduler, runner, endpoint.send),
+        Inspectors(scheduler, runner, endpoint.send, images),
     ]
     facts = with_limits(facts, runner.model)
     return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)
@@ -82,6 +83,7 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     requests = ImageRequests(runner.model, store, runner.device, shows_grids=shows_grids)
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
+    runner.embeddings_of_text = requests.embeddings_of_text
     sees_whole = whole_image_tokens(runner.model) > 0
     runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
     return requests

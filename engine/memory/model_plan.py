@@ -69,7 +69,14 @@ from engine.memory.trunk_plan import (
     plan_trunk,
     trunk_weight_map,
 )
-from engine.models.base import Classifier, Model, classifier_of, on_meta_device, whole_image_tokens
+from engine.models.base import (
+    Classifier,
+    Model,
+    Sees,
+    classifier_of,
+    on_meta_device,
+    whole_image_tokens,
+)
 from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
@@ -150,7 +157,10 @@ class ModelPlan:
         layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
         self.attention_specs = [layer.spec for layer in layers]
         # A lens needs all heads, so several ranks have none.
-        self.lens_bytes = 0 if self.ranks.count > 1 else lens_bytes(self.attention_specs)
+        sees = isinstance(self.module, Sees)
+        self.lens_bytes = 0
+        if self.ranks.count == 1:
+            self.lens_bytes = lens_bytes(self.attention_specs, sees=sees)
         self.backend, self.attention_description = self._backend()
         self.kernels = select_kernels(self.device, self.backend.name)
         in_tiles = multiplies_in_tiles(self.dtype, self.kernels)

@@ -12,17 +12,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from engine.errors import RequestRejectedError, lacks_host_memory
 from engine.models.base import Sees, whole_image_tokens
+from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
+from engine.protocol.outputs import Admission
 from engine.scheduling.between import Between, Outcome, RetiredStep
+from engine.vision.seen import tokens_of_text
 from engine.vision.store import ImageStore
 
 log = logging.getLogger(__name__)
@@ -37,6 +42,17 @@ class _Encoding(NamedTuple):
 
     image: Image
     units: Generator[None, None, torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Spent:
+    """The work of the encoder on the images of a request. Times are CLOCK_MONOTONIC seconds."""
+
+    begin: float = 0.0  # of the first unit; 0.0: none
+    seconds: float = 0.0  # of all units
+    units: int = 0
+    images: int = 0  # that were encoded
+    ready: float = 0.0  # when all embeddings were there
 
 
 class ImageRequests(Between):
@@ -59,6 +75,7 @@ class ImageRequests(Between):
         self._waiting: dict[int, GenerateRequest] = {}  # the oldest first
         self._held: dict[int, list[tuple[bytes, int]]] = {}  # images of requests: digest, bytes
         self._encoding: _Encoding | None = None
+        self._spent: dict[int, _Spent] = {}  # by request, until it is admitted
 
     @property
     def has_work(self) -> bool:
@@ -132,8 +149,10 @@ class ImageRequests(Between):
                 self._store.num_reused += sum(
                     self._store.find(each.digest) is not None for each in request.images
                 )
+                self._spent[request.id] = _Spent()
             try:
                 if self._encode(request):
+                    self._spent[request.id].ready = time.monotonic()
                     ready.append(self._waiting.pop(request.id))
             except RequestRejectedError as error:
                 refused[request.id] = error
@@ -156,23 +175,29 @@ class ImageRequests(Between):
             if image is None:
                 return True
             self._encoding = _Encoding(image, self._begin(image))
-        encoding = self._encoding
+        encoding, spent = self._encoding, self._spent[request.id]
+        begin = time.monotonic()
+        spent.begin = spent.begin or begin
         try:
             with torch.inference_mode():
                 next(encoding.units)
-            return False
         except StopIteration as end:
-            embeddings: torch.Tensor = end.value
-        self._encoding = None
-        num_tokens = encoding.image.num_tokens
-        if len(embeddings) != num_tokens:
+            self._encoding = None
+            self._keep(encoding.image, end.value)
+            spent.images += 1
+        spent.seconds += time.monotonic() - begin
+        spent.units += 1
+        return False
+
+    def _keep(self, image: Image, embeddings: torch.Tensor) -> None:
+        """Keep an image's embeddings. Raises RequestRejectedError if they are not its tokens'."""
+        if len(embeddings) != image.num_tokens:
             raise RequestRejectedError(
                 "invalid_value",
-                f"The model made {len(embeddings)} embeddings of an image that has {num_tokens} "
-                f"tokens in the prompt. {UNFIT}",
+                f"The model made {len(embeddings)} embeddings of an image that has "
+                f"{image.num_tokens} tokens in the prompt. {UNFIT}",
             )
-        self._store.add(encoding.image.digest, embeddings)
-        return False
+        self._store.add(image.digest, embeddings)
 
     def _begin(self, image: Image) -> Generator[None, None, torch.Tensor]:
         """Return the units of encoding an image."""
@@ -181,6 +206,36 @@ class ImageRequests(Between):
         pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(tiles, height, width, 3)
         on_device = torch.from_numpy(pixels.copy()).to(self._device)
         return self._model.encode_image(on_device, image)
+
+    def embeddings_of_text(
+        self, images: Sequence[Image], length: int
+    ) -> Generator[None, None, SeenTokens]:
+        """Yield after each unit of work, and return what shows `images` in a text of `length`.
+
+        It is for a text apart from all requests: what is encoded here is not kept and not counted.
+        """
+        found: list[torch.Tensor] = []
+        for image in images:
+            kept = self._store.find(image.digest)
+            if kept is None:
+                kept = yield from self._begin(image)
+            found.append(kept)
+        sees_whole = whole_image_tokens(self._model) > 0
+        return tokens_of_text(images, found, length, self._device, sees_whole=sees_whole)
+
+    def admitted(self, admission: Admission) -> Admission:
+        spent = self._spent.pop(admission.id, None)
+        if spent is None:
+            return admission
+        return replace(
+            admission,
+            images_encoded=spent.images,
+            images_reused=len(self._held[admission.id]) - spent.images,
+            images_ready=spent.ready,
+            encode_begin=spent.begin,
+            encode_seconds=spent.seconds,
+            encode_units=spent.units,
+        )
 
     def stepped(self, retired: RetiredStep) -> None:
         for output in retired.outputs:
@@ -192,6 +247,7 @@ class ImageRequests(Between):
 
         After an error its embeddings are not kept for others: they may contain NaN.
         """
+        self._spent.pop(request_id, None)
         request = self._waiting.pop(request_id, None)
         held = self._held.pop(request_id, None)
         if held is not None:

@@ -256,17 +256,15 @@ class Generation(Submission[TokenOutput]):
                 calls.callback(observer.closed, closed)
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
-        admission = self._admission(request_id)
         timeline = self._timelines[choice.index]
         return ChoiceRecord(
             id=request_id,
             index=choice.index,
             prompt_tokens=len(self.prepared.prompts[choice.prompt]),
-            cached_tokens=0 if admission is None else admission.cached_tokens,
             num_tokens=choice.num_tokens,
             finish=choice.finish,
             submitted=self._submitted_at,
-            admitted=None if admission is None else admission.at,
+            admission=self._admission(request_id),
             prefills=self._stream.prefills[request_id],
             first_token=timeline.first_token,
             last_token=timeline.last_token,

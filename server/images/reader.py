@@ -91,8 +91,9 @@ class Reader:
             grid=(shape.rows, shape.columns),
             size=shape.size,
         )
-        expansion = self._processor.expansion(shape)
-        return ReadImage(image, shape.embeddings, expansion, processed)
+        processor = self._processor
+        expansion, grids = processor.expansion(shape), processor.grids(shape)
+        return ReadImage(image, shape.embeddings, expansion, grids, processed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class TextMessages:
     messages: list[Message]
     unread: Sequence[str]
     num_tokens: int = 0
+    grids: Sequence[list[dict[str, Any]]] = ()
 
     def expanded(self, text: str) -> str:
         """Return the text."""

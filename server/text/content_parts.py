@@ -133,6 +133,10 @@ class ChatImages(Protocol):
     def num_tokens(self) -> int:
         """The number of tokens of the prompt whose embeddings are the images'."""
 
+    @property
+    def grids(self) -> Sequence[list[Json]]:
+        """Where the embeddings of each image are on the picture: `PatchGrid` in `server.images`."""
+
     def expanded(self, text: str) -> str:
         """Return a prompt's text with all tokens of its images. Raises TemplateError."""
 

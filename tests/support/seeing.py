@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 import torch
 
 from engine.models.base import Sees, whole_image_tokens
+from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Image
+from engine.runner.model_runner import ModelRunner
+from engine.vision.seen import tokens_of_text
 from tests.support.driver import Driver
 from tests.support.forward import Plan, chunked, forward
 from tests.support.forward import whole as at_once
 from tests.support.golden import TOLERANCE, VISIBLE, Case, Golden, load
+from tests.support.lens import run_lens, unpacked
 from tests.support.vision import IMAGE_PROCESSOR, Picture, shows, whole
 
 
@@ -68,6 +73,38 @@ def chunked_around(
     return plan
 
 
+def check_lens(
+    runner: ModelRunner,
+    prompt: list[int],
+    images: Sequence[Image],
+    embeddings: Sequence[torch.Tensor],
+    logits: torch.Tensor,
+) -> None:
+    """Check that a lens of a prompt with images predicts what the reference's logits say."""
+
+    def seen(images: Sequence[Image], length: int) -> Generator[None, None, SeenTokens]:
+        yield None
+        sees_whole = whole_image_tokens(runner.model) > 0
+        return tokens_of_text(images, embeddings, length, runner.device, sees_whole=sees_whole)
+
+    runner.embeddings_of_text = seen
+    result = run_lens(runner, prompt, images=tuple(images))
+    expected = logits.softmax(-1)
+    for at, found in enumerate(result.predictions[:-1]):
+        assert found.actual is not None
+        torch.testing.assert_close(
+            found.actual[0], float(expected[at, prompt[at + 1]]), **TOLERANCE
+        )
+    shown = [
+        at for image in images for first, count in image.runs for at in range(first, first + count)
+    ]
+    for layer in result.attention:
+        last = unpacked(layer)[:, -1]
+        assert last.sum(-1).tolist() == pytest.approx([1.0] * layer.heads, abs=1e-5)
+        if layer.window is None:
+            assert bool((last[:, shown] > 0).all())
+
+
 def check_images(
     golden: Golden,
     stories: Sequence[Sequence[Shown]],
@@ -113,6 +150,7 @@ def check_images(
         found = forward(runner, prompts, plan, prepare=shows(shown, backend), images=placed)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours, theirs, **TOLERANCE)
+    check_lens(runner, prompts[-1], placed[-1], [each for _, each in shown[-1]], expected[-1])
     (blind,) = forward(runner, prompts[-1:], at_once(prompts[-1:]))
     assert (blind - expected[-1]).abs().max() > VISIBLE, "images change nothing"
 

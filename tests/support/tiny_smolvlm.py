@@ -117,18 +117,31 @@ class Reference:
         self._tokenizer = tokenizer
         load = transformers.SmolVLMForConditionalGeneration.from_pretrained
         self._model = load(folder, dtype=torch.float32).eval()
+        self.image_token: int = self._model.config.image_token_id
 
     def answer(self, messages: list[dict[str, Any]], pictures: list[Image.Image], most: int) -> Any:
         """Return (prompt ids, greedy answer ids) of a chat whose content parts are in order."""
         values: dict[str, Any] = {}
         shown: list[str] = []
         if pictures:
-            with pillow_12_3_order():
-                found = self._images([pictures], return_tensors="pt", return_row_col_info=True)
+            found = self._values(pictures)
             rows, columns = found.pop("rows")[0], found.pop("cols")[0]
             shown = [_shown(r, c) for r, c in zip(rows, columns, strict=True)]
-            values = dict(found)
+            values = found
         return greedy(self._model, self._tokenizer, messages, shown, values, most)
+
+    def _values(self, pictures: list[Image.Image]) -> dict[str, Any]:
+        with pillow_12_3_order():
+            return dict(self._images([pictures], return_tensors="pt", return_row_col_info=True))
+
+    def attention(self, ids: list[int], pictures: list[Image.Image]) -> torch.Tensor:
+        """Return the attention weights [layers, heads, T, T] of token ids that show pictures."""
+        values = self._values(pictures)
+        del values["rows"], values["cols"]
+        self._model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            found = self._model(torch.tensor([ids]), output_attentions=True, **values)
+        return torch.cat(found.attentions)
 
 
 def greedy(

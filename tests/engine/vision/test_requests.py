@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from engine.errors import RequestRejectedError
 from engine.protocol.generate import Abort, GenerateRequest, Image, SamplingParams
-from engine.protocol.outputs import EngineStats, TokenOutput
+from engine.protocol.outputs import Admission, EngineStats, TokenOutput
 from engine.scheduling.between import RetiredStep
 from engine.vision import requests as module
 from engine.vision.requests import ImageRequests
@@ -53,6 +54,10 @@ def drain(part: ImageRequests) -> list[int]:
         outcome = part.work(is_quiet=False)
         ready += [each.id for each in outcome.ready] if outcome else []
     return ready
+
+
+def admitted(part: ImageRequests, number: int) -> Admission:
+    return part.admitted(Admission(number, 0.0, 0))
 
 
 @pytest.fixture
@@ -150,3 +155,44 @@ def test_requests_that_can_never_run_are_rejected(part: ImageRequests) -> None:
     blind = ImageRequests(None, ImageStore(0), CPU)
     with pytest.raises(RequestRejectedError, match="takes no images"):
         blind.handle(request(1, picture(b"a")))
+
+
+def test_admission_says_what_the_encoder_spent(part: ImageRequests) -> None:
+    part.handle(request(1, picture(b"a")))
+    part.handle(request(2, picture(b"a"), picture(b"b", 4)))
+    part.handle(request(3, picture(b"b")))
+    before = time.monotonic()
+    assert drain(part) == [1, 2, 3]
+    first, second, third = (admitted(part, number) for number in (1, 2, 3))
+    assert (first.images_encoded, first.images_reused, first.encode_units) == (1, 0, 5)
+    assert (second.images_encoded, second.images_reused, second.encode_units) == (1, 1, 5)
+    assert (third.images_encoded, third.images_reused, third.encode_units) == (0, 1, 0)
+    assert (third.encode_begin, third.encode_seconds) == (0.0, 0.0)
+    for one in (first, second):
+        assert before <= one.encode_begin <= one.images_ready - one.encode_seconds
+    assert first.images_ready <= second.encode_begin
+    assert second.images_ready <= third.images_ready
+    assert admitted(part, 2) == Admission(2, 0.0, 0), "it is said once"
+    assert admitted(part, 9) == Admission(9, 0.0, 0)
+
+
+def test_text_apart_takes_kept_embeddings_and_keeps_none(
+    part: ImageRequests, model: FourUnits, store: ImageStore
+) -> None:
+    part.handle(request(1, picture(b"a", value=3)))
+    drain(part)
+    images = [picture(b"a", 2, value=3), picture(b"b", 5, value=4)]
+    units = part.embeddings_of_text(images, 9)
+    pieces = []
+    while True:
+        try:
+            pieces.append(next(units))
+        except StopIteration as end:
+            seen = end.value
+            break
+    assert len(pieces) == 4, "only the second image is encoded"
+    assert seen.index.tolist() == [2, 3, 5, 6]
+    assert seen.embeddings.flatten().tolist() == [3.0, 3.0, 4.0, 4.0]
+    assert seen.last_keys is None
+    assert store.find(b"b") is None
+    assert part.gauges()["images_encoded"] == 1

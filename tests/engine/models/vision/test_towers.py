@@ -377,6 +377,31 @@ def is_ours(name: str, ending: str) -> bool:
     )
 
 
+PLACED = [CASES[0], CASES[4], CASES[8], CASES[10]]
+
+
+@pytest.mark.parametrize("vision", PLACED, indirect=True, ids=lambda case: case.name)
+def test_embeddings_of_a_tile_are_in_its_order_row_by_row(vision: Vision) -> None:
+    """Without attention an embedding depends on its own pixels only, so each tells its place."""
+    module = vision.module()
+    for name, parameter in module.named_parameters():
+        if ".out." in name:
+            parameter.data.zero_()
+    sizes = vision.case.sizes
+    size = next((each for each in sizes if each[1] != each[2]), sizes[0])
+    pixels = picture(size)
+    before = vision.encode(module, pixels, size)
+    count = len(before) // size[0]
+    columns = round((count * size[2] / size[1]) ** 0.5)
+    rows = count // columns
+    for row, column in ((0, columns - 1), (rows - 1, 0), (rows // 2, columns // 2)):
+        y, x = int((row + 0.5) * size[1] / rows), int((column + 0.5) * size[2] / columns)
+        changed = pixels.clone()
+        changed[0, y, x] = 255 - changed[0, y, x]
+        differs = (vision.encode(module, changed, size) != before).any(dim=1)
+        assert differs.nonzero().flatten().tolist() == [row * columns + column]
+
+
 def test_tiles_of_an_image_have_the_bits_that_each_has_alone(
     visions: Callable[[VisionCase], Vision],
 ) -> None:
