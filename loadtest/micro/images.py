@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import random
 import sys
 import tempfile
@@ -81,10 +82,11 @@ def about(data: str, question: str) -> dict[str, Any]:
 async def answered(target: Target, body: dict[str, Any]) -> tuple[float, int]:
     """Return the seconds of a request, and its tokens. Raises RuntimeError if it fails."""
     began = time.monotonic()
-    done = (await exchange(target, PATH, body, LIMIT_S)).completion()
+    answer = await exchange(target, PATH, body, LIMIT_S)
+    done = answer.completion()
     if done.error:
         raise RuntimeError(f"{done.error}: {done.message}")
-    return time.monotonic() - began, done.prompt_tokens or 0
+    return done.ended - began, json.loads(answer.body)["usage"]["prompt_tokens"]
 
 
 async def p99_gap(target: Target, other: Callable[[int], dict[str, Any]] | None) -> float:

@@ -93,7 +93,7 @@ class VisionBlock(nn.Module):
         )
         self.kernels: Kernels = "torch"
 
-    def units(
+    def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, spans: Spans, angles: Angles | None
     ) -> Generator[None, int | None, Tensors]:
         """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.
@@ -106,7 +106,9 @@ class VisionBlock(nn.Module):
         first = 0
         while first < len(x):
             rows = _rows(first, (yield), len(x))
-            stream, normed = self.attention_norm.add(x[rows], None if delta is None else delta[rows])
+            stream, normed = self.attention_norm.add(
+                x[rows], None if delta is None else delta[rows]
+            )
             streams.append(stream)
             inputs.append(self.qkv(normed))
             first = rows.stop

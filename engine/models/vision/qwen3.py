@@ -158,7 +158,7 @@ class Qwen3Vision(nn.Module):
         spans = Spans((len(x),))
         further: list[torch.Tensor] = []
         for index, block in enumerate(self.blocks):
-            x, delta = yield from block.units(x, delta, spans, angles)
+            x, delta = yield from block(x, delta, spans, angles)
             if index in c.deep_layers:
                 x, delta = x + delta, None
                 further.append(self.deep[c.deep_layers.index(index)](x.view(units, -1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,7 +59,7 @@ def test_rows_in_parts_and_spans_alone_have_the_same_bits() -> None:
     whole = layer(*qkv.chunk(3, dim=1), Spans(LENGTHS))
     attended = layer.begin(*qkv.chunk(3, dim=1), Spans(LENGTHS))
     edges = [0, 3, 69, 150, len(qkv)]
-    parts = [attended(slice(*pair)) for pair in zip(edges, edges[1:], strict=False)]
+    parts = [attended(slice(*pair)) for pair in pairwise(edges)]
     assert torch.equal(torch.cat(parts), whole)
     alone = layer(*qkv[71:135].chunk(3, dim=1), Spans(LENGTHS[2:3]))
     assert torch.equal(alone, whole[71:135])
@@ -108,8 +109,8 @@ def test_block_in_small_units_has_the_same_bits(kernels: str, dtype: torch.dtype
         if hasattr(module, "prepack"):
             module.prepack()
     x, delta = torch.randn(2, sum(LENGTHS), 128, generator=generator).to(dtype)
-    whole, few = finished(block.units(x, delta, Spans(LENGTHS), None), None)
-    small, many = finished(block.units(x, delta, Spans(LENGTHS), None), 100)
+    whole, few = finished(block(x, delta, Spans(LENGTHS), None), None)
+    small, many = finished(block(x, delta, Spans(LENGTHS), None), 100)
     assert (few, many) == (2, 6)
     for found, right in zip(small, whole, strict=True):
         assert torch.equal(found, right)
