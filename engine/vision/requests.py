@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 NO_MEMORY = "The memory was not enough to encode an image. Send smaller ones, or try later."
 SLICE_S = 0.02  # of encoding between two messages; the last unit of it may take longer
-# On a CPU, while others are answered: of encoding, for each second of a step. With a unit's
-# uncertainty, an answer's tokens then come at most 1.5 times as slowly.
+# Seconds of encoding for each second of a step, on a CPU while others are answered. The gaps
+# between an answer's tokens shall grow to 1.5 times at most; one unit runs even if it is longer.
 SHARE = 0.4
 SMALL_UNIT = 64  # patches of a unit then: 1 to 3 ms of SmolVLM's tower on two cores of Zen 4
 

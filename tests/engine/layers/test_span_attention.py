@@ -14,7 +14,7 @@ from engine.kernels.numba.span_attention import supports
 from engine.layers.mlp import ACTIVATIONS
 from engine.layers.norm import LayerNorm
 from engine.layers.span_attention import SpanAttention, Spans
-from engine.models.vision.block import BlockShape, VisionBlock
+from engine.models.vision.block import BlockShape, TowerLinear, VisionBlock
 from engine.ops.norm import Tensors
 
 LENGTHS = (70, 1, 64, 130)  # patches of each span
@@ -38,10 +38,11 @@ def attention(dim: int, heads: int = HEADS) -> SpanAttention:
 
 def expected(qkv: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
     """Return the outputs [T, heads * dim] in fp32."""
-    parts = [part.float().transpose(0, 1).chunk(3) for part in qkv.split(lengths)]
-    return torch.cat(
-        [F.scaled_dot_product_attention(*part).transpose(0, 1).flatten(1) for part in parts]
-    )
+    parts = []
+    for part in torch.split(qkv, list(lengths)):
+        q, k, v = part.float().transpose(0, 1).chunk(3)
+        parts.append(F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
+    return torch.cat(parts)
 
 
 @NEEDS_BF16
@@ -57,7 +58,8 @@ def test_rows_in_parts_and_spans_alone_have_the_same_bits() -> None:
     qkv = queries_keys_values(LENGTHS, 64)
     layer = attention(64)
     whole = layer(*qkv.chunk(3, dim=1), Spans(LENGTHS))
-    attended = layer.begin(*qkv.chunk(3, dim=1), Spans(LENGTHS))
+    q, k, v = qkv.chunk(3, dim=1)
+    attended = layer.begin(q, k, v, Spans(LENGTHS))
     edges = [0, 3, 69, 150, len(qkv)]
     parts = [attended(slice(*pair)) for pair in pairwise(edges)]
     assert torch.equal(torch.cat(parts), whole)
@@ -105,8 +107,8 @@ def test_block_in_small_units_has_the_same_bits(kernels: str, dtype: torch.dtype
         nn.init.normal_(parameter, std=0.1, generator=generator)
     for module in block.modules():
         if hasattr(module, "kernels"):
-            module.kernels = kernels
-        if hasattr(module, "prepack"):
+            setattr(module, "kernels", kernels)  # noqa: B010
+        if isinstance(module, TowerLinear):
             module.prepack()
     x, delta = torch.randn(2, sum(LENGTHS), 128, generator=generator).to(dtype)
     whole, few = finished(block(x, delta, Spans(LENGTHS), None), None)

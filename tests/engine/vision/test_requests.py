@@ -95,7 +95,7 @@ def test_units_are_small_and_short_only_while_others_are_answered(
     part: ImageRequests, model: FourUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("engine.vision.requests.time.monotonic", lambda: now[0])
 
     def slow(request: GenerateRequest, most: int | None) -> bool:
         now[0] += 0.003  # of each unit
