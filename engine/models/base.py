@@ -105,7 +105,7 @@ class Sees(Protocol):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         """Yield after each unit of work, and return the embeddings [N, width] of an image.
 
         `pixels` [tiles, height, width, 3] uint8 are those of `image`. N is the number of its

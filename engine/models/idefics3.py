@@ -51,7 +51,7 @@ class Idefics3(Llama):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:

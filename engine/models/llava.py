@@ -92,7 +92,7 @@ class LlavaNext(Llama):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels, image.grid, image.size)
 
     def weight_map(self) -> WeightMap:

@@ -13,7 +13,7 @@ from engine.checkpoint.image_config import (
     read_normalization,
 )
 
-CHANNELS = 3
+CHANNELS, LEVELS = 3, 256
 
 
 class Normalization(image_config.Normalization):
@@ -37,10 +37,17 @@ class Normalization(image_config.Normalization):
         return cls(read.scale, read.mean, read.std)
 
     def __call__(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Pixels uint8 [..., 3, P] -> [..., 3, P], computed in fp32 and rounded to `dtype`."""
-        numbers = (pixels.double() * self.scale).float()
+        """Pixels uint8 [..., 3, P] -> [..., 3, P], computed in fp32 and rounded to `dtype`.
+
+        A table has the number of each level of each channel.
+        """
+        levels = torch.arange(LEVELS, device=pixels.device)
+        numbers = (levels.double() * self.scale).float()
         mean, std = (numbers.new_tensor(x)[:, None] for x in (self.mean, self.std))
-        return numbers.sub_(mean).div_(std).to(dtype)
+        table = numbers.sub(mean).div_(std).to(dtype).flatten()  # [3 * LEVELS]
+        firsts = torch.arange(0, len(table), LEVELS, dtype=torch.int32, device=pixels.device)
+        places = pixels.int() + firsts[:, None]
+        return table.index_select(0, places.flatten()).view(pixels.shape)
 
 
 def patches(pixels: torch.Tensor, size: int) -> torch.Tensor:

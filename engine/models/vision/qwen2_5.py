@@ -127,8 +127,7 @@ class Qwen25Vision(nn.Module):
         x, delta = self.patches(in_frames(numbers, c.frames)), None
         for index, block in enumerate(self.blocks):
             spans = everywhere if index in c.full_layers else windowed
-            x, delta = block(x, delta, spans, angles)
-            yield
+            x, delta = yield from block(x, delta, spans, angles)
         normed = self.norm.add(x, delta)[1]
         merged = self.merger(normed.view(len(order), -1))
         return torch.empty_like(merged).index_copy_(0, order, merged)

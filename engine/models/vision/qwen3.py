@@ -157,11 +157,10 @@ class Qwen3Vision(nn.Module):
         spans = Spans((len(x),))
         further: list[torch.Tensor] = []
         for index, block in enumerate(self.blocks):
-            x, delta = block(x, delta, spans, angles)
+            x, delta = yield from block(x, delta, spans, angles)
             if index in c.deep_layers:
                 x, delta = x + delta, None
                 further.append(self.deep[c.deep_layers.index(index)](x.view(units, -1)))
-            yield
         normed = self.norm(x) if delta is None else self.norm.add(x, delta)[1]
         merged = self.merger(normed.view(units, -1))
         return torch.cat((merged, *further), dim=1) if further else merged

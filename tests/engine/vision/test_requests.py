@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from typing import cast
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from engine.errors import RequestRejectedError
 from engine.protocol.generate import Abort, GenerateRequest, Image, SamplingParams
 from engine.protocol.outputs import Admission, EngineStats, TokenOutput
 from engine.scheduling.between import RetiredStep
+from engine.scheduling.step import Step
 from engine.vision import requests as module
 from engine.vision.requests import ImageRequests
 from engine.vision.store import ImageStore
@@ -26,13 +28,14 @@ class FourUnits:
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
+        self.sizes: list[int | None] = []  # that the pauses were sent
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         self.begun.append(image.digest)
         for _ in range(4):
-            yield
+            self.sizes.append((yield))
         return torch.full((image.num_tokens, 1), float(pixels.flatten()[0]))
 
 
@@ -91,6 +94,29 @@ def test_request_with_images_waits_until_all_are_encoded(
     assert turns >= 8
     assert model.begun == [b"a", b"b"]
     assert store.find(b"a") is not None
+
+
+def test_units_are_small_and_short_only_while_others_are_answered(
+    part: ImageRequests, model: FourUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("engine.vision.requests.time.monotonic", lambda: now[0])
+
+    def slow(request: GenerateRequest, most: int | None) -> bool:
+        now[0] += 0.003  # of each unit
+        return encode(request, most)
+
+    encode = part._encode
+    monkeypatch.setattr(part, "_encode", slow)
+    step = RetiredStep(0.02, EngineStats(), cast(Step, object()), launched_at=0.0)
+    part.stepped(step)  # of 20 ms: 8 ms of encoding follow it
+    part.handle(request(1, picture(b"a")))
+    part.work(is_quiet=False)
+    assert now[0] == pytest.approx(0.006), "a third unit would take too long"
+    assert model.sizes == [module.SMALL_UNIT]
+    part.work(is_quiet=True)
+    assert model.sizes[1:] == [None] * 3
+    assert not part.has_work
 
 
 def test_image_of_several_requests_is_encoded_once(part: ImageRequests, model: FourUnits) -> None:
