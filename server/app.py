@@ -124,8 +124,13 @@ PATHS = {
 }
 
 
-def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
-    """Return the FastAPI application that serves `client`.
+def create_app(
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    client: EngineClient,
+    keys: ApiKeys | None = None,
+) -> FastAPI:
+    """Return the FastAPI application that serves `client`. `keys` are by default those of `config`.
 
     Reads the tokenizer, the chat template and the API keys, but not the weights. The application's
     lifespan starts and stops `client`. The server answers requests immediately; /v1 returns 503
@@ -145,7 +150,8 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     images = image_reader(folder, tokenizer, config.image_hosts, partial(_context, client))
-    keys = ApiKeys(partial(read_limited_keys, config))
+    if keys is None:
+        keys = ApiKeys(partial(read_limited_keys, config))
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
