@@ -29,9 +29,9 @@ from server.cli.lifetime import ECHO_S, KEEP_ALIVE_S, LAST_WORDS_S, Server, http
 from server.cli.lifetime import max_connections as most_connections
 from server.config import ServerConfig
 from server.http.api_keys import ApiKeys
-from server.http.connection import Connection
 from server.http.key_file import read_limited_keys
 from server.models.catalog import Catalog, ModelSpec, Options
+from server.models.client_connection import ClientConnection
 from server.models.control import Start
 from server.models.counts import PoolCounts
 from server.models.front import Front
@@ -133,7 +133,7 @@ class FrontLifetime:
         counts.watch(self._pool)
         self._front = Front(config, catalog, self._pool, self._keys, counts, unix_seconds())
         connection = partial(
-            Connection,
+            ClientConnection,
             metrics=counts,
             access_log=config.access_log,
             max_connections=most_connections(),

@@ -26,6 +26,7 @@ from engine.errors import ConfigError, EngineDeadError
 from server import exit_codes
 from server.cli.clean_exit import standard_streams
 from server.http.key_file import read_limited_keys
+from server.http.listener import Listener
 from server.models.control import Failed, Loaded, Loading, Report, Start, UsedTokens
 from server.telemetry.logging import configure
 
@@ -78,7 +79,8 @@ def _serve(start: Start, parent: Parent) -> int:
     from server.cli.model_source import check_weights
 
     check_weights(start.engine, model_folder(start.engine.model))
-    listener = socket.socket(socket.AF_UNIX)
+    # With a short queue, connections to a Unix socket are refused at once.
+    listener = Listener(socket.AF_UNIX)
     listener.bind(start.socket)
     listener.listen()
     with EngineProcess(start.engine) as child, listener:  # it imports torch meanwhile

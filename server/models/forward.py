@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import ANTHROPIC_PATH, ApiError, ClientGone, StreamBroken
 from server.models.catalog import ModelSpec
+from server.models.client_connection import ChunkWriter, writer_of
 from server.models.pool import Instance, ModelPool
 from server.models.upstream import Connection, ConnectionLost, Head, RawHeaders, request_head
 
@@ -123,10 +124,7 @@ async def _answer(
         head = await connection.head()
         await send(_start_of(head, waited))
         try:
-            more = True
-            while more:
-                part, more = await connection.body()
-                await send({"type": "http.response.body", "body": part, "more_body": more})
+            await _send_body(connection, head, scope, send)
         except ConnectionLost:
             if not client.done():
                 await _break_off(head, scope, send)
@@ -137,6 +135,44 @@ async def _answer(
         raise
     finally:
         client.cancel()
+
+
+async def _send_body(connection: Connection, head: Head, scope: Scope, send: Send) -> None:
+    """Send the body on. Raises ConnectionLost."""
+    writer = writer_of(scope)
+    is_stream = head.length is None
+    more = True
+    while more:
+        part, more = await connection.body()
+        await send({"type": "http.response.body", "body": part, "more_body": more})
+        if more and is_stream and writer is not None:
+            await _pour(connection, writer)
+            await send({"type": "http.response.body"})
+            return
+
+
+async def _pour(connection: Connection, writer: ChunkWriter) -> None:
+    """Write the chunks of a stream as they come; read no more while the client reads too slowly."""
+    waiting: asyncio.Task[None] | None = None
+
+    async def resume_later() -> None:
+        nonlocal waiting
+        await writer.drain()
+        waiting = None
+        connection.resume()
+
+    def sink(chunks: bytes) -> None:
+        nonlocal waiting
+        writer.write(chunks)
+        if writer.is_full and waiting is None:
+            connection.pause()
+            waiting = asyncio.create_task(resume_later())
+
+    try:
+        await connection.pour(sink)
+    finally:
+        if waiting is not None:
+            waiting.cancel()
 
 
 async def _disconnect(receive: Receive, connection: Connection) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 HIGH_WATER = 256 << 10  # unread bytes of a body at which a connection stops reading
@@ -19,6 +19,7 @@ NO_BODY = (204, 304)
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
 
 RawHeaders = list[tuple[bytes, bytes]]
+Sink = Callable[[bytes], None]
 
 
 class ConnectionLost(Exception):
@@ -59,7 +60,7 @@ def parse_head(data: bytes) -> Head:
 
 
 class Chunks:
-    """Decodes a chunked body (RFC 9112, section 7.1). Only whole chunks come out.
+    """Reads a chunked body (RFC 9112, section 7.1). Only whole chunks come out.
 
     The server writes whole events in each chunk, so a connection that breaks never leaves a part
     of an event behind.
@@ -68,6 +69,7 @@ class Chunks:
     def __init__(self) -> None:
         self._left = bytearray()
         self.is_complete = False
+        self.is_raw = False  # chunks come out with their framing, without the last, empty one
 
     def feed(self, data: bytes) -> bytes:
         """Return the content of the chunks that `data` completes."""
@@ -83,11 +85,13 @@ class Chunks:
             after = end + 2 + size
             if len(buffer) < after + 2:
                 break
-            start = after + 2
             if size == 0:
                 self.is_complete = True
                 break
-            found.append(bytes(buffer[end + 2 : after]))
+            found.append(
+                bytes(buffer[start : after + 2] if self.is_raw else buffer[end + 2 : after])
+            )
+            start = after + 2
         del buffer[:start]
         return b"".join(found)
 
@@ -113,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._unread = 0
         self._is_done = False
+        self._sink: Sink | None = None
 
     @property
     def is_open(self) -> bool:
@@ -139,7 +144,8 @@ class Connection(asyncio.Protocol):
             self._start_body(parse_head(bytes(self._buffer[:end])))
         if data and not self._is_done:
             self._add(data)
-        self._notify()
+        if self._sink is None or self._is_done:
+            self._notify()
 
     def _start_body(self, head: Head) -> None:
         self._head = head
@@ -158,7 +164,9 @@ class Connection(asyncio.Protocol):
         else:
             self._missing -= len(data)
             self._is_done = self._missing <= 0
-        if data:
+        if data and self._sink is not None:
+            self._sink(data)
+        elif data:
             self._parts.append(data)
             self._unread += len(data)
             if self._unread > HIGH_WATER and self._transport is not None:
@@ -220,6 +228,33 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.resume_reading()
         return data, not self._is_done
+
+    async def pour(self, sink: Sink) -> None:
+        """Give the chunks of the rest of the body to `sink`, framed as they came.
+
+        They go there as they arrive, without a task in between. The last, empty chunk is left out.
+        Raises ConnectionLost.
+        """
+        assert self._chunks is not None
+        assert not self._parts
+        self._chunks.is_raw = True
+        self._sink = sink
+        try:
+            while not self._is_done:
+                if self._transport is None:
+                    raise ConnectionLost
+                await self._wait()
+        finally:
+            self._sink = None
+
+    def pause(self) -> None:
+        """Read no more of the body until `resume`."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     @property
     def is_reusable(self) -> bool:
