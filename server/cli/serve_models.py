@@ -144,12 +144,15 @@ class Source:
         aliases = table.get("aliases", [])
         if not isinstance(aliases, list) or not all(isinstance(a, str) for a in aliases):
             raise ConfigError("aliases must be a list of names.")
+        keep_alive = table.get("keep_alive", self._options.keep_alive)
+        if keep_alive is not None and not (isinstance(keep_alive, int | float) and keep_alive > 0):
+            raise ConfigError(f"keep_alive: {keep_alive!r} is not a number of seconds above 0.")
         spec = ModelSpec(
             name,
             server,
             engine,
             aliases=tuple(aliases),
-            keep_alive=table.get("keep_alive", self._options.keep_alive),
+            keep_alive=keep_alive,
             preload=bool(table.get("preload", False)),
         )
         return with_fields(spec, server=child_config(spec))

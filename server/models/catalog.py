@@ -33,22 +33,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None, setting(SEVERAL, "TOML file of models, with names, aliases and settings.")
     ] = None
     keep_alive: Annotated[
-        float | None,
+        Annotated[float, msgspec.Meta(gt=0)] | None,
         setting(
             SEVERAL,
             "Seconds without a request after which a model is unloaded. Default: a model stays "
             "until another one needs its memory.",
-            gt=0,
         ),
     ] = None
     memory: Annotated[
-        int | None,
+        Annotated[int, msgspec.Meta(ge=1, extra={"size": True})] | None,
         setting(
             SEVERAL,
             "Bytes that loaded models may take together, by the numbers of --plan. Default: the "
             "memory that is free at the start, or the GPU's.",
-            ge=1,
-            extra={"size": True},
         ),
     ] = None
     load_timeout: Annotated[

@@ -26,7 +26,6 @@ NOT_FORWARDED = frozenset(
 )
 EVENT_STREAM = b"text/event-stream"
 WAITED = b"x-model-wait-ms"  # how long a request waited for its model to load
-LEAST_WAIT_S = 0.01  # that is told
 
 
 class Forwarder:
@@ -43,9 +42,7 @@ class Forwarder:
         Raises ApiError if the model cannot be loaded or ends before its answer begins, StreamBroken
         if it ends later, and ClientGone.
         """
-        began = asyncio.get_running_loop().time()
-        instance = await self._lease(spec, receive)
-        waited = asyncio.get_running_loop().time() - began
+        instance, waited = await self._lease(spec, receive)
         try:
             await self._exchange(instance, body, waited, scope, receive, send)
         finally:
@@ -60,7 +57,7 @@ class Forwarder:
             connection = await _connect(instance, fresh=True)
             try:
                 await _send_upload(connection, scope, receive)
-                await _answer(connection, 0.0, scope, receive, send)
+                await _answer(connection, None, scope, receive, send)
             except ConnectionLost:
                 raise ended(spec) from None
             finally:
@@ -68,17 +65,20 @@ class Forwarder:
         finally:
             self._pool.release(instance)
 
-    async def _lease(self, spec: ModelSpec, receive: Receive) -> Instance:
+    async def _lease(self, spec: ModelSpec, receive: Receive) -> tuple[Instance, float | None]:
+        """Return the loaded model, and the seconds that the request waited for its load."""
         found = self._pool.instances.get(spec.name)
-        if found is not None and found.state == "loaded":  # the usual case needs no task
-            return await self._pool.lease(spec)
-        return await cancel_on_disconnect(receive, self._pool.lease(spec))
+        if found is not None and found.state == "loaded" and found.is_open.is_set():
+            return await self._pool.lease(spec), None  # the usual case needs no task
+        began = asyncio.get_running_loop().time()
+        instance = await cancel_on_disconnect(receive, self._pool.lease(spec))
+        return instance, asyncio.get_running_loop().time() - began
 
     async def _exchange(
         self,
         instance: Instance,
         body: bytes,
-        waited: float,
+        waited: float | None,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -116,7 +116,7 @@ async def _connect(instance: Instance, *, fresh: bool = False) -> Connection:
 
 
 async def _answer(
-    connection: Connection, waited: float, scope: Scope, receive: Receive, send: Send
+    connection: Connection, waited: float | None, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """Send the answer on as it comes. Raises ConnectionLost before it began, and as `forward`."""
     client = asyncio.ensure_future(_disconnect(receive, connection))
@@ -198,11 +198,11 @@ async def _break_off(head: Head, scope: Scope, send: Send) -> None:
     raise error
 
 
-def _start_of(head: Head, waited: float) -> Message:
+def _start_of(head: Head, waited: float | None) -> Message:
     headers = head.headers
     if head.length is not None and not any(name == b"content-length" for name, _ in headers):
         headers = [*headers, (b"content-length", str(head.length).encode())]
-    if waited >= LEAST_WAIT_S:
+    if waited is not None:
         headers = [*headers, (WAITED, str(round(waited * 1000)).encode())]
     return {"type": "http.response.start", "status": head.status, "headers": headers}
 

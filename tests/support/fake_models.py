@@ -57,7 +57,7 @@ class FakeModel:
             Route("/{path:path}", self._any, methods=["GET", "POST", "DELETE"]),
         ]
         config = uvicorn.Config(
-            Starlette(routes=routes), uds=self.socket, log_level="error", lifespan="off"
+            Starlette(routes=routes), uds=self.socket, log_level="critical", lifespan="off"
         )
         self._server = Server(config)
         self._task = asyncio.create_task(self._server.serve())
