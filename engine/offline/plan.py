@@ -53,7 +53,7 @@ def main() -> int:
 
 
 class PlannedBytes(NamedTuple):
-    """What serving takes in all, its KV cache, and the size of the GPU (None on a CPU)."""
+    """Bytes that serving takes in all, of its KV cache, and of the GPU (None on a CPU)."""
 
     total: int
     kv_cache: int

@@ -1,4 +1,4 @@
-"""What `penstock serve A B` adds to a request.
+"""The cost of `penstock serve A B` for a request.
 
 The same server of a model is reached in two ways in turn: at its own Unix socket, and through the
 parent's port. Two servers cannot be compared, because an engine that finds its cores busy once is

@@ -1,6 +1,6 @@
 """The server of one model of several: `python -m server.cli.served_model FD`.
 
-FD is a socket to the parent, `penstock serve A B`. What is served comes from it; see
+FD is a socket to the parent, `penstock serve A B`. It sends the configuration; see
 `server.models.control`. The server listens on a Unix socket in a folder of the parent's, so only
 the parent reaches it. It ends with its parent.
 """

@@ -1,4 +1,4 @@
-"""What the middleware needs of a server, with an engine or in front of others."""
+"""The parts of a server that the middleware needs; it may have an engine or stand before others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Messages between the parent and the server of one model, as lines of JSON on a socket pair.
 
 The parent sends one line, a Start. The end of the stream tells each side that the other has ended:
-the server then ends too, whatever the signal was that killed the parent.
+the server then ends too, even if the parent was killed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LONGEST_LINE = 4 << 20  # bytes
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What to serve, and the path of the Unix socket to listen on."""
+    """The configuration to serve, and the path of the Unix socket to listen on."""
 
     server: ServerConfig
     engine: EngineConfig
@@ -27,7 +27,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
-    """What the server does before it is ready; `fraction` is from 0 to 1."""
+    """The stage of loading; `fraction` is from 0 to 1."""
 
     stage: str
     fraction: float

@@ -27,7 +27,7 @@ class Watched(Protocol):
 
 
 class PoolCounts:
-    """What happened to the models. Label values are names of the catalog, or literals."""
+    """Counts of what happened to the models. Label values are names of the catalog, or literals."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -17,7 +17,7 @@ from server.models.client_connection import ChunkWriter, writer_of
 from server.models.pool import Instance, ModelPool
 from server.models.upstream import Connection, ConnectionLost, Head, RawHeaders, request_head
 
-# Headers of the connection, and those that are written anew.
+# Headers of the connection, and those that the forwarder writes itself.
 NOT_FORWARDED = frozenset(
     {
         *(b"host", b"connection", b"keep-alive", b"proxy-connection", b"te", b"upgrade"),

@@ -40,7 +40,7 @@ from server.models.routing import (
 )
 
 MODEL = "penstock.model"  # scope key: the ModelSpec that the path has named
-SIBLINGS = "/ui/api/models"  # asked by the pages of each model
+SIBLINGS = "/ui/api/models"  # a path that the pages of each model read
 POLLED = (re.compile(r"/ui/api/(?!explain|ablate|lens|prompt).*"),)
 
 Answer = Callable[["Front", Request], Awaitable[Response]]
@@ -64,7 +64,7 @@ OWN: dict[tuple[str, str], Answer] = {
 
 @dataclass
 class Front:
-    """What the parent has: its settings, its models and their processes."""
+    """The parent: its settings, its models and their processes."""
 
     config: ServerConfig
     catalog: Catalog

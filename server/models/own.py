@@ -1,4 +1,4 @@
-"""What the parent of several models answers itself: its state, its models, and all metrics."""
+"""Answers of the parent of several models: its state, its models, and all metrics."""
 
 from __future__ import annotations
 

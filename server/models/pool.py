@@ -82,7 +82,7 @@ class Instance:
 
     @property
     def progress(self) -> tuple[str, float]:
-        """What the model waits for or loads, and the fraction done."""
+        """The stage of loading, and the fraction done."""
         if self.server is None:
             return "waiting for memory", 0.0
         return self.server.progress

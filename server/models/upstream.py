@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         """Whether the head of an answer has come."""
         return self._head is not None
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 
-    # What a request calls.
+    # Called for a request.
 
     def begin(self, head: bytes, *, has_body: bool) -> None:
         """Send the head of a request, perhaps with its body. `has_body` is False for HEAD."""

@@ -40,12 +40,6 @@ PARTS = {
         fuzzed=("batches", "batch_files"),
         tests=("tests/deploy/test_nginx_files.py",),
     ),
-    "several": Parts(
-        ("server/models",),
-        commands=("serve_models", "served_model", "front_lifetime"),
-        cases=("several_models",),
-        tests=("tests/support/fake_models.py", "tests/e2e/models/*.py"),
-    ),
     "cohere": Parts(("server/api/cohere",), "/v2/embed"),
     "vllm": Parts(("server/api/vllm",), "/pooling"),
     "tei": Parts(("server/api/tei",), "/embed"),

@@ -179,11 +179,13 @@ async def test_death_of_a_model_ends_its_streams_with_an_error_event(tmp_path: P
 async def test_death_of_a_model_before_its_answer_is_a_503(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a")
     async with served(fleet) as client:
-        asked = asyncio.create_task(client.post(CHAT, content=STREAM, headers=JSON))
-        await eventually(lambda: bool(fleet.models and fleet.models[0].seen), "it is asked")
+        request = asyncio.create_task(client.post(CHAT, content=STREAM, headers=JSON))
+        await eventually(
+            lambda: bool(fleet.models and fleet.models[0].seen), "the model has the request"
+        )
         await fleet.models[0].die()
-        answer = await asked
-    assert answer.status_code in (200, 503)  # the head of a stream may have come
+        answer = await request
+    assert answer.status_code in (200, 503)  # the head of a stream may have arrived
     assert answer.text.count("engine_unavailable") == 1
 
 

@@ -1,4 +1,4 @@
-"""Which models are loaded, who leaves for whom, and what a request waits for."""
+"""Models that load, models that leave for others, and the waits of requests."""
 
 from __future__ import annotations
 
