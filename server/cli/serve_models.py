@@ -47,7 +47,7 @@ OF_ONE_MODEL = ("served_model_name", "gguf_file", "record")  # settings that mod
 
 
 def serve_models(**values: Any) -> None:
-    """Serve MODEL over an OpenAI-compatible API, or several models behind one address."""
+    """Serve one or several models over an OpenAI-compatible API."""
     folders: list[str] = values.pop("folders") or []
     given = {setting.name: values.pop(setting.name) for setting in OPTIONS}
     if len(folders) < 2 and given["models_dir"] is None and given["models_file"] is None:

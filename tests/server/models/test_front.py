@@ -189,7 +189,7 @@ async def test_death_of_a_model_before_its_answer_is_a_503(tmp_path: Path) -> No
     assert answer.text.count("engine_unavailable") == 1
 
 
-async def test_stored_response_is_asked_of_the_model_that_has_it(tmp_path: Path) -> None:
+async def test_stored_response_comes_from_the_model_that_has_it(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, "a", "b")
     async with served(fleet) as client:
         for name in "ab":
