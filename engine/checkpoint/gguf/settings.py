@@ -51,6 +51,7 @@ CLASSES = {
     "bert": "BertModel",
     "nomic-bert": "NomicBertModel",
     "modern-bert": "ModernBertModel",
+    "jina-bert-v3": "JinaEmbeddingsV3Model",
     "gemma-embedding": "Gemma3TextModel",
     GPT_OSS: "GptOssForCausalLM",
     **llamas.CLASSES,
@@ -97,7 +98,7 @@ YARN = (
     "rope.scaling.yarn_beta_slow",
 )
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-BERTS = ("bert", "nomic-bert", "modern-bert")
+BERTS = ("bert", "nomic-bert", "modern-bert", "jina-bert-v3")
 ENCODERS = (*BERTS, "gemma-embedding")
 LAYER_NORMED = ("command-r", "cohere2", "gpt2", "gptneox", "starcoder2", "stablelm", *BERTS)
 ROTATED = "rope.dimension_count"
@@ -168,7 +169,7 @@ COMPUTED = {
     GRANITE: (*ALL, *ROPE, RMS, *SSM, *EXPERTS, EXPERT_SIZES[1], *granite.KEYS),
     LATENT: (*ALL, RMS, *EXPERTS, *latent.KEYS),
     "bert": (*ALL, LAYER_NORM),
-    "nomic-bert": (*ALL, *ROPE, LAYER_NORM),
+    **dict.fromkeys(("nomic-bert", "jina-bert-v3"), (*ALL, *ROPE, LAYER_NORM)),
     "modern-bert": (*ALL, *ROPE, LAYER_NORM, *WINDOWS[:3], HIDDEN_ACT),
     "gemma-embedding": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
     GPT_OSS: (*ALL, *ROPE, RMS, *EXPERTS, EXPERT_SIZES[0], *WINDOWS[:3]),

@@ -33,6 +33,7 @@ from engine.checkpoint.gguf.pre_tokenizers import (
     SPLITS,
     WHOLE_TOKENS_FIRST,
 )
+from engine.checkpoint.gguf.unigram import unigram
 from engine.checkpoint.gguf.wordpiece import wordpiece
 from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
 from engine.errors import ConfigError, listed
@@ -210,6 +211,10 @@ def _wordpiece(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
     return wordpiece(settings, tokens), True
 
 
+def _unigram(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    return unigram(settings, tokens, _list(settings, "scores", 0.0)), False
+
+
 def _pair(merge: Any) -> tuple[str, str]:
     """Return the two tokens of a merge. A space separates them; the first may begin with one."""
     left, separator, right = (merge[0] + merge[1:].replace(" ", "\0", 1)).partition("\0")
@@ -287,7 +292,8 @@ def _add_ends(
     bos, eos = special_token(settings, "bos"), special_token(settings, "eos")
     always = _kind(settings) == "gemma4"  # llama.cpp overrides the setting
     before = bos if always or settings.get(f"{KEY}add_bos_token", has_bos) else None
-    after = eos if settings.get(f"{KEY}add_eos_token", False) else None
+    has_eos = _kind(settings) == "t5"
+    after = eos if settings.get(f"{KEY}add_eos_token", has_eos) else None
     around = {token: tokens.index(token) for token in (before, after) if token is not None}
     if around:
         form = " ".join(part for part in (before, "$A", after) if part is not None)
@@ -301,4 +307,5 @@ BUILDERS = {
     "llama": _sentencepiece,
     "gemma4": _spaced_bpe,
     "bert": _wordpiece,
+    "t5": _unigram,
 }

@@ -231,7 +231,7 @@ def test_ends_are_added_where_the_file_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "rwkv"}, "kind 'rwkv'; served are gpt2, llama, gemma4, bert"),
+        ({"model": "rwkv"}, "kind 'rwkv'; served are gpt2, llama, gemma4, bert, t5"),
         ({"model": None}, "kind None"),
         ({"pre": "nowhere"}, "like 'nowhere' \\(tokenizer.ggml.pre\\), which is not served"),
         ({"tokens": []}, "has no tokenizer.ggml.tokens"),
