@@ -1,4 +1,4 @@
-"""What llama.cpp's converter changes in checkpoints of GPT-NeoX, gpt-oss and Phi-3."""
+"""Changes that the converter of llama.cpp makes to GPT-NeoX, gpt-oss and Phi-3."""
 
 from __future__ import annotations
 
