@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import statistics
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -28,7 +29,7 @@ from engine.checkpoint.gguf.kinds import KINDS
 from engine.checkpoint.gguf.tensors import decode
 from loadtest.gguf_model import write_gguf
 from loadtest.micro.case import Bound, Case, Table
-from loadtest.micro.perplexity import WINDOW, loss, text_of
+from loadtest.micro.perplexity import WINDOW, losses, text_of
 from loadtest.peers import llama_library
 from loadtest.peers.environments import environment, quantized_gguf, smollm2
 from loadtest.servers import Penstock
@@ -36,6 +37,7 @@ from loadtest.servers import Penstock
 MOST_CHANGE = 0.005  # of perplexity
 EVERYWHERE = "(attn|ffn)_.*"
 DOWN = "ffn_down"
+EXACT = ("--dtype", "float32", "--quantization", "none")
 # The tool's name of a mixture -> the type in it, and the matrices that get it by an option.
 MIXTURES: dict[str, tuple[str, str | None]] = {
     **{name: (name, None) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q6_K")},
@@ -109,21 +111,34 @@ def check_numbers(home: Path, file: Path) -> int:
     return len(packed)
 
 
-def perplexity_of_llama(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> float:
+def losses_of_llama(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> list[float]:
     """Return what llama.cpp computes, in a process of its own."""
     given = json.dumps({"home": str(home), "file": str(file), "windows": windows})
     command = [sys.executable, "-m", "loadtest.peers.llama_library"]
     done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, check=True)
-    total, count = json.loads(done.stdout)
-    return math.exp(total / count)
+    found: list[float] = json.loads(done.stdout)
+    return found
 
 
-async def perplexity_of_penstock(file: Path, windows: Sequence[list[int]]) -> float:
-    with Penstock(str(file), []) as server:
+async def losses_of_penstock(
+    file: Path, windows: Sequence[list[int]], flags: Sequence[str] = ()
+) -> list[float]:
+    with Penstock(str(file), flags) as server:
         address = f"http://{server.address}"
         async with httpx2.AsyncClient(base_url=address, timeout=600) as client:
-            total, count = await loss(client, windows)
-    return math.exp(total / count)
+            return await losses(client, windows)
+
+
+def perplexity(losses: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(losses))
+
+
+def change(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Return by how much a perplexity differs from another one, with its standard error."""
+    differences = [one - other for one, other in zip(ours, theirs, strict=True)]
+    mean = math.expm1(statistics.fmean(differences))
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return f"{100 * mean:+.2f} ± {100 * error:.2f} %"
 
 
 def windows_of(model: Path, text: str, tokens: int) -> list[list[int]]:
@@ -144,21 +159,28 @@ def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     for mixture in options.mixture or MIXTURES:
         file = quantized(sources, mixture)
         count = check_numbers(sources.home, file)
-        theirs = perplexity_of_llama(sources.home, file, windows)
-        ours = asyncio.run(perplexity_of_penstock(file, windows))
+        theirs = losses_of_llama(sources.home, file, windows)
+        ours = asyncio.run(losses_of_penstock(file, windows))
         peer = f"llama.cpp {mixture}"
-        samples |= {mixture: [ours], peer: [theirs]}
+        samples |= {mixture: [perplexity(ours)], peer: [perplexity(theirs)]}
         size = file.stat().st_size / 1e6
-        notes[mixture] = f"{100 * (ours / theirs - 1):+.2f} %; {count} equal tensors; {size:.0f} MB"
+        notes[mixture] = f"{change(ours, theirs)}; {count} equal tensors; {size:.0f} MB"
+        if options.exact:
+            exact = asyncio.run(losses_of_penstock(file, windows, EXACT))
+            samples[f"exact {mixture}"] = [perplexity(exact)]
+            notes[mixture] += f"; {change(ours, exact)} of exact"
+            notes[peer] = f"{change(theirs, exact)} of exact"
         bounds.append(Bound(mixture, peer, 1 - MOST_CHANGE))
         bounds.append(Bound(mixture, peer, 1 + MOST_CHANGE, at_most=True))
-        print(f"{mixture}: {ours:.4g}, llama.cpp {theirs:.4g}, {notes[mixture]}", flush=True)
+        found = {way: values for way, values in samples.items() if way.endswith(mixture)}
+        print(found, notes[mixture], notes.get(peer, ""), flush=True)
     yield Table(samples, "perplexity", bounds=bounds, notes=notes)
 
 
 def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=2 * WINDOW)
     parser.add_argument("--mixture", action="append", choices=MIXTURES, help="default: all")
+    parser.add_argument("--exact", action="store_true", help="also without rounding, in float32")
     parser.add_argument("--folder", type=Path, default=Path("build/gguf-types"))
     parser.add_argument("--environments", type=Path, default=Path("build/peers"))
     parser.add_argument("text", type=Path, nargs="+")

@@ -56,10 +56,10 @@ def bindings(home: Path) -> ModuleType:
     return importlib.import_module("llama_cpp.llama_cpp")
 
 
-def losses(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> tuple[float, int]:
-    """Return the sum of -log p over all tokens but the first of each window, and their number.
+def losses(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> list[float]:
+    """Return -log p of all tokens but the first of each window. A window is one batch.
 
-    A window is one batch, computed on one thread for each core.
+    It computes on one thread: more would wait for each other while the machine has other work.
     """
     llama: Any = bindings(home)
     silent = llama.llama_log_callback(lambda level, text, data: None)
@@ -70,10 +70,10 @@ def losses(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> tuple[fl
     longest = max(map(len, windows))
     settings = llama.llama_context_default_params()
     settings.n_ctx = settings.n_batch = settings.n_ubatch = longest
-    settings.n_threads = settings.n_threads_batch = os.cpu_count() or 1
+    settings.n_threads = settings.n_threads_batch = 1
     context = llama.llama_init_from_model(model, settings)
     size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-    total = 0.0
+    scored: list[float] = []
     for window in windows:
         llama.llama_memory_clear(llama.llama_get_memory(context), True)
         batch = llama.llama_batch_init(longest, 0, 1)
@@ -83,14 +83,15 @@ def losses(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> tuple[fl
             batch.n_seq_id[place], batch.seq_id[place][0], batch.logits[place] = 1, 0, 1
         assert not llama.llama_decode(context, batch)
         found = llama.llama_get_logits(context)
-        logits = np.ctypeslib.as_array(found, (len(window), size))[:-1].astype(np.float64)
-        largest = logits.max(1, keepdims=True)
-        sums = np.log(np.exp(logits - largest).sum(1)) + largest[:, 0]
-        total += float((sums - logits[np.arange(len(logits)), window[1:]]).sum())
+        rows = np.ctypeslib.as_array(found, (len(window), size))
+        for logits, token in zip(rows, window[1:], strict=False):  # none after the last row
+            largest = logits.max()
+            total = np.exp(logits - largest).sum(dtype=np.float64)
+            scored.append(float(np.log(total) + largest - logits[token]))
         llama.llama_batch_free(batch)
     llama.llama_free(context)
     llama.llama_model_free(model)
-    return total, sum(len(window) - 1 for window in windows)
+    return scored
 
 
 def write_even_importance(path: Path, inputs: Mapping[str, int]) -> None:
