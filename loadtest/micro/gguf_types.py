@@ -41,8 +41,9 @@ EXACT = ("--dtype", "float32", "--quantization", "none")
 # The tool's name of a mixture -> the type in it, and the matrices that get it by an option.
 MIXTURES: dict[str, tuple[str, str | None]] = {
     **{name: (name, None) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q6_K")},
-    **{name: (name, None) for name in ("Q2_K", "Q2_0", "TQ1_0", "TQ2_0", "IQ4_NL", "IQ4_XS")},
+    **{name: (name, None) for name in ("Q2_0", "TQ1_0", "TQ2_0", "IQ4_NL", "IQ4_XS")},
     **{name: (name, None) for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")},
+    "Q2_K_S": ("Q2_K", None),
     "IQ2_M": ("IQ2_S", None),
     "Q3_K_M": ("Q3_K", None),
     "Q4_K_M": ("Q4_K", None),
@@ -70,9 +71,11 @@ def sources_of(root: Path, folder: Path) -> Sources:
     whole, importance = folder / "BF16.gguf", folder / "ones.dat"
     if not whole.exists():
         write_gguf(model, whole, "BF16")
-    matrices = {name: t for name, t in read_header(whole).tensors.items() if len(t.shape) == 2}
-    inputs = {name: tensor.shape[1] for name, tensor in matrices.items()}
-    llama_library.write_even_importance(importance, inputs)
+    if not importance.exists():
+        tensors = read_header(whole).tensors
+        matrices = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) == 2}
+        inputs = {name: tensor.shape[1] for name, tensor in matrices.items()}
+        llama_library.write_even_importance(importance, inputs)
     return Sources(root, environment("llama.cpp", root), whole, importance)
 
 

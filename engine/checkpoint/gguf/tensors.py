@@ -72,8 +72,6 @@ class GGUFTensor:
         kind = self.stored.kind.name
         form = FORMS[kind]
         groups = KEPT.get(kind, QUANTIZED[kind])(_blocks(self.stored))
-        for scale in self.stored.scales:
-            groups = replace(groups, scales=groups.scales * scale)
         found = regrouped(groups, form, outputs, inputs)
         return found if self.order is None else found.of_outputs(self.order)
 

@@ -78,9 +78,9 @@ EXACT = (
 )
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", FORMS)
 def test_codes_in_groups_of_32_are_the_same_numbers(name: str) -> None:
-    """Without loss, but for scales that are products, and groups of 16."""
+    """Without loss, but for scales that are products, and the groups of 16 of Q6_K."""
     raw = torch.from_numpy(random_blocks(name))
     if name == "MXFP4":
         raw[:, 0] = 104 + raw[:, 0] % 39  # scales that fp16 holds

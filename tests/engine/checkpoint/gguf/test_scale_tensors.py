@@ -12,7 +12,7 @@ import torch
 from engine.checkpoint.gguf.header import read_header
 from engine.checkpoint.gguf.scale_tensors import with_scales
 from engine.checkpoint.gguf.shapes import split_parts
-from engine.checkpoint.gguf.tensors import GGUFTensor, decode
+from engine.checkpoint.gguf.tensors import decode
 from engine.errors import ConfigError
 
 NVFP4 = gguf.GGMLQuantizationType.NVFP4
@@ -41,10 +41,6 @@ def test_scale_of_a_weight_multiplies_its_numbers(tmp_path: Path) -> None:
     assert list(tensors) == [f"{UP}.weight"]
     found = decode(tensors[f"{UP}.weight"])
     assert torch.equal(found, torch.from_numpy(plain * scale))
-    codes = GGUFTensor(tensors[f"{UP}.weight"], None, 0.0, transposed=False).codes()
-    error = (codes.dequantize() - found).unflatten(1, (-1, 32)).abs()
-    largest = found.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True)
-    assert (error <= largest / 200).all()
 
 
 def test_each_expert_has_its_own_scale(tmp_path: Path) -> None:
