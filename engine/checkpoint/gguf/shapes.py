@@ -24,6 +24,7 @@ from engine.checkpoint.gguf.llamas import (
     llama_block,
 )
 from engine.checkpoint.gguf.llamas import WITH_HEAD as LLAMAS_WITH_HEAD
+from engine.checkpoint.gguf.scale_tensors import with_scales
 from engine.checkpoint.gguf.settings import (
     BERTS,
     DELTAS,
@@ -239,16 +240,23 @@ def split_parts(stored: StoredTensor) -> list[StoredTensor]:
     """Return the tensor of each expert or head, of one with all of them."""
     count = stored.shape[0]
     nbytes = stored.nbytes // count
+    own = len(stored.scales) > 1
     return [
-        replace(stored, shape=stored.shape[1:], offset=stored.offset + e * nbytes, nbytes=nbytes)
+        replace(
+            stored,
+            shape=stored.shape[1:],
+            offset=stored.offset + e * nbytes,
+            nbytes=nbytes,
+            scales=stored.scales[e : e + 1] if own else stored.scales,
+        )
         for e in range(count)
     ]
 
 
 def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
-    """Return the tensors of all parts by their names in the files.
+    """Return the tensors of all parts by their names in the files. Scales are in their weights.
 
-    Raises ConfigError if a tensor is in two files.
+    Raises ConfigError if a tensor is in two files, or scales do not fit.
     """
     found: dict[str, StoredTensor] = {}
     for header in headers:
@@ -258,7 +266,7 @@ def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
                     f"{name} is in both {found[name].file} and {stored.file}; remove one."
                 )
             found[name] = stored
-    return found
+    return with_scales(found)
 
 
 def absent_biases(

@@ -15,7 +15,7 @@ from engine.checkpoint.gguf.architecture import (
     stored_offset,
     tensor_name,
 )
-from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
+from engine.checkpoint.gguf.blocks import FORMS, KEPT, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.delta import RATES, without_drafter
 from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.fused import GATE_AND_UP, GATE_UP
@@ -70,12 +70,12 @@ class GGUFTensor:
     def codes(self) -> Codes:
         """Return the codes that the file stores, of a tensor with a form.
 
-        Scales and offsets of K-quants are products, which are rounded to fp16. Q6_K has groups of
-        16, and is rounded to int8.
+        Scales and offsets that are products are rounded to fp16. Groups of 16 are rounded to int8.
         """
         outputs, inputs = self.stored.shape
-        groups = QUANTIZED[self.stored.kind.name](_blocks(self.stored))
-        form = FORMS[self.stored.kind.name]
+        kind = self.stored.kind.name
+        form = FORMS[kind]
+        groups = KEPT.get(kind, QUANTIZED[kind])(_blocks(self.stored))
         found = regrouped(groups, form, outputs, inputs)
         return found if self.order is None else found.of_outputs(self.order)
 
@@ -179,7 +179,11 @@ def _gates_and_ups(
     They stay together if a checkpoint of the architecture has them so.
     """
     experts, outputs, inputs = stored.shape
-    halves = split_parts(replace(stored, shape=(2 * experts, outputs // 2, inputs)))
+    scales = stored.scales
+    if len(scales) > 1:
+        scales = tuple(scale for scale in scales for _ in GATE_AND_UP)
+    shape = (2 * experts, outputs // 2, inputs)
+    halves = split_parts(replace(stored, shape=shape, scales=scales))
     tensors = [GGUFTensor(half, None, 0.0, transposed=False) for half in halves]
     gate, up = (name.replace(GATE_UP, part) for part in GATE_AND_UP)
     if joined_names(gate, architecture):
@@ -256,7 +260,10 @@ def decode(stored: StoredTensor) -> torch.Tensor:
     name = stored.kind.name
     if name in PLAIN:
         return blocks.flatten().view(PLAIN[name]).reshape(stored.shape)
-    return QUANTIZED[name](blocks).dequantize().reshape(stored.shape)
+    numbers = QUANTIZED[name](blocks).dequantize()
+    for scale in stored.scales:
+        numbers *= scale
+    return numbers.reshape(stored.shape)
 
 
 def _blocks(stored: StoredTensor) -> torch.Tensor:
