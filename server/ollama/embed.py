@@ -77,12 +77,12 @@ async def embed(request: Request) -> Response:
 
 @router.post("/api/embeddings", openapi_extra=body_schema(EmbeddingsBody, task="embed"))
 async def embeddings(request: Request) -> Response:
-    """Compute the vector of one text as the model has it, as in Ollama's older API."""
+    """Compute the vector of one text as the checkpoint has it, as in Ollama's older API."""
     body = await admit_and_read(request, EmbeddingsBody, "embed")
     row: Any = []
     if body.prompt is not None:
         vectors, _ = await _vectors(request, body, [body.prompt], "prompt", None)
-        [vector] = finished(vectors, embedding_state_of(request).sentence, normalises=False)
+        [vector] = finished(vectors, embedding_state_of(request).sentence)
         row = number_list(vector)
     return json_response(orjson.dumps({"embedding": row}), body.ignored)
 

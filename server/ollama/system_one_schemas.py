@@ -65,7 +65,7 @@ class NoulQuestion(Part):
     instructions: Content
     """The question."""
     criteria: dict[Literal["false", "true"], Text] | None = None
-    """What true and false mean."""
+    """The meanings of true and false."""
 
     def answers(self) -> list[Option]:
         given = self.criteria or {}
@@ -101,7 +101,7 @@ class SystemOneBody(Body):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"stream": (False,)}
 
     state: Content
-    """What the questions are about: a text, or JSON. Its tokens are computed once."""
+    """The subject of the questions: a text, or JSON. Its tokens are computed once."""
     questions: Annotated[
         dict[str, Question], BeforeValidator(partial(few, most=MAX_QUESTIONS, noun="questions"))
     ]

@@ -37,7 +37,7 @@ async def test_embed_returns_vectors_of_length_one(encoder: Served) -> None:
         assert (await ask(encoder, "/api/embed", input=empty)).json()["embeddings"] == []
 
 
-async def test_embeddings_return_the_vector_of_the_model(encoder: Served) -> None:
+async def test_embeddings_return_the_vector_of_the_checkpoint(encoder: Served) -> None:
     answer = (await ask(encoder, "/api/embeddings", prompt="a")).json()
     check_shape(answer, EMBEDDINGS)
     assert answer["embedding"] == vector([BOS, A]).tolist()
