@@ -23,6 +23,7 @@ from tests.clients.environments import (
     commands_of,
     ollama_python_of,
     ollama_script,
+    python_of,
 )
 from tests.clients.reports import Cell, rendered, run_script
 from tests.clients.test_encoder_clients import TEXTS, write_encoder
@@ -117,6 +118,16 @@ def test_client_of_ollama_for_javascript_passes_each_cell(
     if not shutil.which("npm"):
         pytest.skip("needs node and npm")
     run_script(["node", ollama_script()], target, CELLS, table)
+
+
+def test_open_webui_in_a_browser_uses_its_ollama_connection(
+    target: dict[str, Any], table: list[Cell]
+) -> None:
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("needs Chromium")
+    script = HERE / "python" / "ollama_open_webui.py"
+    run_script([python_of("open_webui"), script], {**target, "browser": browser}, CELLS, table)
 
 
 def test_continue_with_its_ollama_provider_answers(server: Server, tmp_path: Path) -> None:

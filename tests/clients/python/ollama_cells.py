@@ -39,6 +39,7 @@ class Target:
     seen_tokens: int  # of the answer
     text: str
     vector: list[float]
+    browser: str = ""  # the path of Chromium
 
 
 def target() -> Target:
