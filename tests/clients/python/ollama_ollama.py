@@ -1,6 +1,6 @@
 """The cells of ollama's client, and of its asynchronous one as Home Assistant calls it.
 
-What Home Assistant sends is in homeassistant/components/ollama: `entity.py` (chats),
+The calls of Home Assistant are those of homeassistant/components/ollama: `entity.py` (chats),
 `config_flow.py` (the list of models), `ai_task.py` (a format).
 """
 
