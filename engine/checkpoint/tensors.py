@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.folder import weight_files
+from engine.checkpoint.folder import read_config, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, StackedTensor, read_tensors
 from engine.checkpoint.quantized.formats import storage_format
@@ -29,5 +28,5 @@ def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
     if is_gguf(files[0]):
         return read_tensors(files)
     stored = stored_tensors(files)
-    storage = storage_format(read_json(folder / "config.json"))
+    storage = storage_format(read_config(folder))
     return stored if storage is None else original_tensors(stored, storage)
