@@ -1,7 +1,7 @@
 """modelopt: fp8, nvfp4, mxfp8 and mxfp4 of NVIDIA's Model Optimizer.
 
 The layouts are those of its unified Hugging Face export (github.com/NVIDIA/Model-Optimizer,
-`modelopt/torch/export`). The settings are in config.json, or in hf_quant_config.json beside it.
+`modelopt/torch/export`). The settings are in config.json, or in hf_quant_config.json.
 The tensors in the files say which layers are quantised. Each one must fit an algorithm that the
 settings name.
 """

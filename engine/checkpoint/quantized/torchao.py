@@ -21,7 +21,7 @@ from engine.errors import ConfigError
 NAME = "torchao"
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 PACKED = "two int4 in a byte"
-# What the configurations of torchao store. Each pair differs in activations only.
+# The codes that configurations of torchao store. Each pair differs in activations only.
 STORED = {
     "Int4WeightOnlyConfig": PACKED,
     "Float8DynamicActivationInt4WeightConfig": PACKED,
