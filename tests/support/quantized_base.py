@@ -1,4 +1,4 @@
-"""What the writers of quantised checkpoints share: their result, fp8 numbers, and settings."""
+"""Parts that the writers of quantised checkpoints share: results, fp8 numbers and settings."""
 
 from __future__ import annotations
 
