@@ -1,8 +1,8 @@
 """Write the sources of the site: the pages of `docs`, and the list of them as its navigation.
 
-`python -m deploy.site.pages FOLDER` fills FOLDER with `zensical.toml` and `pages/`. The navigation is
-`docs/README.md`: its sections, and in each section the pages that it links first. Files outside
-`docs` that pages link, such as a Helm chart, are copied, so that the site has no link to outside.
+`python -m deploy.site.pages FOLDER` fills FOLDER with `zensical.toml` and `pages/`. The navigation
+is `docs/README.md`: its sections, and in each section the pages that it links first. Files outside
+`docs` that pages link, such as a Helm chart, are copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The built wheel: its contents, and its use in an empty environment with an empty home.
 
-`make release` runs these tests with the wheel in `dist/`, which it names in WHEEL. Else they build it.
+`make release` runs these tests with the wheel in `dist/`, which WHEEL names. Else they build it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import pytest
 
 from deploy.release.build_hooks import bench_modules
 from deploy.release.cut import current_version
-from tests.deploy.documented import documented_commands
 from loadtest.servers import free_ports
+from tests.deploy.documented import documented_commands
 from tests.support.process import ROOT, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -149,7 +149,8 @@ def test_environment_is_consistent_and_every_command_has_its_help(installed: Ins
     installed.run("pip", "check")
     assert current_version(ROOT) in installed.run("penstock", "--version")
     overview = installed.run("penstock", "--help")
-    commands = set(re.findall(r"^\W*([a-z]+)\s{2,}\S", overview, re.MULTILINE))
+    listed = overview.partition("Commands")[2]
+    commands = set(re.findall(r"^\W*([a-z-]+)\s{2,}\S", listed, re.MULTILINE))
     assert {"serve", "chat", "doctor", "bench"} <= commands
     for command in sorted(commands):
         installed.run("penstock", command, "--help")
