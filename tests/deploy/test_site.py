@@ -23,11 +23,9 @@ FIRST = 5  # results that a reader looks at
 QUESTIONS = {
     "install windows": "getting-started",
     "api key": "security",
-    "which models are supported": "models",
     "gguf file": "gguf",
     "quantization int8": "quantization",
     "kubernetes": "deployment",
-    "out of memory": "errors",
     "json schema": "generation",
     "prefix cache": "prompt-cache",
     "lora adapter": "lora",
