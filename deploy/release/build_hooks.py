@@ -1,4 +1,4 @@
-"""What setuptools does differently for the wheel and the source archive. pyproject.toml names both.
+"""Hooks of setuptools for the wheel and the source archive. pyproject.toml names them.
 
 - Of `loadtest`, the wheel has only the modules that `penstock bench` imports.
 - An index shows the README without the files next to it, so links to them become absolute.

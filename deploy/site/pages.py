@@ -41,7 +41,7 @@ scheme = "slate"
 
 
 def write_site(folder: Path) -> None:
-    """Write the sources of the site. What was in `folder` is deleted."""
+    """Write the sources of the site. The former content of `folder` is deleted."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder / "pages"
     shutil.copytree(ROOT / "docs", pages)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ui, pytest.mark.timeout(900)]
 
 SITE = ROOT / "build" / "docs" / "site"
 FIRST = 5  # results that a reader looks at
-# What a user types, and the page that answers it.
+# The words that a user types, and the page that answers it.
 QUESTIONS = {
     "install windows": "getting-started",
     "api key": "security",
