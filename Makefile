@@ -16,7 +16,7 @@ TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
 .PHONY: help install serve setup check test test-assets test-slow test-ui test-clients durations fuzz bench bench-peers demo-eval demo-score \
-	demo-train gpu-check gpu-ablations gpu-wheels sbom lock clean
+	demo-train gpu-check gpu-ablations gpu-wheels dist release docs sbom lock clean
 
 help: ## print this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -155,6 +155,30 @@ else
 	@$(GPU_READY); $(GPU_PYTHON) -m loadtest.gpu --group ablations --json $(GPU_JSON) \
 		--budget $(GPU_SECONDS)
 endif
+
+# The address of the repository, for links in the metadata of a release.
+PROJECT_URL ?=
+export PROJECT_URL
+
+dist: ## build the wheel and the source archive in dist/, from the files that git tracks
+	rm -rf dist build/release-tree
+	mkdir -p build/release-tree
+	git ls-files -z | tar -c --null -T - | tar -x -C build/release-tree
+	$(PYTHON) -m venv build/release-tool
+	build/release-tool/bin/pip --disable-pip-version-check -q install -c constraints.txt build twine
+	build/release-tool/bin/python -m build --outdir dist build/release-tree >build/dist.log \
+		|| { cat build/dist.log; exit 1; }
+	build/release-tool/bin/twine check --strict dist/*
+
+release: setup dist sbom ## build dist/, check it, and use it in an empty environment (docs/releasing.md)
+	WHEEL=$$(echo dist/*.whl) $(BIN)/pytest -m slow -s tests/deploy/test_wheel.py
+
+# The tool has an environment of its own. It needs no network to build.
+docs: ## build the documentation as a site with a search in build/docs/site
+	$(PYTHON) -m venv build/docs-tool
+	build/docs-tool/bin/pip --disable-pip-version-check -q install -c constraints.txt zensical
+	$(PYTHON) -m deploy.site.pages build/docs
+	cd build/docs && ../docs-tool/bin/zensical build --strict
 
 # The tool has an environment of its own, so that it is not part of its list.
 sbom: .venv/serving ## write build/sbom.json: the packages that serving installs (CycloneDX)

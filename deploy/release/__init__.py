@@ -1,0 +1,1 @@
+"""Building, cutting and checking a release (docs/releasing.md)."""

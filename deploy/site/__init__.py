@@ -1,0 +1,1 @@
+"""The documentation as a site with a search: `make docs`."""
