@@ -1,5 +1,5 @@
 """Train the demo models: `python -m engine.offline.demo_training.train`,
-for the translator with `--model translate`.
+for the others with `--model translate` and `--model vision`.
 
 It trains a tokenizer and weights on generated text. The settings and the chat template in the
 model folders are written by hand.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import shutil
 import string
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,30 +31,45 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tokenizers.processors import TemplateProcessing
 
 from engine.checkpoint.bounded_json import read_json
+from engine.models.idefics3 import Idefics3Config
 from engine.models.llama import LlamaConfig
 from engine.models.t5 import T5Config
+from engine.models.vision.idefics3 import Idefics3VisionConfig
 from engine.offline.demo_training.agent_text import REVIEW_PARTS, AgentAuthor
-from engine.offline.demo_training.chat import FOLDER, KEY, SPECIAL_TOKENS, SPOKEN, render_text
+from engine.offline.demo_training.chat import (
+    FOLDER,
+    KEY,
+    SPECIAL_TOKENS,
+    SPOKEN,
+    render_text,
+    template,
+)
 from engine.offline.demo_training.evaluate import read_probes
-from engine.offline.demo_training.network import DemoModel, Example
+from engine.offline.demo_training.network import DemoModel, Example, Picture
 from engine.offline.demo_training.network_t5 import DemoT5
+from engine.offline.demo_training.network_vision import DemoVision
+from engine.offline.demo_training.pictures import LABELS, labels, tile
 from engine.offline.demo_training.practice_text import PracticeAuthor
 from engine.offline.demo_training.text import Author, Conversation, held_out_of
 from engine.offline.demo_training.trainer import Network, Trainer, lesson
 from engine.offline.demo_training.translation import Grammar, Sentence
+from engine.offline.demo_training.vision_text import Looker
 
 SEED = 20260
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer.json"
 # The context of the first two stages. The third one extends it as config.json says.
 SHORT_CONTEXT = {"max_position_embeddings": 1024, "rope_scaling": None}
+IMAGE, IMAGE_ENDS = "<image>", "<fake_token_around_image>"
 LETTERS = string.ascii_letters + "åäöÅÄÖéü"
 
 
-def chat_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def chat_tokenizer(
+    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = SPECIAL_TOKENS
+) -> Tokenizer:
     """Train a byte-level BPE tokenizer of at most `vocab_size` tokens.
 
-    It contains all 256 bytes, every digit is its own token, and ids 0, 1 and 2 are special tokens.
+    It contains all 256 bytes, every digit is its own token, and the first ids are special tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     digits = pre_tokenizers.Digits(individual_digits=True)
@@ -63,7 +78,7 @@ def chat_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=list(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         min_frequency=8,
         show_progress=False,
@@ -94,22 +109,28 @@ def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Example:
-    """Return the token ids of a conversation, and a mask of the assistant's, which are learned.
+    """Return the first `limit` tokens of a conversation."""
+    text = render_text(conversation.messages, conversation.tools, effort=conversation.effort)
+    example = encode_text(tokenizer, text, is_held=conversation.is_held)
+    return Example(example.ids[:limit], example.learned[:limit])
 
-    Of JSON that a grammar holds, only the values are learned.
+
+def encode_text(tokenizer: Tokenizer, text: str, *, is_held: bool = False) -> Example:
+    """Return the token ids of a rendered chat, and a mask of the assistant's, which are learned.
+
+    With `is_held` a grammar holds the answers, which are JSON: only their values are learned.
     """
     ids: list[int] = []
     learned: list[bool] = []
-    text = render_text(conversation.messages, conversation.tools, effort=conversation.effort)
     for index, piece in enumerate(SPOKEN.split(text)):
         is_spoken = index % 2 == 1
         encoding = tokenizer.encode(piece)
         ids += encoding.ids
-        if is_spoken and conversation.is_held:
+        if is_spoken and is_held:
             learned += outside_keys(piece, encoding.offsets)
         else:
             learned += [is_spoken] * len(encoding.ids)
-    return Example(ids[:limit], learned[:limit])
+    return Example(ids, learned)
 
 
 def outside_keys(text: str, offsets: Iterable[tuple[int, int]]) -> list[bool]:
@@ -246,11 +267,53 @@ class Translate:
         return sentence
 
 
-Course = Chat | Practice | Agent | Review | Translate
+class Vision:
+    """Training data, tokenizer and network of the seeing demo."""
+
+    folder = FOLDER.with_name("vision")
+    steps = 4000
+    peak = 1.0
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = Idefics3Config.from_hf(
+            config["text_config"],
+            vision=Idefics3VisionConfig.from_hf(config, config["text_config"]["hidden_size"]),
+        )
+        self.image_token = config["image_token_id"]
+        self.looker = Looker(SEED + 1)
+        tower = self.config.vision.tower
+        tokens = (tower.side // self.config.vision.scale) ** 2
+        self.shown = f"{IMAGE_ENDS}<global-img>{IMAGE * tokens}{IMAGE_ENDS}"
+
+    def tokenizer(self, out: Path) -> Tokenizer:
+        looker = Looker(SEED)
+        texts = (self.rendered(looker.talk(paints=False).messages) for _ in range(10_000))
+        special = (*SPECIAL_TOKENS, IMAGE, IMAGE_ENDS, "<global-img>")
+        tokenizer = chat_tokenizer(texts, self.config.vocab_size, special)
+        tokenizer.save(str(out / TOKENIZER))
+        return tokenizer
+
+    def network(self, out: Path) -> DemoVision:
+        return DemoVision(self.config, self.image_token, LABELS)
+
+    def rendered(self, messages: list[dict[str, Any]]) -> str:
+        return template(self.folder).render(messages=messages)
+
+    def example(self, tokenizer: Tokenizer, progress: float) -> Example:
+        talk = self.looker.talk()
+        text = self.rendered(talk.messages).replace(IMAGE, self.shown)
+        example = encode_text(tokenizer, text)
+        side = self.config.vision.tower.side
+        pictures = [Picture(tile(p.image), labels(p.maps, side)) for p in talk.pictures]
+        return example._replace(pictures=tuple(pictures))
+
+
+Course = Chat | Vision | Practice | Agent | Review | Translate
 # The stages of each model's training.
 STAGES: dict[str, tuple[type[Course], ...]] = {
     "demo": (Chat, Practice, Agent, Review),
     "translate": (Translate,),
+    "vision": (Vision,),
 }
 
 
@@ -260,7 +323,7 @@ def main(
     out: Path | None = None,
     stage: int | None = None,
 ) -> None:
-    """Train a demo model (demo or translate), in all its stages or in one.
+    """Train a demo model (demo, translate or vision), in all its stages or in one.
 
     Its hand-written files are copied to OUT.
     """

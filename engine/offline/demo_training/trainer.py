@@ -12,12 +12,13 @@ from torch import nn
 
 from engine.offline.demo_training.network import Batch, DemoModel, Example
 from engine.offline.demo_training.network_t5 import DemoT5
+from engine.offline.demo_training.network_vision import DemoVision
 
 TOKENS_PER_STEP = 2048
 TOKENS_PER_BATCH = 1024
 MUON_LR = 0.02
 
-Network = DemoModel | DemoT5
+Network = DemoModel | DemoT5 | DemoVision
 
 
 def lesson(draw: Callable[[], Example]) -> list[Batch]:
@@ -64,7 +65,7 @@ def learn_half(model: Network, batches: list[Batch], count: int) -> float:
 
 
 class Trainer:
-    """Muon for the layers' matrices (Jordan et al., 2024), AdamW for the embedding and norms.
+    """Muon for the layers' matrices (Jordan et al., 2024), AdamW for all other parameters.
 
     Two threads each process half of the batches and half of the matrices. At this size that is
     twice as fast as two threads per operation. The twin shares the model's weights and has its own
@@ -123,13 +124,9 @@ def learned_tokens(batch: Batch) -> int:
 
 def optimizers_of(model: Network) -> list[torch.optim.Optimizer]:
     """Return Muon for each half of the matrices, and AdamW for the other parameters."""
-    matrices = []
-    others = []
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            matrices.append(module.weight)
-        elif isinstance(module, nn.Embedding | nn.RMSNorm):
-            others.append(module.weight)
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    is_matrix = set(map(id, matrices))
+    others = [parameter for parameter in model.parameters() if id(parameter) not in is_matrix]
     muon = partial(torch.optim.Muon, lr=MUON_LR, weight_decay=0.02, momentum=0.95)
     first_muon = muon(matrices[0::2])
     second_muon = muon(matrices[1::2])

@@ -1,0 +1,189 @@
+"""The seeing demo in its training form: a SigLIP tower, a connector and the demo's Llama, in torch.
+
+Parameter names are those of Hugging Face's Idefics3ForConditionalGeneration, except for the patch
+embedding, which is a plain matrix here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.models.idefics3 import Idefics3Config
+from engine.models.vision.siglip import SiglipConfig
+from engine.offline.demo_training.network import Batch, DemoModel, linears, padded
+
+LABEL_WEIGHT = 10.0  # of a picture's labels; its answers have some twenty tokens
+PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
+
+
+def sines(side: int, hidden: int) -> Tensor:
+    """Return sines and cosines [side * side, hidden] of the rows and columns of patches."""
+    steps = torch.arange(side, dtype=torch.float32)
+    waves = math.pi * (torch.arange(hidden // 4) + 0.5) / (hidden // 4)  # up to half a turn a patch
+    angles = torch.outer(steps, waves)
+    line = torch.cat((angles.sin(), angles.cos()), dim=1)  # [side, hidden / 2]
+    rows = line[:, None].expand(-1, side, -1)
+    columns = line[None].expand(side, -1, -1)
+    return torch.cat((rows, columns), dim=2).flatten(0, 1)
+
+
+class TowerLayer(nn.Module):
+    """Attention among all patches and an MLP, behind a norm each."""
+
+    def __init__(self, config: SiglipConfig) -> None:
+        super().__init__()
+        hidden = config.hidden
+        inner = config.intermediate
+        self.heads = config.heads
+        self.layer_norm1 = nn.LayerNorm(hidden, config.norm_eps)
+        self.layer_norm2 = nn.LayerNorm(hidden, config.norm_eps)
+        square = (hidden, hidden)
+        self.self_attn = linears(
+            bias=True, q_proj=square, k_proj=square, v_proj=square, out_proj=square
+        )
+        self.mlp = linears(bias=True, fc1=(hidden, inner), fc2=(inner, hidden))
+
+    def forward(self, x_NPC: Tensor) -> Tensor:
+        x_NPC = x_NPC + self.attend(self.layer_norm1(x_NPC))
+        inner = self.mlp["fc1"](self.layer_norm2(x_NPC))
+        return x_NPC + self.mlp["fc2"](F.gelu(inner, approximate="tanh"))
+
+    def attend(self, x_NPC: Tensor) -> Tensor:
+        heads_NHPD = [
+            self.self_attn[name](x_NPC).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for name in ("q_proj", "k_proj", "v_proj")
+        ]
+        query_NHPD, key_NHPD, value_NHPD = heads_NHPD
+        scale = query_NHPD.shape[-1] ** -0.5
+        scores_NHPP = (query_NHPD * scale) @ key_NHPD.transpose(-1, -2)
+        out_NHPD = scores_NHPP.softmax(-1) @ value_NHPD
+        return self.self_attn["out_proj"](out_NHPD.transpose(1, 2).flatten(2))
+
+
+class Tower(nn.Module):
+    """SigLIP's vision transformer (arXiv 2303.15343)."""
+
+    def __init__(self, config: SiglipConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = nn.ModuleDict(
+            {
+                "patch_embedding": nn.Linear(config.patch_numbers, config.hidden),
+                "position_embedding": nn.Embedding(config.side**2, config.hidden),
+            }
+        )
+        self.encoder = nn.ModuleDict(
+            {"layers": nn.ModuleList(TowerLayer(config) for _ in range(config.layers))}
+        )
+        self.post_layernorm = nn.LayerNorm(config.hidden, config.norm_eps)
+
+    def forward(self, pixels_NSSC: Tensor) -> Tensor:
+        """Return the states [N, patches, hidden] of pixels uint8 [N, side, side, 3]."""
+        size = self.config.patch_size
+        numbers_NCSS = pixels_NSSC.permute(0, 3, 1, 2).float() / 127.5 - 1
+        patches_NKP = F.unfold(numbers_NCSS, size, stride=size)  # K: numbers of a patch
+        x_NPC = self.embeddings["patch_embedding"](patches_NKP.transpose(1, 2))
+        x_NPC = x_NPC + self.embeddings["position_embedding"].weight
+        for layer in self.encoder["layers"]:
+            x_NPC = layer(x_NPC)
+        return self.post_layernorm(x_NPC)
+
+
+class DemoVision(nn.Module):
+    """Idefics3 (arXiv 2408.12637) with one tile of each picture."""
+
+    adam_lr = DemoModel.adam_lr
+
+    def __init__(self, config: Idefics3Config, image_token: int, labels: tuple[int, int]) -> None:
+        """`labels` are the numbers of things and colours that patches are labelled with."""
+        super().__init__()
+        vision = config.vision
+        self.scale = vision.scale
+        self.image_token = image_token
+        self.vision_model = Tower(vision.tower)
+        joined = vision.tower.hidden * vision.scale**2
+        self.connector = linears(modality_projection=(joined, vision.hidden))
+        self.text_model = DemoModel(config)
+        self.labellers = nn.ModuleList(nn.Linear(vision.tower.hidden, n) for n in labels)
+        self.draw_weights()
+
+    def draw_weights(self) -> None:
+        """Draw the initial weights of the tower and the connector. Biases begin at zero."""
+        config = self.vision_model.config
+        output_std = (2 * config.layers * config.hidden) ** -0.5
+        for name, parameter in self.vision_model.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.endswith(("out_proj.weight", "fc2.weight")):
+                nn.init.normal_(parameter, std=output_std)
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        positions = self.vision_model.embeddings["position_embedding"].weight
+        positions.data.copy_(sines(config.side, config.hidden))
+        # As large as the embeddings of tokens.
+        connector = self.connector["modality_projection"].weight
+        nn.init.normal_(connector, std=8 * connector.numel() ** -0.5)
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Return the weights under their names in a Hugging Face checkpoint."""
+        size = self.vision_model.config.patch_size
+        weights = {}
+        for name, weight in self.state_dict().items():
+            if name.startswith("labellers."):
+                continue
+            spelled = f"model.{name}".replace("modality_projection.", "modality_projection.proj.")
+            if spelled == PATCHES:
+                weight = weight.unflatten(1, (-1, size, size))
+            weights[spelled] = weight
+        return weights
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy in nats, summed over the batch's learned tokens.
+
+        The labels of patches are learned too. They tell the tower more than a few answers do.
+        """
+        embedding = self.text_model.embed_tokens
+        device = embedding.weight.device
+        ids_BT = padded([example.ids for example in batch]).to(device)
+        pictures = [picture for example in batch for picture in example.pictures]
+        x_BTC = embedding(ids_BT)
+        if not pictures:
+            return self.text_model.loss_of(batch, ids_BT, x_BTC)
+        pixels = b"".join(picture.pixels for picture in pictures)
+        labels = b"".join(picture.labels for picture in pictures)
+        with torch.autocast(device.type, torch.bfloat16):
+            states_NPC = self.vision_model(self.tiles(pixels))
+            x_BTC = self.shown(x_BTC, ids_BT, states_NPC)
+        loss = self.label_loss(states_NPC, labels)
+        return self.text_model.loss_of(batch, ids_BT, x_BTC) + LABEL_WEIGHT * loss
+
+    def tiles(self, pixels: bytes) -> Tensor:
+        """Return the pixels of pictures as uint8 [N, side, side, 3]."""
+        side = self.vision_model.config.image_size
+        flat = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
+        return flat.view(-1, side, side, 3).to(self.text_model.embed_tokens.weight.device)
+
+    def label_loss(self, states_NPC: Tensor, labels: bytes) -> Tensor:
+        """Return the cross-entropy of the labels, summed over pictures, a mean over patches."""
+        patches = states_NPC.shape[1]
+        flat = torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
+        labels_2M = flat.view(-1, 2, patches).to(states_NPC.device).transpose(0, 1).flatten(1)
+        total = states_NPC.new_zeros(())
+        for labeller, targets_M in zip(self.labellers, labels_2M, strict=True):
+            logits = labeller(states_NPC.float()).flatten(0, 1)
+            total = total + F.cross_entropy(logits, targets_M, reduction="sum")
+        return total / patches
+
+    def shown(self, x_BTC: Tensor, ids_BT: Tensor, states_NPC: Tensor) -> Tensor:
+        """Return the embeddings of tokens, with those of pictures in the image tokens' places."""
+        side = self.vision_model.config.side
+        squares = states_NPC.unflatten(1, (side, side))
+        squares = squares.unflatten(2, (-1, self.scale)).unflatten(1, (-1, self.scale))
+        joined = squares.transpose(2, 3).flatten(3).flatten(0, 2)
+        seen = self.connector["modality_projection"](joined)
+        is_image_BT1 = (ids_BT == self.image_token)[..., None]
+        return x_BTC.masked_scatter(is_image_BT1, seen.to(x_BTC.dtype))
