@@ -23,7 +23,7 @@ PLAIN_LENGTH = 1024
 
 
 class Picture(NamedTuple):
-    """What the model sees of a picture, and what the training knows about it."""
+    """The pixels of a picture as the model sees them, with labels for the training."""
 
     pixels: bytes  # uint8 [side, side, 3]
     labels: (

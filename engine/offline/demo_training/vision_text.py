@@ -225,17 +225,17 @@ def probe_picture(topic: str, seed: int) -> Image.Image:
 
 
 def probes(each: int = 25) -> list[dict[str, Any]]:
-    """Return the content of vision/probes.jsonl. The pictures are drawn when they are asked."""
+    """Return the content of vision/probes.jsonl. The pictures are drawn when they are needed."""
     found = []
-    for topic, (_, asked) in PROBES.items():
+    for topic, (_, about) in PROBES.items():
         for seed in range(len(found), len(found) + each):
-            found.append(probe(topic, asked, seed))
+            found.append(probe(topic, about, seed))
     return found
 
 
-def probe(topic: str, asked: str, seed: int) -> dict[str, Any]:
+def probe(topic: str, about: str, seed: int) -> dict[str, Any]:
     scene = probe_scene(Draws(seed), topic)
-    question = ask(Draws(seed), scene, asked)
+    question = ask(Draws(seed), scene, about)
     return {
         "topic": topic,
         "picture": seed,
