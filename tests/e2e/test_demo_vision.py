@@ -24,8 +24,6 @@ from tests.support.serve import Server, serving
 MODEL = "demo-vision"
 PROBES = read_probes(MODEL)
 TOPICS = tuple(dict.fromkeys(probe["topic"] for probe in PROBES))
-# Strict, so that the mark is removed with the weights of the whole training.
-UNTRAINED = pytest.mark.xfail(reason="the weights are those of 500 steps of 4,000", strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +50,12 @@ def score(sdk: openai.OpenAI, probes: list[Probe]) -> float:
     return sum(right) / len(probes)
 
 
-@UNTRAINED
 def test_vision_demo_answers_three_pictures_of_each_topic(sdk: openai.OpenAI) -> None:
     few = [probe for probe in PROBES if probe["picture"] % 25 < 3]
     assert len(few) == 3 * len(TOPICS)
     assert score(sdk, few) >= 0.7
 
 
-@UNTRAINED
 @pytest.mark.slow
 def test_vision_demo_answers_85_percent_of_its_probes(sdk: openai.OpenAI) -> None:
     assert score(sdk, PROBES) >= 0.85

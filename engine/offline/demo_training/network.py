@@ -22,19 +22,10 @@ from engine.models.llama import LlamaConfig
 PLAIN_LENGTH = 1024
 
 
-class Picture(NamedTuple):
-    """The pixels of a picture as the model sees them, with labels for the training."""
-
-    pixels: bytes  # uint8 [side, side, 3]
-    labels: (
-        bytes  # uint8 [2, patches]: the number of the thing that a patch shows, and of its colour
-    )
-
-
 class Example(NamedTuple):
     ids: list[int]
     learned: list[bool]  # whether the model learns to generate the token
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[bytes, ...] = ()  # uint8 [side, side, 3] each, as the model sees them
 
 
 Batch = list[Example]

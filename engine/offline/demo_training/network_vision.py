@@ -7,6 +7,7 @@ embedding, which is a plain matrix here.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 
 from engine.models.idefics3 import Idefics3Config
 from engine.models.vision.siglip import SiglipConfig
-from engine.offline.demo_training.network import Batch, DemoModel, linears, padded
+from engine.offline.demo_training.network import Batch, DemoModel, Example, linears, padded
 
-LABEL_WEIGHT = 10.0  # of a picture's labels; its answers have some twenty tokens
+LABEL_WEIGHTS = (2.0, 2.0, 6.0)  # of things, colours and middles, of which a picture has few
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 
 
@@ -64,21 +65,27 @@ class TowerLayer(nn.Module):
         return self.self_attn["out_proj"](out_NHPD.transpose(1, 2).flatten(2))
 
 
+class Embeddings(nn.Module):
+    def __init__(self, config: SiglipConfig) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Linear(config.patch_numbers, config.hidden)
+        self.position_embedding = nn.Embedding(config.side**2, config.hidden)
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: SiglipConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(TowerLayer(config) for _ in range(config.layers))
+
+
 class Tower(nn.Module):
     """SigLIP's vision transformer (arXiv 2303.15343)."""
 
     def __init__(self, config: SiglipConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = nn.ModuleDict(
-            {
-                "patch_embedding": nn.Linear(config.patch_numbers, config.hidden),
-                "position_embedding": nn.Embedding(config.side**2, config.hidden),
-            }
-        )
-        self.encoder = nn.ModuleDict(
-            {"layers": nn.ModuleList(TowerLayer(config) for _ in range(config.layers))}
-        )
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
         self.post_layernorm = nn.LayerNorm(config.hidden, config.norm_eps)
 
     def forward(self, pixels_NSSC: Tensor) -> Tensor:
@@ -86,9 +93,9 @@ class Tower(nn.Module):
         size = self.config.patch_size
         numbers_NCSS = pixels_NSSC.permute(0, 3, 1, 2).float() / 127.5 - 1
         patches_NKP = F.unfold(numbers_NCSS, size, stride=size)  # K: numbers of a patch
-        x_NPC = self.embeddings["patch_embedding"](patches_NKP.transpose(1, 2))
-        x_NPC = x_NPC + self.embeddings["position_embedding"].weight
-        for layer in self.encoder["layers"]:
+        x_NPC = self.embeddings.patch_embedding(patches_NKP.transpose(1, 2))
+        x_NPC = x_NPC + self.embeddings.position_embedding.weight
+        for layer in self.encoder.layers:
             x_NPC = layer(x_NPC)
         return self.post_layernorm(x_NPC)
 
@@ -98,8 +105,7 @@ class DemoVision(nn.Module):
 
     adam_lr = DemoModel.adam_lr
 
-    def __init__(self, config: Idefics3Config, image_token: int, labels: tuple[int, int]) -> None:
-        """`labels` are the numbers of things and colours that patches are labelled with."""
+    def __init__(self, config: Idefics3Config, image_token: int) -> None:
         super().__init__()
         vision = config.vision
         self.scale = vision.scale
@@ -108,7 +114,6 @@ class DemoVision(nn.Module):
         joined = vision.tower.hidden * vision.scale**2
         self.connector = linears(modality_projection=(joined, vision.hidden))
         self.text_model = DemoModel(config)
-        self.labellers = nn.ModuleList(nn.Linear(vision.tower.hidden, n) for n in labels)
         self.draw_weights()
 
     def draw_weights(self) -> None:
@@ -122,61 +127,66 @@ class DemoVision(nn.Module):
                 nn.init.normal_(parameter, std=output_std)
             elif parameter.dim() == 2:
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        positions = self.vision_model.embeddings["position_embedding"].weight
+        positions = self.vision_model.embeddings.position_embedding.weight
         positions.data.copy_(sines(config.side, config.hidden))
         # As large as the embeddings of tokens.
-        connector = self.connector["modality_projection"].weight
-        nn.init.normal_(connector, std=8 * connector.numel() ** -0.5)
+        for connector in self.connector.parameters():
+            nn.init.normal_(connector, std=8 * connector.numel() ** -0.5)
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return the weights under their names in a Hugging Face checkpoint."""
         size = self.vision_model.config.patch_size
         weights = {}
         for name, weight in self.state_dict().items():
-            if name.startswith("labellers."):
-                continue
             spelled = f"model.{name}".replace("modality_projection.", "modality_projection.proj.")
             if spelled == PATCHES:
                 weight = weight.unflatten(1, (-1, size, size))
             weights[spelled] = weight
         return weights
 
+    def read(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the weights of a checkpoint."""
+        own = {}
+        for name, weight in weights.items():
+            plain = weight.flatten(1) if name == PATCHES else weight
+            own[name.removeprefix("model.").replace("projection.proj.", "projection.")] = plain
+        self.load_state_dict(own)
+
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy in nats, summed over the batch's learned tokens.
 
-        The labels of patches are learned too. They tell the tower more than a few answers do.
+        The tower learns nothing from it.
         """
+        ids_BT, x_BTC = self.embedded(batch)
+        return self.text_model.loss_of(batch, ids_BT, x_BTC)
+
+    def embedded(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the ids [B, T] and the embeddings of tokens and pictures."""
         embedding = self.text_model.embed_tokens
         device = embedding.weight.device
         ids_BT = padded([example.ids for example in batch]).to(device)
-        pictures = [picture for example in batch for picture in example.pictures]
+        pictures = b"".join(picture for example in batch for picture in example.pictures)
         x_BTC = embedding(ids_BT)
         if not pictures:
-            return self.text_model.loss_of(batch, ids_BT, x_BTC)
-        pixels = b"".join(picture.pixels for picture in pictures)
-        labels = b"".join(picture.labels for picture in pictures)
+            return ids_BT, x_BTC
         with torch.autocast(device.type, torch.bfloat16):
-            states_NPC = self.vision_model(self.tiles(pixels))
-            x_BTC = self.shown(x_BTC, ids_BT, states_NPC)
-        loss = self.label_loss(states_NPC, labels)
-        return self.text_model.loss_of(batch, ids_BT, x_BTC) + LABEL_WEIGHT * loss
+            with torch.no_grad():
+                states_NPC = self.vision_model(self.tiles(pictures))
+            return ids_BT, self.shown(x_BTC, ids_BT, states_NPC)
+
+    @torch.no_grad()
+    def is_answered(self, example: Example) -> bool:
+        """Whether the model generates all learned tokens at temperature 0."""
+        ids_BT, x_BTC = self.embedded([example])
+        keep_BT = torch.tensor([example.learned[1:]], device=ids_BT.device)
+        logits = self.text_model.decode(x_BTC[:, :-1], keep_BT)
+        return torch.equal(logits.argmax(-1), ids_BT[:, 1:][keep_BT])
 
     def tiles(self, pixels: bytes) -> Tensor:
         """Return the pixels of pictures as uint8 [N, side, side, 3]."""
         side = self.vision_model.config.image_size
         flat = torch.frombuffer(bytearray(pixels), dtype=torch.uint8)
         return flat.view(-1, side, side, 3).to(self.text_model.embed_tokens.weight.device)
-
-    def label_loss(self, states_NPC: Tensor, labels: bytes) -> Tensor:
-        """Return the cross-entropy of the labels, summed over pictures, a mean over patches."""
-        patches = states_NPC.shape[1]
-        flat = torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
-        labels_2M = flat.view(-1, 2, patches).to(states_NPC.device).transpose(0, 1).flatten(1)
-        total = states_NPC.new_zeros(())
-        for labeller, targets_M in zip(self.labellers, labels_2M, strict=True):
-            logits = labeller(states_NPC.float()).flatten(0, 1)
-            total = total + F.cross_entropy(logits, targets_M, reduction="sum")
-        return total / patches
 
     def shown(self, x_BTC: Tensor, ids_BT: Tensor, states_NPC: Tensor) -> Tensor:
         """Return the embeddings of tokens, with those of pictures in the image tokens' places."""
@@ -187,3 +197,53 @@ class DemoVision(nn.Module):
         seen = self.connector["modality_projection"](joined)
         is_image_BT1 = (ids_BT == self.image_token)[..., None]
         return x_BTC.masked_scatter(is_image_BT1, seen.to(x_BTC.dtype))
+
+
+class TowerTeacher(nn.Module):
+    """A tower with linear layers that are not part of the checkpoint.
+
+    Some label each patch: with the thing that it shows, its colour, and the thing whose middle it
+    has. One counts the things of each name from the mean of the patches.
+    """
+
+    adam_lr = DemoModel.adam_lr
+
+    def __init__(self, tower: Tower, labels: Sequence[int], most: int) -> None:
+        """`labels` are the numbers of labels of each kind, `most` is the largest count."""
+        super().__init__()
+        self.tower = tower
+        hidden = tower.config.hidden
+        self.counts = (labels[0] - 1, most + 1)
+        self.labellers = nn.ModuleList(nn.Linear(hidden, number) for number in labels)
+        self.counter = nn.Linear(hidden, math.prod(self.counts))
+
+    def forward(self, tiles_NSSC: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return logits of labels [N, patches, labels] by kind, and counts [N, names, counts]."""
+        with torch.autocast(tiles_NSSC.device.type, torch.bfloat16):
+            states_NPC = self.tower(tiles_NSSC)
+        states_NPC = states_NPC.float()
+        counts = self.counter(states_NPC.mean(1)).unflatten(1, self.counts)
+        return [labeller(states_NPC) for labeller in self.labellers], counts
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the cross-entropy, summed over pictures uint8 [N, side, side, 3].
+
+        Their labels are uint8 [N, kinds, patches].
+        """
+        tiles_NSSC, labels_NKP = batch
+        kinds, counts = self(tiles_NSSC)
+        total = counts.new_zeros(())
+        for weight, logits, labels_NP in zip(
+            LABEL_WEIGHTS, kinds, labels_NKP.long().unbind(1), strict=True
+        ):
+            losses = F.cross_entropy(logits.flatten(0, 1), labels_NP.flatten(), reduction="sum")
+            total = total + weight * losses / labels_NP.shape[1]
+        targets = self.counted(labels_NKP)
+        loss = F.cross_entropy(counts.flatten(0, 1), targets.flatten(), reduction="sum")
+        return total + loss
+
+    def counted(self, labels_NKP: Tensor) -> Tensor:
+        """Return the number of things [N, names] of each name."""
+        names, _ = self.counts
+        middles_NPL = F.one_hot(labels_NKP[:, -1].long(), names + 1)
+        return middles_NPL.sum(1)[:, 1:]

@@ -20,8 +20,8 @@ from engine.offline.demo_training.vision_material import vision_material
 TILE = 64  # pixels of a side of what the model sees
 LONGEST = 128  # pixels of the longer side of a picture before that
 MOST_SHAPES = 5
-KINDS = {"single": 28, "several": 24, "mixed": 24, "digit": 24}  # of scenes, with their weights
-LEAST_CONTRAST = 0.28  # distance of two colours in the unit cube of red, green and blue
+KINDS = {"single": 20, "several": 25, "mixed": 28, "digit": 27}  # of scenes, with their weights
+LEAST_CONTRAST = 0.4  # distance of two colours in the unit cube of red, green and blue
 
 NEAREST = Image.Resampling.NEAREST
 
@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
     name: str  # of a shape, or a digit
     colour: str
-    count: int
+    number: int  # of things
 
 
 class Scene(NamedTuple):
@@ -46,17 +46,23 @@ class Scene(NamedTuple):
         return self.groups[0].name.isdecimal()
 
 
-class Painted(NamedTuple):
-    image: Image.Image
-    maps: tuple[Image.Image, Image.Image]  # of the number of each pixel's thing, and its colour's
-
-
 class Disc(NamedTuple):
     """The place of a thing in pixels."""
 
     x: float
     y: float
     radius: float
+
+
+class Thing(NamedTuple):
+    name: str
+    disc: Disc
+
+
+class Painted(NamedTuple):
+    image: Image.Image
+    maps: tuple[Image.Image, Image.Image]  # of the number of each pixel's thing, and its colour's
+    things: tuple[Thing, ...]
 
 
 # ---- shapes: points around the origin, none farther away than 1 ----------------------------------
@@ -100,7 +106,8 @@ SHAPES: dict[str, Callable[[], list[Point]]] = {
 }
 DIGITS = "0123456789"
 NAMES = (*SHAPES, *DIGITS)  # of things, in the order of their numbers, which begin at one
-LABELS = (len(NAMES) + 1, 11)  # numbers of things, with none, and of colours
+NUMBERS = len(NAMES) + 1  # of things, with none
+LABELS = (NUMBERS, 11, NUMBERS)  # numbers of things, of colours, and of things in their middles
 
 
 @cache
@@ -171,7 +178,7 @@ def pixel(colour: Colour) -> tuple[int, int, int]:
 def draw_size(rng: Draws) -> tuple[int, int]:
     """Draw the width and height of a picture. Small ones have few pixels for each shape."""
     longer = round(rng.choice((64, 96, 128, 160, 224, 320)) * rng.uniform(0.8, 1.2))
-    ratio = 1.0 if rng.chance(0.4) else rng.uniform(0.6, 1.0)
+    ratio = 1.0 if rng.chance(0.4) else rng.uniform(0.75, 1.0)
     width, height = longer, round(longer * ratio)
     return (width, height) if rng.chance(0.6) else (height, width)
 
@@ -179,8 +186,8 @@ def draw_size(rng: Draws) -> tuple[int, int]:
 def draw_discs(rng: Draws, count: int, width: int, height: int) -> list[Disc]:
     """Draw places for `count` things that neither touch each other nor leave the picture."""
     shorter = min(width, height)
-    largest = {1: 0.48, 2: 0.27, 3: 0.23}.get(count, 0.2)
-    least = {1: 0.17, 2: 0.13}.get(count, 0.105)
+    largest = {1: 0.46, 2: 0.26, 3: 0.23}.get(count, 0.2)
+    least = {1: 0.22, 2: 0.17, 3: 0.15}.get(count, 0.14)
     common = rng.uniform(least, largest)
     varies = rng.chance(0.5)
     while True:
@@ -209,28 +216,27 @@ class Painter:
         self.draw = ImageDraw.Draw(self.image)
         ground = list(vision_material().colours).index(scene.background)
         self.maps = (Image.new("L", size, 0), Image.new("L", size, ground))
+        self.things: list[Thing] = []
 
     def painted(self) -> Painted:
         """Return the picture and its maps."""
         groups = self.scene.groups
-        count = sum(group.count for group in groups)
+        count = sum(group.number for group in groups)
         discs = draw_discs(self.rng, count, *self.image.size)
-        line_width = 0.0  # of an outline, as a share of the radius; 0 is filled
-        if self.rng.chance(0.3):
-            line_width = self.rng.uniform(0.12, 0.35)
         for group in groups:
             fill = self.contrasting(group.colour)
-            for _ in range(group.count):
+            for _ in range(group.number):
                 disc = discs.pop()
                 if self.scene.is_digit:
                     points = self.paint_digit(group.name, disc, fill)
                 else:
-                    points = self.paint_shape(group.name, disc, fill, line_width)
+                    points = self.paint_shape(group.name, disc, fill)
                 self.label(group, points)
+                self.things.append(Thing(group.name, disc))
         if self.rng.chance(0.3):
             radius = self.rng.uniform(0.3, 0.012 * max(self.image.size))
             self.image = self.image.filter(ImageFilter.GaussianBlur(radius))
-        return Painted(self.image, self.maps)
+        return Painted(self.image, self.maps, tuple(self.things))
 
     def label(self, group: Group, points: Sequence[Point]) -> None:
         """Enter a thing's outline into the maps."""
@@ -246,22 +252,16 @@ class Painter:
                 break
         return pixel(colour)
 
-    def paint_shape(
-        self, name: str, disc: Disc, fill: tuple[int, int, int], line_width: float
-    ) -> list[Point]:
+    def paint_shape(self, name: str, disc: Disc, fill: tuple[int, int, int]) -> list[Point]:
         """Paint a shape; return the points of its outline."""
-        turn = math.radians(self.rng.uniform(-18, 18))
+        turn = math.radians(self.rng.uniform(-12, 12))
         points = placed(SHAPES[name](), disc, turn)
-        if line_width:
-            width = max(2, round(line_width * disc.radius))
-            self.draw.line([*points, *points[:2]], fill, width, joint="curve")
-        else:
-            self.draw.polygon(points, fill)
+        self.draw.polygon(points, fill)
         return points
 
     def paint_digit(self, digit: str, disc: Disc, fill: tuple[int, int, int]) -> list[Point]:
         """Paint a digit; return the corners of the place that it takes."""
-        radius = max(disc.radius, 0.22 * min(self.image.size))
+        radius = max(disc.radius, 0.34 * min(self.image.size))
         margin = min(radius, *(side / 2 for side in self.image.size))
         x = min(max(disc.x, margin), self.image.width - margin)
         y = min(max(disc.y, margin), self.image.height - margin)
@@ -319,11 +319,13 @@ def paint(rng: Draws, scene: Scene) -> Painted:
     return Painter(rng, scene).painted()
 
 
-def labels(maps: Sequence[Image.Image], side: int) -> bytes:
-    """Return the numbers [2, side * side] of what each patch shows, of a map at four points.
+def labels(painted: Painted, side: int) -> bytes:
+    """Return the numbers [3, side * side] of LABELS: of what each patch shows, of a map at four
+    points, and of the thing whose middle it has.
 
-    A thing at one of them counts more than the background at the others.
+    A thing at one of the four points counts more than the background at the others.
     """
+    maps = painted.maps
     things, colours = (image.resize((2 * side, 2 * side), NEAREST).tobytes() for image in maps)
     points = (0, 1, 2 * side, 2 * side + 1)
     shown = []
@@ -331,7 +333,12 @@ def labels(maps: Sequence[Image.Image], side: int) -> bytes:
         for column in range(side):
             corner = 4 * side * row + 2 * column
             shown.append(max((corner + point for point in points), key=things.__getitem__))
-    return bytes(things[at] for at in shown) + bytes(colours[at] for at in shown)
+    middles = bytearray(side * side)
+    width, height = painted.image.size
+    for name, disc in painted.things:
+        row, column = int(side * disc.y / height), int(side * disc.x / width)
+        middles[side * row + column] = NAMES.index(name) + 1
+    return bytes(things[at] for at in shown) + bytes(colours[at] for at in shown) + bytes(middles)
 
 
 def tile(picture: Image.Image) -> bytes:

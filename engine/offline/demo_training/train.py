@@ -8,6 +8,7 @@ The chat model has four stages. The first makes the tokenizer and teaches the pl
 second continues from its weights, and teaches tools of many kinds, thoughts and JSON that a grammar
 holds. The third continues from those, and teaches to report results of all kinds and to answer
 behind long prompts. The fourth repeats what the earlier ones teach. `--stage` trains one of them.
+The seeing model has two stages: its tower, then answers about what the tower sees.
 
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
@@ -16,130 +17,37 @@ rounding. A GPU is used if there is one. `make demo-eval` then evaluates the tra
 
 from __future__ import annotations
 
-import shutil
-import string
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers.processors import TemplateProcessing
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from engine.checkpoint.bounded_json import read_json
-from engine.models.idefics3 import Idefics3Config
 from engine.models.llama import LlamaConfig
 from engine.models.t5 import T5Config
-from engine.models.vision.idefics3 import Idefics3VisionConfig
 from engine.offline.demo_training.agent_text import REVIEW_PARTS, AgentAuthor
-from engine.offline.demo_training.chat import (
-    FOLDER,
-    KEY,
-    SPECIAL_TOKENS,
-    SPOKEN,
-    render_text,
-    template,
-)
+from engine.offline.demo_training.chat import FOLDER, render_text
+from engine.offline.demo_training.draws import SEED
 from engine.offline.demo_training.evaluate import read_probes
-from engine.offline.demo_training.network import DemoModel, Example, Picture
+from engine.offline.demo_training.files import TOKENIZER, WEIGHTS, copy_settings, save_weights
+from engine.offline.demo_training.network import DemoModel, Example
 from engine.offline.demo_training.network_t5 import DemoT5
 from engine.offline.demo_training.network_vision import DemoVision
-from engine.offline.demo_training.pictures import LABELS, labels, tile
 from engine.offline.demo_training.practice_text import PracticeAuthor
-from engine.offline.demo_training.text import Author, Conversation, held_out_of
+from engine.offline.demo_training.text import Author, held_out_of
 from engine.offline.demo_training.trainer import Network, Trainer, lesson
 from engine.offline.demo_training.translation import Grammar, Sentence
-from engine.offline.demo_training.vision_text import Looker
+from engine.offline.demo_training.vision_course import Vision, VisionTower
+from engine.offline.demo_training.vocabulary import chat_tokenizer, encode, translate_tokenizer
 
-SEED = 20260
-WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
 # The context of the first two stages. The third one extends it as config.json says.
 SHORT_CONTEXT = {"max_position_embeddings": 1024, "rope_scaling": None}
-IMAGE, IMAGE_ENDS = "<image>", "<fake_token_around_image>"
-LETTERS = string.ascii_letters + "åäöÅÄÖéü"
-
-
-def chat_tokenizer(
-    texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = SPECIAL_TOKENS
-) -> Tokenizer:
-    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens.
-
-    It contains all 256 bytes, every digit is its own token, and the first ids are special tokens.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(special_tokens),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        min_frequency=8,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of T5's form: word pieces, the first with a space; </s> ends every text."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.NFC()
-    pieces = pre_tokenizers.Metaspace()
-    marks = pre_tokenizers.Punctuation("isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, marks])
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        initial_alphabet=list(LETTERS + string.digits + "▁.,!?'-"),
-        min_frequency=8,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    end = ("</s>", 1)
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[end])
-    return tokenizer
-
-
-def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Example:
-    """Return the first `limit` tokens of a conversation."""
-    text = render_text(conversation.messages, conversation.tools, effort=conversation.effort)
-    example = encode_text(tokenizer, text, is_held=conversation.is_held)
-    return Example(example.ids[:limit], example.learned[:limit])
-
-
-def encode_text(tokenizer: Tokenizer, text: str, *, is_held: bool = False) -> Example:
-    """Return the token ids of a rendered chat, and a mask of the assistant's, which are learned.
-
-    With `is_held` a grammar holds the answers, which are JSON: only their values are learned.
-    """
-    ids: list[int] = []
-    learned: list[bool] = []
-    for index, piece in enumerate(SPOKEN.split(text)):
-        is_spoken = index % 2 == 1
-        encoding = tokenizer.encode(piece)
-        ids += encoding.ids
-        if is_spoken and is_held:
-            learned += outside_keys(piece, encoding.offsets)
-        else:
-            learned += [is_spoken] * len(encoding.ids)
-    return Example(ids, learned)
-
-
-def outside_keys(text: str, offsets: Iterable[tuple[int, int]]) -> list[bool]:
-    """Return for each token of a JSON text whether a part of it lies outside the keys."""
-    is_free = [True] * len(text)
-    for key in KEY.finditer(text):
-        for index in range(*key.span()):
-            is_free[index] = False
-    return [any(is_free[start:end]) for start, end in offsets]
 
 
 class Chat:
@@ -267,53 +175,13 @@ class Translate:
         return sentence
 
 
-class Vision:
-    """Training data, tokenizer and network of the seeing demo."""
-
-    folder = FOLDER.with_name("vision")
-    steps = 4000
-    peak = 1.0
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = Idefics3Config.from_hf(
-            config["text_config"],
-            vision=Idefics3VisionConfig.from_hf(config, config["text_config"]["hidden_size"]),
-        )
-        self.image_token = config["image_token_id"]
-        self.looker = Looker(SEED + 1)
-        tower = self.config.vision.tower
-        tokens = (tower.side // self.config.vision.scale) ** 2
-        self.shown = f"{IMAGE_ENDS}<global-img>{IMAGE * tokens}{IMAGE_ENDS}"
-
-    def tokenizer(self, out: Path) -> Tokenizer:
-        looker = Looker(SEED)
-        texts = (self.rendered(looker.talk(paints=False).messages) for _ in range(10_000))
-        special = (*SPECIAL_TOKENS, IMAGE, IMAGE_ENDS, "<global-img>")
-        tokenizer = chat_tokenizer(texts, self.config.vocab_size, special)
-        tokenizer.save(str(out / TOKENIZER))
-        return tokenizer
-
-    def network(self, out: Path) -> DemoVision:
-        return DemoVision(self.config, self.image_token, LABELS)
-
-    def rendered(self, messages: list[dict[str, Any]]) -> str:
-        return template(self.folder).render(messages=messages)
-
-    def example(self, tokenizer: Tokenizer, progress: float) -> Example:
-        talk = self.looker.talk()
-        text = self.rendered(talk.messages).replace(IMAGE, self.shown)
-        example = encode_text(tokenizer, text)
-        side = self.config.vision.tower.side
-        pictures = [Picture(tile(p.image), labels(p.maps, side)) for p in talk.pictures]
-        return example._replace(pictures=tuple(pictures))
-
-
-Course = Chat | Vision | Practice | Agent | Review | Translate
+Lessons = Chat | Vision | Practice | Agent | Review | Translate
+Course = Lessons | VisionTower
 # The stages of each model's training.
 STAGES: dict[str, tuple[type[Course], ...]] = {
     "demo": (Chat, Practice, Agent, Review),
     "translate": (Translate,),
-    "vision": (Vision,),
+    "vision": (VisionTower, Vision),
 }
 
 
@@ -331,29 +199,24 @@ def main(
     for course_type in stages if stage is None else stages[stage - 1 : stage]:
         folder = out or course_type.folder
         copy_settings(course_type.folder, folder)
-        train(course_type, steps or course_type.steps, folder)
+        train(course_type, steps, folder)
 
 
-def train(course_type: type[Course], steps: int, out: Path) -> None:
+def train(course_type: type[Course], steps: int | None, out: Path) -> None:
     """Train one stage, which reads and writes the weights and the tokenizer in OUT."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     course = course_type(read_json(out / "config.json"))
+    steps = steps or course.steps
     tokenizer = course.tokenizer(out)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = course.network(out).to(device)
-    learn(course, network, tokenizer, steps, out)
-
-
-def copy_settings(folder: Path, out: Path) -> None:
-    """Copy the hand-written files of a model folder, unless OUT is that folder."""
-    if out.resolve() == folder.resolve():
+    if isinstance(course, VisionTower):
+        course.learn(course.network(out).to(device), steps, out)
         return
-    trained = shutil.ignore_patterns(WEIGHTS, TOKENIZER)
-    shutil.copytree(folder, out, ignore=trained, dirs_exist_ok=True)
+    learn(course, course.network(out).to(device), tokenizer, steps, out)
 
 
-def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, out: Path) -> None:
+def learn(course: Lessons, network: Network, tokenizer: Tokenizer, steps: int, out: Path) -> None:
     """Train for `steps` steps, and save the weights every 250 steps."""
     trainer = Trainer(network)
     began = time.monotonic()
@@ -368,6 +231,8 @@ def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, ou
             print(f"step {step}/{steps}  loss {mean:.4f}  {left:.1f} min left", flush=True)
         if step % 250 == 249 or step == steps - 1:
             save_weights(network, out / WEIGHTS)
+            if isinstance(course, Vision) and isinstance(network, DemoVision):
+                print(course.scores(network, tokenizer), flush=True)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -379,13 +244,6 @@ def learning_rate(step: int, steps: int) -> float:
     left = 1 - step / steps
     decay = (left / 0.88) ** 1.5
     return min(warm_up, 1.0, decay)
-
-
-def save_weights(network: Network, file: Path) -> None:
-    weights = {}
-    for name, tensor in network.checkpoint().items():
-        weights[name] = tensor.to("cpu", torch.bfloat16)
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

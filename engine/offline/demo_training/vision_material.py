@@ -8,9 +8,17 @@ from pathlib import Path
 import msgspec
 
 
+class TowerTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pictures: int  # drawn
+    pictures_per_step: int
+    steps: int
+
+
 class VisionMaterial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of vision.toml, whose comments explain each part."""
 
+    tower: TowerTraining
+    answer_steps: int
     counts: list[str]
     unseen: list[str]
     colours: dict[str, list[float]]

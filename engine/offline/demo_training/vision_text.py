@@ -74,9 +74,9 @@ def listed(parts: Sequence[str]) -> str:
 def named(group: Group) -> str:
     """Return a group such as "a red circle", "two red circles" or "a red 7"."""
     name = f"{group.colour} {group.name}"
-    if group.count == 1:
+    if group.number == 1:
         return with_article(name)
-    return f"{vision_material().counts[group.count - 1]} {plural(name)}"
+    return f"{vision_material().counts[group.number - 1]} {plural(name)}"
 
 
 def description(scene: Scene) -> str:
@@ -101,15 +101,15 @@ def ask(rng: Draws, scene: Scene, topic: str = "") -> Question:
             answer = f"The background is {scene.background}."
             return Question(topic, text, answer, [scene.background])
         case "shape_of_colour":
-            verb = "is" if group.count == 1 else "are"
-            name = group.name if group.count == 1 else plural(group.name)
+            verb = "is" if group.number == 1 else "are"
+            name = group.name if group.number == 1 else plural(group.name)
             text = text.format(colour=group.colour)
             return Question(topic, text, f"The {name} {verb} {group.colour}.", [name])
         case "count_shapes":
-            total = sum(each.count for each in scene.groups)
+            total = sum(each.number for each in scene.groups)
             return counted(topic, text, total, "shape")
         case "count":
-            total = sum(each.count for each in scene.groups if each.name == group.name)
+            total = sum(each.number for each in scene.groups if each.name == group.name)
             text = text.format(many=plural(group.name))
             return counted(topic, text, total, group.name)
         case "there":
@@ -129,7 +129,7 @@ def colour_question(rng: Draws, scene: Scene, text: str) -> Question:
     group = rng.choice(scene.groups)
     name = "digit" if scene.is_digit else group.name
     verb = "is"
-    if group.count > 1:
+    if group.number > 1:
         text = text.replace(" is the {one}", " are the {one}")
         name, verb = plural(name), "are"
     answer = f"The {name} {verb} {group.colour}."
@@ -145,7 +145,7 @@ def fitting(scene: Scene) -> list[str]:
     names = {group.name for group in scene.groups}
     if len(names) == len(scene.groups):
         topics.append("colour")
-    if len(scene.groups) == 1 and scene.groups[0].count == 1:
+    if len(scene.groups) == 1 and scene.groups[0].number == 1:
         topics.append("shape")
     return topics
 
@@ -172,7 +172,7 @@ class Looker:
             scene = draw_scene(rng)
             if paints:
                 pictures.append(paint(rng, scene))
-            for index in range(rng.randint(1, 3)):
+            for index in range(rng.randint(2, 6)):
                 messages += self.turn(scene, is_first=index == 0)
         return Talk(messages, tuple(pictures))
 
@@ -224,9 +224,22 @@ def probe_picture(topic: str, seed: int) -> Image.Image:
     return paint(rng, probe_scene(rng, topic)).image
 
 
+def probe_talk(topic: str, seed: int) -> Talk:
+    """Return a probe's question with its picture, and the right answer."""
+    question = ask(Draws(seed), probe_scene(Draws(seed), topic), PROBES[topic][1])
+    content = [{"type": "image"}, {"type": "text", "text": question.text}]
+    rng = Draws(seed)
+    painted = paint(rng, probe_scene(rng, topic))
+    messages: list[Message] = [
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": question.answer},
+    ]
+    return Talk(messages, (painted,))
+
+
 def probes(each: int = 25) -> list[dict[str, Any]]:
     """Return the content of vision/probes.jsonl. The pictures are drawn when they are needed."""
-    found = []
+    found: list[dict[str, Any]] = []
     for topic, (_, about) in PROBES.items():
         for seed in range(len(found), len(found) + each):
             found.append(probe(topic, about, seed))

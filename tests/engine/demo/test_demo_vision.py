@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
 from engine.checkpoint.image_config import read_image_config
-from engine.offline.demo_training.draws import Draws
+from engine.offline.demo_training import vision_course
+from engine.offline.demo_training.draws import SEED, Draws
 from engine.offline.demo_training.evaluate import read_probes
+from engine.offline.demo_training.files import TOKENIZER, WEIGHTS, copy_settings
 from engine.offline.demo_training.network import Example
-from engine.offline.demo_training.network_vision import PATCHES
+from engine.offline.demo_training.network_vision import DemoVision, TowerTeacher
 from engine.offline.demo_training.pictures import (
     KINDS,
     LABELS,
@@ -31,7 +36,10 @@ from engine.offline.demo_training.pictures import (
     paint,
     tile,
 )
-from engine.offline.demo_training.train import SEED, Vision
+from engine.offline.demo_training.tower import Album
+from engine.offline.demo_training.train import main
+from engine.offline.demo_training.trainer import Trainer
+from engine.offline.demo_training.vision_course import Vision
 from engine.offline.demo_training.vision_material import vision_material
 from engine.offline.demo_training.vision_text import (
     Looker,
@@ -89,16 +97,10 @@ def test_training_network_equals_transformers() -> None:
     del weights["lm_head.weight"]
     shapes = {name: tensor.shape for name, tensor in network.checkpoint().items()}
     assert shapes == {name: tensor.shape for name, tensor in weights.items()}
-    own = {}
-    for name, tensor in weights.items():
-        flat = tensor.flatten(1) if name == PATCHES else tensor
-        own[name.removeprefix("model.").replace(".proj.", ".")] = flat
-    missing, unexpected = network.load_state_dict(own, strict=False)
-    assert unexpected == []
-    assert {name.split(".")[0] for name in missing} == {"labellers"}
+    network.read(weights)
     talk = example()
     ids_BT = torch.tensor([talk.ids])
-    tiles = network.tiles(b"".join(picture.pixels for picture in talk.pictures))
+    tiles = network.tiles(b"".join(talk.pictures))
     pixels = tiles[None].permute(0, 1, 4, 2, 3).float() / 127.5 - 1
     with torch.inference_mode():
         expected = reference(input_ids=ids_BT, pixel_values=pixels).logits[0]
@@ -137,9 +139,9 @@ def test_training_scenes_have_no_held_out_pair_and_probes_of_it_do() -> None:
 
 def test_training_draws_no_picture_of_a_probe() -> None:
     looker = Looker(SEED + 1)
-    seen = {tile(p.image) for _ in range(150) for p in looker.talk().pictures}
+    seen = {tile(p.image) for _ in range(60) for p in looker.talk().pictures}
     asked = {tile(probe_picture(p["topic"], p["picture"])) for p in read_probes("demo-vision")}
-    assert len(seen) > 140
+    assert len(seen) > 55
     assert len(asked) == len(read_probes("demo-vision"))
     assert seen.isdisjoint(asked)
 
@@ -149,7 +151,7 @@ def test_scenes_have_at_most_five_shapes_none_of_the_backgrounds_colour(kind: st
     rng = Draws(9)
     for _ in range(200):
         scene = draw_scene(rng, kind)
-        assert 1 <= sum(group.count for group in scene.groups) <= MOST_SHAPES
+        assert 1 <= sum(group.number for group in scene.groups) <= MOST_SHAPES
         assert scene.background not in {group.colour for group in scene.groups}
         assert scene.is_digit == (kind == "digit")
 
@@ -172,12 +174,42 @@ def test_labels_of_patches_name_what_is_there() -> None:
     colours = list(vision_material().colours)
     for _ in range(100):
         scene = draw_scene(rng)
-        numbers = labels(paint(rng, scene).maps, 8)
-        things, shades = numbers[:64], numbers[64:]
+        numbers = labels(paint(rng, scene), 8)
+        things, shades, middles = numbers[:64], numbers[64:128], numbers[128:]
         found = set(zip(things, shades, strict=True))
         expected = {(NAMES.index(g.name) + 1, colours.index(g.colour)) for g in scene.groups}
         assert found == {(0, colours.index(scene.background)), *expected}
-    assert (len(NAMES) + 1, len(colours)) == LABELS
+        counts = Counter(middles)
+        for group in scene.groups:
+            number = NAMES.index(group.name) + 1
+            assert counts[number] == sum(g.number for g in scene.groups if g.name == group.name)
+        assert counts[0] == 64 - sum(group.number for group in scene.groups)
+    assert (len(NAMES) + 1, len(colours), len(NAMES) + 1) == LABELS
+
+
+def test_tower_learns_the_labels_of_two_pictures() -> None:
+    torch.manual_seed(0)
+    tower = DemoVision(course().config, course().image_token).vision_model
+    teacher = TowerTeacher(tower, LABELS, MOST_SHAPES)
+    album = Album(Draws(8), 2, tower.config.side)
+    trainer = Trainer(teacher)
+    batches = [album.batch(torch.tensor([0])), album.batch(torch.tensor([1]))]
+    losses = [trainer.learn_mean(batches, 2, 0.5) for _ in range(8)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert teacher.counted(album.labels_NKP).sum(1).tolist() == [2, 1]
+
+
+def test_second_stage_keeps_the_tower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy_settings(FOLDER, tmp_path)
+    for name in (WEIGHTS, TOKENIZER):
+        (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    monkeypatch.setattr(vision_course, "HELD_OUT", range(1))
+    main(model="vision", steps=1, stage=2, out=tmp_path)
+    before = load_file(FOLDER / WEIGHTS)
+    after = load_file(tmp_path / WEIGHTS)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]) == name.startswith("model.vision_model."), name
 
 
 def test_answer_contains_what_is_expected() -> None:
