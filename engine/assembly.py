@@ -10,7 +10,7 @@ from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
 from engine.memory.image_plan import embedding_bytes
-from engine.models.base import PredictionHead, Sees, SeesWhole
+from engine.models.base import PredictionHead, Sees, has_image_axes, whole_image_tokens
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
@@ -61,12 +61,13 @@ def make_core(
         num_adapter_slots=facts.max_loras,
         states=states,
     )
+    images = _image_requests(loaded)
     between: list[Between] = [
         ConstrainedRequests(runner.matchers),
-        _image_requests(loaded),
+        images,
         Adapters(scheduler, runner, endpoint.send),
         IdleCapture(runner),
-        Inspectors(scheduler, runner, endpoint.send),
+        Inspectors(scheduler, runner, endpoint.send, images),
     ]
     facts = with_limits(facts, runner.model)
     return EngineCore(scheduler, runner, facts, endpoint, between, depth=depth)
@@ -78,10 +79,12 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     store = ImageStore(embedding_bytes(loaded.plan, loaded.facts.max_model_len))
     if not isinstance(runner.model, Sees):
         return ImageRequests(None, store, runner.device)
-    requests = ImageRequests(runner.model, store, runner.device)
+    shows_grids = has_image_axes(runner.model)
+    requests = ImageRequests(runner.model, store, runner.device, shows_grids=shows_grids)
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
-    sees_whole = isinstance(runner.model, SeesWhole)
+    runner.embeddings_of_text = requests.embeddings_of_text
+    sees_whole = whole_image_tokens(runner.model) > 0
     runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
     return requests
 

@@ -77,7 +77,7 @@ class EngineCore:
         if step:
             pending = self.runner.launch(step)
             self.in_flight.append(pending)
-            self.admitted += self.scheduler.waiting.take_admissions(pending.launched_at)
+            self._admit(pending.launched_at)
         if self.in_flight and (len(self.in_flight) > self.depth or not step):
             self.publish(self.in_flight.popleft())
         elif not step and (messages or has_refused):
@@ -85,6 +85,13 @@ class EngineCore:
             self._send_stats()
         elif not step:
             self._pass_without_step(has_worked=has_worked)
+
+    def _admit(self, launched_at: float) -> None:
+        """Note which requests a step, launched now, computes for the first time."""
+        for admission in self.scheduler.waiting.take_admissions(launched_at):
+            for part in self.between:
+                admission = part.admitted(admission)
+            self.admitted.append(admission)
 
     # ---- parts between steps -----------------------------------------------------------------
 

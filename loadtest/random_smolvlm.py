@@ -31,6 +31,7 @@ PER_TILE = 64  # tokens
 WORDS = 49152  # of the tokenizer, without the tokens below
 FAKE, IMAGE = "<fake_token_around_image>", "<image>"
 OVERVIEW, END = "<global-img>", "<end_of_utterance>"
+GAP = "\n\n"  # between the tiles and the overview: one token, as in the released checkpoints
 TAGS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}:"
@@ -45,11 +46,16 @@ PROCESSOR = {
     "max_image_size": {"longest_edge": 512},
     "do_image_splitting": True,
     "resample": 1,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
 }
 
 
-def write_random_smolvlm(folder: Path) -> None:
-    """Write config, bf16 weights (seed 0), a tokenizer, a template and the processor's settings."""
+def write_random_smolvlm(folder: Path, *, edge: int | None = None) -> None:
+    """Write config, bf16 weights (seed 0), a tokenizer, a template and the processor's settings.
+
+    The longer side of a picture becomes `edge` pixels, by default as published.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
@@ -73,14 +79,15 @@ def write_random_smolvlm(folder: Path) -> None:
         "dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    processor = PROCESSOR if edge is None else PROCESSOR | {"size": {"longest_edge": edge}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": PER_TILE}))
 
 
 def _write_tokenizer(folder: Path) -> int:
     """Write a byte-level tokenizer with filler words; return the token of images."""
     tokenizer = byte_tokenizer(WORDS)
-    tokenizer.add_special_tokens([FAKE, IMAGE, OVERVIEW, END, *TAGS])
+    tokenizer.add_special_tokens([FAKE, IMAGE, OVERVIEW, END, GAP, *TAGS])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

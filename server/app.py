@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from engine.checkpoint.folder import model_folder
-from engine.checkpoint.sentence import read_sentence
+from engine.checkpoint.sentence import SentenceConfig, read_sentence
 from engine.client.interface import EngineClient
 from engine.config import EngineConfig, adapter_sources
 from engine.errors import ConfigError
@@ -124,8 +124,13 @@ PATHS = {
 }
 
 
-def create_app(config: ServerConfig, engine_config: EngineConfig, client: EngineClient) -> FastAPI:
-    """Return the FastAPI application that serves `client`.
+def create_app(
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    client: EngineClient,
+    keys: ApiKeys | None = None,
+) -> FastAPI:
+    """Return the FastAPI application that serves `client`. `keys` are by default those of `config`.
 
     Reads the tokenizer, the chat template and the API keys, but not the weights. The application's
     lifespan starts and stops `client`. The server answers requests immediately; /v1 returns 503
@@ -133,19 +138,17 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     """
     configure(config)
     folder = model_folder(engine_config.model)
-    override = Path(config.chat_template) if config.chat_template else None
     names = served_names(config, engine_config.model)
     adapters = AdapterRegistry(names, adapter_sources(engine_config))
-    sentence = read_sentence(
-        folder, pooling=engine_config.pooling, longest=engine_config.max_model_len
-    )
+    sentence = _sentence(folder, engine_config)
     tokenizer = load_tokenizer(folder, lowercase=sentence.lowercase)
-    template = load_template(folder, override)
+    template = load_template(folder, Path(config.chat_template) if config.chat_template else None)
     answers, hermes = answers_of(
         tokenizer, template, config.tool_call_parser, config.reasoning_parser
     )
     images = image_reader(folder, tokenizer, config.image_hosts, partial(_context, client))
-    keys = ApiKeys(partial(read_limited_keys, config))
+    if keys is None:
+        keys = ApiKeys(partial(read_limited_keys, config))
     metrics = Metrics(names[0], client, VERSION)
     tracing = Tracing.from_environment(os.environ) if config.tracing else None
     state = AppState(
@@ -173,17 +176,26 @@ def create_app(config: ServerConfig, engine_config: EngineConfig, client: Engine
     app.state.penstock = state
     app.state.keys = keys
     app.state.images = images
-    app.state.embedding = EmbeddingState(
-        sentence, metrics, pairs_of(tokenizer, template, folder, sentence)
-    )
-    app.state.metrics = metrics
-    app.state.tracing = tracing
-    app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
+    pairs = pairs_of(tokenizer, template, folder, sentence)
+    app.state.embedding = EmbeddingState(sentence, metrics, pairs)
+    _add_telemetry(app, config, metrics, tracing)
     _add_stores(app, config)
     for wing in WINGS:
         wing.install(app, state)
     _add_middleware(app, state)
     return app
+
+
+def _sentence(folder: Path, config: EngineConfig) -> SentenceConfig:
+    return read_sentence(folder, pooling=config.pooling, longest=config.max_model_len)
+
+
+def _add_telemetry(
+    app: FastAPI, config: ServerConfig, metrics: Metrics, tracing: Tracing | None
+) -> None:
+    app.state.metrics = metrics
+    app.state.tracing = tracing
+    app.state.exposition = Exposition(metrics.registry, config.metrics_compat)
 
 
 def _add_stores(app: FastAPI, config: ServerConfig) -> None:

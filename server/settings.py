@@ -106,16 +106,20 @@ class Setting:
 @cache
 def settings() -> tuple[Setting, ...]:
     """Return every setting in the order of declaration, those of EngineConfig first."""
+    return settings_of(EngineConfig) + settings_of(ServerConfig)
+
+
+def settings_of(owner: type[msgspec.Struct]) -> tuple[Setting, ...]:
+    """Return the settings of one configuration."""
     found = []
-    for owner in (EngineConfig, ServerConfig):
-        hints = typing.get_type_hints(owner, include_extras=True)
-        for field in msgspec.structs.fields(owner):
-            kind, metas = hints[field.name], []
-            while typing.get_origin(kind) in (Annotated, Union, types.UnionType):
-                kind, *rest = typing.get_args(kind)
-                metas += [meta for meta in rest if isinstance(meta, msgspec.Meta)]
-            facts = kind, tuple(metas), field.default
-            found.append(Setting(owner, field.name, hints[field.name], *facts))
+    hints = typing.get_type_hints(owner, include_extras=True)
+    for field in msgspec.structs.fields(owner):
+        kind, metas = hints[field.name], []
+        while typing.get_origin(kind) in (Annotated, Union, types.UnionType):
+            kind, *rest = typing.get_args(kind)
+            metas += [meta for meta in rest if isinstance(meta, msgspec.Meta)]
+        facts = kind, tuple(metas), field.default
+        found.append(Setting(owner, field.name, hints[field.name], *facts))
     return tuple(found)
 
 
@@ -184,7 +188,7 @@ def load(
         shown = "***" if known[name].marked("secret") else value
         try:
             "".join(map(str, value if isinstance(value, list) else [value])).encode()
-            values[known[name].owner][name] = _convert(known[name], value)
+            values[known[name].owner][name] = convert(known[name], value)
         except UnicodeEncodeError:  # it could not be sent to the engine or to a client
             errors.append(f"{source}: {shown!r} is not valid UTF-8.")
         except msgspec.ValidationError:
@@ -200,7 +204,8 @@ def _all_there(value: Any) -> bool:
     return bool(given) and all(str(each or "").strip() for each in given)
 
 
-def _convert(setting: Setting, value: Any) -> Any:
+def convert(setting: Setting, value: Any) -> Any:
+    """Return the value of a setting. Raises msgspec.ValidationError."""
     if isinstance(value, str) and setting.marked("size"):
         value = human_size(value)
     if isinstance(value, str) and setting.repeats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,8 +42,8 @@ class AppState:
     truncate_dim: int | None  # the numbers of a vector that clients get; None: all
     text_limit: int | None  # tokens of a text for an encoder; None: its positions are the limit
     write_grammar: Callable[[WantedGrammar], Grammar]  # raises a 400 ApiError
-    # Reads the images of messages, given with the name of their field. Raises a 400 ApiError.
-    read_images: Callable[[Sequence[Json], str], Awaitable[ChatImages]]
+    # Reads the images of messages, given with the name of their field. Raises ApiError.
+    read_images: Callable[[Sequence[Json], str], Coroutine[None, None, ChatImages]]
     image_token: int | None  # the token in whose place images are; None: the model takes none
     # `system_fingerprint` of the model's answers, or of those of an adapter.
     fingerprint_of: Callable[[Ready, ServedAdapter | None], str]

@@ -305,6 +305,7 @@ class NumbaPlan:
             assert tensor.is_contiguous()
         assert spec.head_dim % 8 == size % 16 == 0
         parts = _parts(spec, self._num_tasks)
+        last_keys = layout.last_keys if spec.sees_whole_images else None
         return AttentionCall(
             num_tasks=self._num_tasks,
             num_attended=self._num_tasks,
@@ -321,7 +322,7 @@ class NumbaPlan:
             token_offsets=offsets.data_ptr(),
             window=spec.window or NO_WINDOW,
             later=0 if spec.kind == "causal" else (spec.window or NO_WINDOW) - 1,
-            last_keys=0 if layout.last_keys is None else layout.last_keys.data_ptr(),
+            last_keys=0 if last_keys is None else last_keys.data_ptr(),
             scale=spec.scale * LOG2_E,
             softcap=(spec.softcap or 0.0) * LOG2_E,
         )

@@ -159,7 +159,7 @@ class TritonPlan:
             features,
             causal=spec.kind == "causal",
             scales=_scales(kv),
-            last_keys=self.layout.last_keys if spec.kind == "causal" else None,
+            last_keys=self.layout.last_keys if spec.sees_whole_images else None,
         )
 
     def fuses(self, spec: AttentionSpec, kv: LayerKV) -> bool:

@@ -45,6 +45,8 @@ CHECKPOINT_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "processor_config.json",  # this and the next: how pictures are prepared
+    "preprocessor_config.json",
     "additional_chat_templates/*.jinja",
     "modules.json",  # this and the following: how sentence-transformers makes vectors
     "sentence_*_config.json",
@@ -57,6 +59,7 @@ CHECKPOINT_FILES = (
 WEIGHTS = "model.safetensors"
 NOTES = "notes.json"  # of a folder made from a GGUF file: what its user should know
 MAX_NOTES = 50
+IMAGE_ENCODER = "gguf_image_encoder"  # the key of config.json in such a folder that names a sidecar
 WEIGHTS_INDEX = "model.safetensors.index.json"
 WHERE = (
     f"Give a folder with config.json and *.safetensors, a GGUF file, {', '.join(DEMO_FOLDERS)}, or "
@@ -136,6 +139,14 @@ def only_gguf(folder: Path) -> Path | None:
     return files[0] if files else None
 
 
+def image_encoder_file(folder: Path) -> Path | None:
+    """Return the GGUF file of the image encoder, which belongs to the model in another one."""
+    name = read_optional(folder / "config.json").get(IMAGE_ENCODER)
+    if not isinstance(name, str) or Path(name).name != name:
+        return None
+    return folder / name
+
+
 def notes_of(folder: Path) -> list[str]:
     """Return what the user of a folder made from a GGUF file should know."""
     try:
@@ -170,14 +181,16 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights: the safetensors that transformers reads, else GGUF.
 
     Other safetensors files in the folder are ignored: they hold the same weights for other
-    programs, or an adapter. Raises ConfigError if there are no weights, or if a file is missing.
+    programs, or an adapter. The image encoder of a GGUF model is the last file. Raises ConfigError
+    if there are no weights, or if a file is missing.
     """
     entry = _weights_entry_of(folder)
     if not entry.is_file():
         if os.path.lexists(entry):  # opening a FIFO would block
             raise ConfigError(f"{entry} is not a file.")
         if file := only_gguf(folder):
-            return present_parts(file)
+            encoder = image_encoder_file(folder)
+            return [*present_parts(file), *([] if encoder is None else [encoder])]
         name = entry.relative_to(folder).as_posix()
         raise ConfigError(f"{folder} has {no_weights(name, _names(folder))}")
     if not is_index(entry.name):
@@ -219,6 +232,20 @@ def weights_entry(config: Mapping[str, Any], names: Collection[str]) -> str:
         f"config.json has transformers_weights = {named!r:.200}; it must name a *.safetensors file "
         "of the folder, or an index of such files."
     )
+
+
+def tensor_names(folder: Path) -> Collection[str]:
+    """Return the names of the tensors in the safetensors files; none if a folder has no such file.
+
+    Raises ConfigError if the index or the file is damaged.
+    """
+    entry = _weights_entry_of(folder)
+    if not entry.is_file():
+        return ()
+    if not is_index(entry.name):
+        return safetensors_header(entry).keys()
+    names = read_json(entry).get("weight_map")
+    return names.keys() if isinstance(names, dict) else ()
 
 
 def is_index(name: str) -> bool:

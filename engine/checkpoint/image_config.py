@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.checkpoint.bounded_json import read_optional
+from engine.checkpoint.folder import tensor_names, weights_entry
 from engine.errors import ConfigError
 
 NESTED_FILE = "processor_config.json"
@@ -37,13 +38,23 @@ IMAGE_PROCESSORS = {
 # Of these, the ones whose images the engine encodes.
 SEEING = (
     "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
 )
+# Of these, the ones that are served as text models if their tower is missing.
+TOWERS = {
+    "Gemma3ForConditionalGeneration": "vision_tower",
+    "Gemma4ForConditionalGeneration": "vision_tower",
+    "Qwen3_5ForConditionalGeneration": "visual",
+    "Qwen3_5MoeForConditionalGeneration": "visual",
+}
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -133,6 +144,24 @@ def read_image_config(folder: Path) -> ImageConfig | None:
     if not (folder / FLAT_FILE).is_file():
         return None
     return ImageConfig(read_optional(folder / FLAT_FILE), FLAT_FILE, processor)
+
+
+def missing_tower(model: dict[str, Any], folder: Path) -> str | None:
+    """Return what a checkpoint lacks to see, if it is served as a text model then; else None.
+
+    `model` is its config.json. Raises ConfigError for a damaged index or file of weights.
+    """
+    names = model.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else None
+    if not isinstance(architecture, str) or architecture not in TOWERS:
+        return None
+    if model.get("vision_config") is None:
+        return "config.json has no vision_config"
+    tower, tensors = TOWERS[architecture], tensor_names(folder)
+    if not tensors or any(name.removeprefix("model.").startswith(tower) for name in tensors):
+        return None
+    file = weights_entry(model, {path.name for path in folder.iterdir()})
+    return f"{file} has no tensors of {tower}"
 
 
 def image_processor_type(config: ImageConfig, architecture: str) -> str:

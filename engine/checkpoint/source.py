@@ -62,6 +62,15 @@ class Source:
         self._check_finite(*torch.aminmax(values))
         return values
 
+    def limit(self) -> torch.Tensor:
+        """Return a tensor [] that may be infinite. Raises ConfigError if it is no float, or NaN."""
+        limit = self._read()
+        if limit.dtype not in FLOATS or limit.isnan():
+            raise ConfigError(
+                f"{self.name} in {self.file} is {limit.item()}; it must be a float, or infinity."
+            )
+        return limit.to(self.device, self.dtype)
+
     def codes(self) -> Codes:
         """Return the codes of a tensor that has a form. Raises ConfigError if one is not finite."""
         assert not isinstance(self._tensor, StoredTensor)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.folder import weight_files
+from engine.checkpoint.folder import image_encoder_file, weight_files
+from engine.checkpoint.gguf.encoder_tensors import seeing_tensors
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, StackedTensor, read_tensors
 from engine.checkpoint.quantized.formats import storage_format
@@ -27,7 +28,8 @@ def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
     """
     files = weight_files(folder)
     if is_gguf(files[0]):
-        return read_tensors(files)
+        encoder = image_encoder_file(folder)
+        return read_tensors(files) if encoder is None else seeing_tensors(files[:-1], encoder)
     stored = stored_tensors(files)
     storage = storage_format(read_json(folder / "config.json"))
     return stored if storage is None else original_tensors(stored, storage)

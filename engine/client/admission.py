@@ -20,6 +20,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol.outputs import EngineStats
 
+# Of the images of waiting requests. The engine holds them until they are encoded.
+MAX_PIXEL_BYTES = 1 << 30
 AT_ONCE = 16  # one request with several prompts may have 16 times --max-num-queued-tokens
 DEFAULT_WAIT_S = 0.5  # longest expected wait without --max-queue-wait
 # Requests that may wait without --max-queue-wait, for as long as it takes. A slow model computes
@@ -71,6 +73,7 @@ class QueuedRequest(NamedTuple):
     tenant: str
     requests: int
     tokens: int  # of its prompts
+    pixels: int  # bytes of its images
 
 
 class AdmissionControl:
@@ -85,6 +88,7 @@ class AdmissionControl:
         self._waiting: dict[int, QueuedRequest] = {}  # by id
         self._requests = Shares(config.max_num_queued_reqs)  # with reservations, see `reserve`
         self._tokens = Shares(config.max_num_queued_tokens)  # of prompts
+        self._pixels = Shares(MAX_PIXEL_BYTES)
         self._expected = 0  # reservations
         self._service_rate = ServiceRate()
 
@@ -109,12 +113,14 @@ class AdmissionControl:
         """The number of requests sent to the engine and not yet known to be admitted."""
         return self._requests.total - self._expected
 
-    def check(self, requests: int, tokens: int, stats: EngineStats, tenant: str = "") -> None:
+    def check(
+        self, requests: int, tokens: int, stats: EngineStats, tenant: str = "", pixels: int = 0
+    ) -> None:
         """Raise EngineOverloadedError if the queue has no room for `requests` with `tokens`.
 
         An empty queue takes any request that the model can hold, regardless of the limits. No
-        tenant may fill it: see Shares. Raises RequestRejectedError if a request with several
-        prompts has too many tokens even for that.
+        tenant may fill it: see Shares. `pixels` are the bytes of images. Raises
+        RequestRejectedError if a request with several prompts has too much even for that.
         """
         limits = self._config
         if requests > 1 and tokens > (most := AT_ONCE * limits.max_num_queued_tokens):
@@ -123,6 +129,8 @@ class AdmissionControl:
                 f"The prompts of this request have {tokens} tokens in all, each counted n times; "
                 f"the limit is {most}. Send them in several requests.",
             )
+        if pixels:
+            self._check_pixels(requests, pixels, tenant)
         queued, waiting = self._requests.total, self._tokens.total
         is_full = queued and not self._requests.may_take(tenant, requests)
         if is_full or (self._waiting and not self._tokens.may_take(tenant, tokens)):
@@ -143,6 +151,22 @@ class AdmissionControl:
                 retry_after=_retry_after(waiting / per_step * stats.step_seconds),
             )
         self._check_wait(self._ahead(tenant))
+
+    def _check_pixels(self, requests: int, pixels: int, tenant: str) -> None:
+        """Raise as `check` does if the images of waiting requests would take too much memory."""
+        most = MAX_PIXEL_BYTES >> 20
+        if requests > 1 and pixels > MAX_PIXEL_BYTES:
+            raise RequestRejectedError(
+                "invalid_value",
+                f"The pixels of the images of this request have {pixels >> 20} MiB in all, each "
+                f"counted n times; the limit is {most} MiB. Send it several times with a lower n.",
+            )
+        if self._pixels.total and not self._pixels.may_take(tenant, pixels):
+            raise EngineOverloadedError(
+                f"The queue is full: the images of waiting requests have {self._pixels.total >> 20}"
+                f" MiB of pixels; the limit is {most} MiB.",
+                retry_after=_retry_after(1.0),
+            )
 
     def _check_wait(self, ahead: int) -> None:
         """Raise EngineOverloadedError if a request behind `ahead` others would wait too long."""
@@ -167,10 +191,13 @@ class AdmissionControl:
         mine = self._requests.held(tenant)
         return sum(min(held, mine + (owner != tenant)) for owner, held in self._requests)
 
-    def join(self, request_id: int, requests: int, tokens: int, tenant: str = "") -> None:
-        self._waiting[request_id] = QueuedRequest(tenant, requests, tokens)
+    def join(
+        self, request_id: int, requests: int, tokens: int, tenant: str = "", pixels: int = 0
+    ) -> None:
+        self._waiting[request_id] = QueuedRequest(tenant, requests, tokens, pixels)
         self._requests.take(tenant, requests)
         self._tokens.take(tenant, tokens)
+        self._pixels.take(tenant, pixels)
         self._service_rate.joined(self._clock())
 
     def _remove(self, ids: Iterable[int]) -> int:
@@ -181,6 +208,7 @@ class AdmissionControl:
             if queued is not None:
                 self._requests.give_back(queued.tenant, queued.requests)
                 self._tokens.give_back(queued.tenant, queued.tokens)
+                self._pixels.give_back(queued.tenant, queued.pixels)
                 left += queued.requests
         return left
 

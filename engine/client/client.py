@@ -266,8 +266,9 @@ class ProcessClient:
         adapter: int = 0,
         images: Sequence[Image] = (),
     ) -> int:
+        places = tuple(image.without_pixels for image in images)
         lookup = CacheLookup(
-            self.next_id(), list(prompt), salt, list(encoder_prompt), adapter, tuple(images)
+            self.next_id(), list(prompt), salt, list(encoder_prompt), adapter, places
         )
         found: int = await self._answer_to(lookup)
         return found
@@ -337,13 +338,14 @@ class ProcessClient:
         if self._death is not None:
             raise self._death
         tenant = requests[0].tenant if requests else ""
-        self._queue.check(sum(counts), sum(sizes), self._stats, tenant)
+        pixels = sum(request.pixel_bytes for request in requests)
+        self._queue.check(sum(counts), sum(sizes), self._stats, tenant, pixels)
         self._begin_to_wait()
         stream: OutputStream[Any] = OutputStream([r.id for r in requests], self._abort)
         try:
             for request, count, size in zip(requests, counts, sizes, strict=True):
                 self._streams[request.id] = stream
-                self._queue.join(request.id, count, size, tenant)
+                self._queue.join(request.id, count, size, tenant, request.pixel_bytes)
                 self._send(request)
         except BaseException:
             stream.close()  # abort the requests already sent: the caller gets no stream

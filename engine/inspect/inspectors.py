@@ -38,12 +38,20 @@ def with_limits(facts: Ready, model: Model) -> Ready:
 
 
 class Inspectors(Between):
-    """The inspectors of one engine. `send` sends a message to the API process."""
+    """The inspectors of one engine. `send` sends a message to the API process.
+
+    A lens waits for the requests that wait in the scheduler, and in the part `images`.
+    """
 
     def __init__(
-        self, scheduler: Scheduler, runner: ModelRunner, send: Callable[[Message], None]
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        send: Callable[[Message], None],
+        images: Between,
     ) -> None:
         self._scheduler, self._runner, self._send = scheduler, runner, send
+        self._images = images
         self.ablations = Ablations(runner)
         self.lenses = LensQueue(partial(look, runner))
         self.watch: EngineWatch | None = None  # None without a viewer
@@ -82,7 +90,8 @@ class Inspectors(Between):
         """Compute a piece of a lens, unless requests wait."""
         if not self.lenses:
             return None
-        is_free = not (self._scheduler.waiting or self._scheduler.embeds.waiting)
+        waiting = self._scheduler.waiting or self._scheduler.embeds.waiting
+        is_free = not waiting and not self._images.has_work
         begin = time.monotonic()
         result = self.lenses.advance(is_free=is_free)
         end = time.monotonic()

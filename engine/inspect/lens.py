@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
@@ -30,8 +31,9 @@ from engine.inspect.state_traces import (
 )
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
-from engine.models.base import Model
+from engine.models.base import Model, Sees, has_image_axes
 from engine.ops.kernels import use_kernels
+from engine.ops.seen_tokens import SeenTokens
 from engine.ops.state_runs import StateRuns
 from engine.protocol.lens import (
     LensRequest,
@@ -39,7 +41,9 @@ from engine.protocol.lens import (
     Prediction,
 )
 from engine.runner.forward import TEXT_TOKENS_MULTIPLE
+from engine.runner.image_positions import image_positions
 from engine.runner.model_runner import ModelRunner
+from engine.scheduling.step import slice_of_text
 
 ROWS = 64  # whose logits are computed at once
 
@@ -47,8 +51,8 @@ ROWS = 64  # whose logits are computed at once
 def look(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | None]:
     """Yield None between the pieces of a lens, and its result at the end.
 
-    The first piece is the pass through the model. Each further one reads predictions from the
-    stream after one layer, or after the last layer for some positions.
+    The first pieces encode images, and the next one is the pass through the model. Each further one
+    reads predictions from the stream after one layer, or after the last layer for some positions.
     """
     pieces = _pieces(runner, request)
     while True:
@@ -80,7 +84,12 @@ def _pieces(runner: ModelRunner, request: LensRequest) -> Iterator[LensResult | 
     if traced is None:
         yield LensResult(request.id, error="large")
         return
-    passed = LensPass(runner, request, kept, traced)
+    seen = None
+    if request.images:
+        assert runner.embeddings_of_text is not None, "the server sends images to models that see"
+        seen = yield from runner.embeddings_of_text(request.images, len(request.tokens))
+        yield None
+    passed = LensPass(runner, request, kept, traced, seen)
     with reference_ops(runner):
         hidden = passed.compute()
     predictions: list[Prediction] = []
@@ -130,12 +139,13 @@ class LensPass:
         request: LensRequest,
         kept: frozenset[int] | None = None,
         traced: Sequence[RecurrentLayer] = (),
+        seen: SeenTokens | None = None,
     ) -> None:
         """`kept` are the layers whose attention weights are kept; None: no layer is looked at.
 
-        `traced` are the layers whose states are traced.
+        `traced` are the layers whose states are traced. `seen` are the tokens that show images.
         """
-        self._runner, self._request = runner, request
+        self._runner, self._request, self._seen = runner, request, seen
         self._model = runner.model
         ids = [list(request.positions), list(request.tokens)]
         positions, tokens = to_device(ids, runner.device)
@@ -148,7 +158,8 @@ class LensPass:
         self.traces = StateTraces(traced, states or [])
         readers = [a for a in module.modules() if isinstance(a, Attention) and not a.has_kv]
         read_again = {id(self._kv.layers[a.index]) for a in readers if a.spec.kind == "causal"}
-        self.plan = LensPlan(self.taps, tokens, kept, read_again)
+        last_keys = None if seen is None else seen.last_keys
+        self.plan = LensPlan(self.taps, tokens, kept, read_again, last_keys)
 
     def compute(self) -> torch.Tensor:
         """Return the hidden states [T, hidden] after the last layer and the last norm."""
@@ -161,7 +172,19 @@ class LensPass:
             with self.taps.of_stack("encoder", len(request.source)):
                 model.encode(self._batch(request.source))
         with self.taps.of_stack("decoder", count):
-            return model.forward(self._batch(request.tokens))[:count]
+            return model.forward(self._with_images(self._batch(request.tokens)))[:count]
+
+    def _with_images(self, batch: ForwardBatch) -> ForwardBatch:
+        """Return the batch of the decoder's tokens with what they show of images."""
+        if self._seen is None:
+            return batch
+        positions = batch.positions
+        if has_image_axes(self._model):
+            count = len(self._request.tokens)
+            found = image_positions([slice_of_text(count)], {0: self._request.images})
+            (columns,) = to_device([found.ravel()], self._runner.device)
+            positions = F.pad(columns.view(found.shape), (0, len(batch.input_ids) - count))
+        return replace(batch, seen=self._seen, positions=positions)
 
     def _batch(self, tokens: Sequence[int]) -> ForwardBatch:
         count = len(tokens)
@@ -241,4 +264,5 @@ def stack_specs(model: Model) -> list[dict[int, AttentionSpec]]:
 
 def max_lens_tokens(model: Model) -> int:
     """Return the longest text whose attention weights a lens may hold, in tokens."""
-    return longest_text([spec for stack in stack_specs(model) for spec in stack.values()])
+    specs = [spec for stack in stack_specs(model) for spec in stack.values()]
+    return longest_text(specs, sees=isinstance(model, Sees))

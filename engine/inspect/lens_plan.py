@@ -36,13 +36,16 @@ class LensPlan:
         tokens: torch.Tensor,
         kept: Collection[int] | None,
         read_again: Collection[int] = (),
+        image_keys: torch.Tensor | None = None,
     ) -> None:
         """`tokens` [T] int64 are the decoder's. `kept` are the layers of each stack whose weights
         are kept; with None nothing is appended. `read_again` has the id of each LayerKV that later
-        layers read, too.
+        layers read, too. `image_keys` [T] int64 are the last keys of the decoder's tokens, where
+        those of an image see all of it.
         """
         self._tokens, self._kept = tokens, kept
         self._read_again = read_again
+        self._image_keys = image_keys
         self.attention: list[AttentionWeights] = []
         self._taps = taps
         # By id of the LayerKV: keys and values [T, Hkv, D] of the source, or of an earlier layer.
@@ -85,7 +88,9 @@ class LensPlan:
             capped = found
             if spec.softcap is not None:
                 capped = softcap(found, spec.softcap, kernels="torch")
-            mask = attention_mask(_group(first, part, key), spec, len(key), torch.float32, bias)
+            seen = None if self._image_keys is None else self._image_keys[first : first + len(part)]
+            group = _group(first, part, key, seen)
+            mask = attention_mask(group, spec, len(key), torch.float32, bias)
             shares = _softmax(capped + mask[0], sinks)  # [H, queries, K]
             outputs.append(torch.einsum("hqk,khd->qhd", shares, values))
             if layer is not None:
@@ -156,8 +161,13 @@ def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
     return torch.softmax(torch.cat((scores, own), -1), dim=-1)[..., :-1]
 
 
-def _group(first: int, query: torch.Tensor, key: torch.Tensor) -> QueryGroup:
-    """Return the group of one sequence, whose queries [T, H, D] begin at position `first`."""
+def _group(
+    first: int, query: torch.Tensor, key: torch.Tensor, seen_keys: torch.Tensor | None
+) -> QueryGroup:
+    """Return the group of one sequence, whose queries [T, H, D] begin at position `first`.
+
+    `seen_keys` [T] int64 are the last keys that they see; None: their own.
+    """
     positions = torch.arange(first, first + len(query), device=query.device)
     return QueryGroup(
         first=0,
@@ -167,6 +177,7 @@ def _group(first: int, query: torch.Tensor, key: torch.Tensor) -> QueryGroup:
         tables=positions[None],
         first_keys=None,
         last_keys=positions.new_tensor([len(key) - 1]),
+        seen_keys=None if seen_keys is None else seen_keys[None],
     )
 
 

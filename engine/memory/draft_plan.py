@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from engine.checkpoint.bounded_json import read_json
 from engine.checkpoint.folder import model_folder
+from engine.checkpoint.image_processor import with_image_processor
 from engine.checkpoint.tokenizer_file import check_tokenizer_file
 from engine.errors import ConfigError
 from engine.models.registry import model_class
@@ -61,7 +62,8 @@ def draft_kv_bytes(draft: ModelPlan) -> int:
 
 
 def _plan(plan: ModelPlan, name: str) -> ModelPlan:
-    hf_config = read_json(model_folder(name) / "config.json")
+    folder = model_folder(name)
+    hf_config = with_image_processor(read_json(folder / "config.json"), folder)
     architecture, kind, build = model_class(hf_config)
     if kind != "decoder":
         raise ConfigError(f"{architecture} is an {kind}; a draft model must be a decoder.")

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.layers.embedding import LMHead, TokenEmbedding
 from engine.layers.experts import Experts
 from engine.models.base import Predicts
+from engine.models.vision.block import TowerLinear
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -60,10 +61,10 @@ def draft_cost(model: nn.Module, head: nn.Module) -> float:
 
 
 def _numbers_read(module: nn.Module) -> float:
-    """Return how many weights one token reads, without token embedding and logits."""
+    """Return how many weights one token reads, without token embedding, logits and tower."""
     read = 0.0
     for layer in module.modules():
-        if not isinstance(layer, TokenEmbedding | LMHead):
+        if not isinstance(layer, TokenEmbedding | LMHead | TowerLinear):
             read += sum(p.numel() for p in layer.parameters(recurse=False))
         if isinstance(layer, Experts):
             experts = (*layer.expert_up.parameters(), *layer.expert_down.parameters())

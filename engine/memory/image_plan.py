@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine.layers.linear import Linear
 from engine.models.base import Sees
 from engine.models.vision.block import AT_ONCE_CPU, AT_ONCE_GPU, PatchEmbedding, VisionBlock
+from engine.models.vision.gemma4 import Gemma4Vision, Gemma4VisionBlock
 
 if TYPE_CHECKING:
     from engine.memory.model_plan import ModelPlan
@@ -37,8 +38,8 @@ def pixel_bytes(plan: ModelPlan, max_model_len: int) -> int:
     """Return the host's memory for pixels; 0 if the model sees none.
 
     That is for the processes that decode, the cache, and a request that fills its context, which is
-    in the API process, on its way and in the engine. Requests that wait for their images to be
-    encoded have theirs in addition.
+    in the API process, on its way and in the engine. Further requests have theirs in addition,
+    up to MAX_OPEN_BYTES (server/images/pool.py) and MAX_PIXEL_BYTES (admission.py).
     """
     if not isinstance(plan.model, Sees):
         return 0
@@ -50,7 +51,8 @@ def encoder_bytes(plan: ModelPlan) -> int:
 
     That is the widest layer of a block, or the numbers of the patches, and the residual stream.
     """
-    blocks = [each for each in plan.module.modules() if isinstance(each, VisionBlock)]
+    kinds = VisionBlock | Gemma4VisionBlock
+    blocks = [each for each in plan.module.modules() if isinstance(each, kinds)]
     if not blocks:
         return 0
     size = plan.dtype.itemsize
@@ -60,4 +62,6 @@ def encoder_bytes(plan: ModelPlan) -> int:
     numbers = max(each.weight.shape[1] for each in embeddings if each.weight is not None)
     stream = 2 * blocks[0].attend.spec.num_heads * blocks[0].attend.spec.head_dim * size
     of_patch = stream + max(2 * widest * size, numbers * (NUMBER_BYTES + size))
-    return of_patch * (AT_ONCE_CPU if plan.device.type == "cpu" else AT_ONCE_GPU)
+    at_once = AT_ONCE_CPU if plan.device.type == "cpu" else AT_ONCE_GPU
+    towers = [each for each in plan.module.modules() if isinstance(each, Gemma4Vision)]
+    return of_patch * max(at_once, *(each.config.most_patches for each in towers), 0)

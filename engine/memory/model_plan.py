@@ -69,7 +69,14 @@ from engine.memory.trunk_plan import (
     plan_trunk,
     trunk_weight_map,
 )
-from engine.models.base import Classifier, Model, SeesWhole, classifier_of, on_meta_device
+from engine.models.base import (
+    Classifier,
+    Model,
+    Sees,
+    classifier_of,
+    on_meta_device,
+    whole_image_tokens,
+)
 from engine.models.logit_score import LogitScore
 from engine.models.registry import model_class
 from engine.ops.codes import Quantization
@@ -123,7 +130,7 @@ class ModelPlan:
         step_tokens, encoder_tokens = default_budgets(self.device)
         self.max_num_batched_tokens = config.max_num_batched_tokens or step_tokens
         # A step may exceed the configured budget by an image, which one step computes whole.
-        self.image_tokens = self.module.image_tokens if isinstance(self.module, SeesWhole) else 0
+        self.image_tokens = whole_image_tokens(self.module)
         self.max_num_batched_tokens += self.image_tokens
         self.max_num_encoder_tokens = config.max_num_encoder_tokens or encoder_tokens
         self.prediction = plan_head(self)
@@ -150,7 +157,10 @@ class ModelPlan:
         layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
         self.attention_specs = [layer.spec for layer in layers]
         # A lens needs all heads, so several ranks have none.
-        self.lens_bytes = 0 if self.ranks.count > 1 else lens_bytes(self.attention_specs)
+        sees = isinstance(self.module, Sees)
+        self.lens_bytes = 0
+        if self.ranks.count == 1:
+            self.lens_bytes = lens_bytes(self.attention_specs, sees=sees)
         self.backend, self.attention_description = self._backend()
         self.kernels = select_kernels(self.device, self.backend.name)
         in_tiles = multiplies_in_tiles(self.dtype, self.kernels)

@@ -53,10 +53,14 @@ class MemoryPlan(NamedTuple):
     max_model_len: int
 
 
-def plan_memory(plan: ModelPlan) -> MemoryPlan:
-    """Plan from shapes alone. Raises ConfigError if the model does not fit."""
+def plan_memory(plan: ModelPlan, available: int | None = None) -> MemoryPlan:
+    """Plan from shapes alone. Raises ConfigError if the model does not fit.
+
+    `available` is in bytes; by default it is what the device has free.
+    """
     plan.check_weights()
-    available = plan.of_rank(available_memory(plan.device))
+    if available is None:
+        available = plan.of_rank(available_memory(plan.device))
     fixed = planned_bytes(plan, 0, plan.max_model_len)
     fixed.pop(MARGIN, None)  # `plan_blocks` subtracts it from what is free
     blocks, length = plan.plan_blocks(available, sum(fixed.values()))

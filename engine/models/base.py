@@ -105,7 +105,7 @@ class Sees(Protocol):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         """Yield after each unit of work, and return the embeddings [N, width] of an image.
 
         `pixels` [tiles, height, width, 3] uint8 are those of `image`. N is the number of its
@@ -119,7 +119,12 @@ class SeesWhole(Sees, Protocol):
 
     @property
     def image_tokens(self) -> int:
-        """Most tokens of an image, or of a run of its tokens."""
+        """Most tokens of an image, or of a run of its tokens; 0 if the config says otherwise."""
+
+
+def whole_image_tokens(model: object) -> int:
+    """Return the most tokens of an image that one step computes whole; 0 if steps may cut them."""
+    return model.image_tokens if isinstance(model, SeesWhole) else 0
 
 
 def has_image_axes(model: Model) -> bool:

@@ -6,7 +6,7 @@ layers the tokens of an image see each other both ways.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,10 +21,17 @@ from engine.layers.rotary import (
     parameters_by_kind,
     rope_theta,
 )
-from engine.models.base import expect, layer_windows, nullable, positive, positive_float
+from engine.models.base import expect, layer_windows, nullable, positive, positive_float, required
 from engine.models.gemma import gemma_facts, gemma_spelling
 from engine.models.gemma2 import NAMES_GEMMA2, Gemma2, Gemma2Config
-from engine.models.multimodal import nested_config
+from engine.models.multimodal import (
+    TEXT,
+    TOWER,
+    nested_config,
+    nested_weight_map,
+    other_spellings,
+    spellings,
+)
 from engine.models.vision.block import under
 from engine.models.vision.gemma3 import Gemma3Vision, Gemma3VisionConfig, with_projection
 from engine.protocol.generate import Image
@@ -43,7 +50,6 @@ TEXT_DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-TEXT, TOWER = "language_model.", "vision_tower."
 THETA = {
     "full_attention": ("rope_theta", 1e6),
     "sliding_attention": ("rope_local_base_freq", 1e4),
@@ -59,6 +65,7 @@ class Gemma3Config(Gemma2Config):
 
     local_theta: float
     local_scaling: RopeScaling
+    nested: bool  # inside a multimodal checkpoint
     vision: Gemma3VisionConfig | None  # None: text only
 
 
@@ -88,10 +95,10 @@ class Gemma3(Gemma2):
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma3Config:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
-        sees = "text_config" in config
-        text = gemma_spelling(_text_config(config) if sees else config)
+        nested = "text_config" in config
+        text = gemma_spelling(_text_config(config) if nested else config)
         vision = None
-        if sees:
+        if nested and config.get("vision_config") is not None:
             vision = Gemma3VisionConfig.from_hf(config, positive(text, "hidden_size"))
         expect(text, "attn_logit_softcapping", None)
         final_cap = {"final_logit_softcapping": None} | text
@@ -109,8 +116,9 @@ class Gemma3(Gemma2):
             final_softcap=nullable(final_cap, "final_logit_softcapping", positive_float),
             local_theta=rope_theta(local),
             local_scaling=RopeScaling.from_hf(local),
+            nested=nested,
             vision=vision,
-            sees_whole_images=sees,
+            sees_whole_images=vision is not None,
         )
 
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
@@ -139,6 +147,8 @@ class Gemma3(Gemma2):
             for name, target in targets_by_module(self, NAMES_GEMMA2).items()
         }
         aliases = {"embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}
+        if self.config.nested:
+            return nested_weight_map(targets, aliases)
         return WeightMap(targets, prefixes=("model.", ""), aliases=aliases)
 
 
@@ -147,9 +157,16 @@ class SeeingGemma3(Gemma3):
         Gemma3Vision.names, "vision.", ""
     )
 
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Gemma3Config:
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        required(config, "text_config")
+        required(config, "vision_config")
+        return Gemma3.read_config(config)
+
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)
-        assert self.config.vision is not None, "a config without text_config"
+        assert self.config.vision is not None
         self.vision = Gemma3Vision(self.config.vision, dtype=dtype)
 
     @property
@@ -163,35 +180,15 @@ class SeeingGemma3(Gemma3):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:
         targets = with_projection(targets_by_module(self, self.names))
-        aliases = {name: tuple(other_spellings(name)) for name in targets}
-        if self.config.tied:
-            embedding, head = TEXT + "model.embed_tokens.weight", TEXT + "lm_head.weight"
-            aliases[embedding] += (head, *other_spellings(head))
         unused = TOWER + "head."
         return WeightMap(
             targets,
-            aliases=aliases,
+            aliases=spellings(targets, tied=self.config.tied),
             ignored=("embeddings.position_ids", "rotary_emb.inv_freq"),
             ignored_prefixes=(unused, *other_spellings(unused)),
         )
-
-
-def other_spellings(name: str) -> Iterator[str]:
-    """Yield the names that published checkpoints, and transformers in memory, have for a tensor."""
-    if name.startswith(TEXT + "model."):
-        inner = name.removeprefix(TEXT + "model.")
-        yield "model." + TEXT + inner
-        yield TEXT + inner
-    elif name.startswith(TEXT):
-        yield name.removeprefix(TEXT)
-    else:
-        yield "model." + name
-    if name.startswith(TOWER):
-        inner = name.removeprefix(TOWER)
-        yield TOWER + "vision_model." + inner
-        yield "model." + TOWER + "vision_model." + inner

@@ -1,33 +1,39 @@
-"""Gemma 4, text only (transformers' Gemma4ForCausalLM): sliding and global layers differ in shape.
+"""Gemma 4 (transformers' Gemma4Model): sliding and global layers differ in shape.
 
 Values are normed, and global layers may use their keys as values. The last layers may read the KV
 of earlier ones. A layer may add an input that it has for each token, and a mixture of experts
-next to its MLP. Multimodal checkpoints are served as the language model that they contain.
+next to its MLP. In sliding layers of some checkpoints the tokens of an image see each other both
+ways. The audio parts of checkpoints are ignored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from engine.attention.batch import ForwardBatch
 from engine.attention.spec import AttentionSpec
-from engine.checkpoint.weight_map import WeightMap, fused_experts, targets_by_module
+from engine.checkpoint.weight_map import Names, WeightMap, fused_experts, targets_by_module
 from engine.layers.attention import Attention
 from engine.layers.embedding import LMHead, ScaledTokenEmbedding
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import Join, PlainRMSNorm, RMSNorm, ScaledJoin
 from engine.layers.rotary import RotaryEmbedding
+from engine.models.base import required
 from engine.models.gemma2 import NAMES_GEMMA2
 from engine.models.gemma4_config import Gemma4Config, read_gemma4
 from engine.models.gemma4_parts import AddedMixture, PerLayerGate, PerLayerInputs
+from engine.models.vision.block import under
+from engine.models.vision.gemma4 import PROJECTOR, TOWER, Gemma4Vision
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import Angles, HeadNorm, apply_rotary
 from engine.ops.softcap import softcap
+from engine.protocol.generate import Image
 
 NAMES_GEMMA4 = NAMES_GEMMA2 | {
     "blocks.{i}.end": "model.layers.{i}",
@@ -45,8 +51,9 @@ NAMES_GEMMA4 = NAMES_GEMMA2 | {
     "per_layer.project": "model.per_layer_model_projection",
     "per_layer.norm": "model.per_layer_projection_norm",
 }
-# Tensors of other towers, and those that transformers drops: the KV of layers without their own.
-TOWERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+# Tensors of other parts, and those that transformers drops: the KV of layers without their own.
+AUDIO, VISION = ("audio_tower.", "embed_audio."), (TOWER, PROJECTOR)
+PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "")
 UNUSED_KV = ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias", "k_norm.weight")
 
 
@@ -61,7 +68,15 @@ class Gemma4Attention(nn.Module):
         c = config
         heads, (kv_heads, head_dim) = c.heads, c.kv_shape(index)
         reads = c.reads[index]
-        spec = AttentionSpec(heads, kv_heads, head_dim, scale=1.0, window=c.windows[index])
+        window = c.windows[index]
+        spec = AttentionSpec(
+            heads,
+            kv_heads,
+            head_dim,
+            scale=1.0,
+            window=window,
+            sees_whole_images=c.sees_whole_images and window is not None,
+        )
         units = {"q": heads}
         if reads is None:
             units |= {"k": kv_heads} if c.keys_are_values(index) else {"k": kv_heads, "v": kv_heads}
@@ -132,6 +147,8 @@ class Gemma4Block(nn.Module):
 
 
 class Gemma4(nn.Module):
+    names: ClassVar[Names] = NAMES_GEMMA4
+
     @staticmethod
     def read_config(config: dict[str, Any]) -> Gemma4Config:
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
@@ -160,10 +177,13 @@ class Gemma4(nn.Module):
         self.kernels: Kernels = "torch"
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        x = self.embed(batch.input_ids)
+        ids, x = batch.input_ids, self.embed(batch.input_ids)
+        if batch.seen is not None:
+            x = batch.seen.place(x)
+            ids = ids.index_fill(0, batch.seen.index, self.config.pad_token)
         inputs: list[torch.Tensor | None] = [None] * len(self.blocks)
         if self.per_layer is not None:
-            inputs[:] = self.per_layer(batch.input_ids, x).unbind(1)
+            inputs[:] = self.per_layer(ids, x).unbind(1)
         everywhere, nearby = self.rotary(batch.positions), self.local_rotary(batch.positions)
         layers = zip(self.blocks, inputs, self.config.windows, strict=True)
         for block, per_layer, window in layers:
@@ -175,21 +195,72 @@ class Gemma4(nn.Module):
         return logits if cap is None else softcap(logits, cap, out, kernels=self.kernels)
 
     def weight_map(self) -> WeightMap:
-        """Return the WeightMap. A multimodal checkpoint has further prefixes, and other towers."""
+        """Return the WeightMap. A multimodal checkpoint has further prefixes, and other parts."""
         c = self.config
-        targets = targets_by_module(self, NAMES_GEMMA4)
+        targets = targets_by_module(self, self.names)
         fused = {}
         if c.experts is not None:
             experts = "blocks.{i}.mixture.experts", "layers.{i}.experts"
             fused = fused_experts(*experts, c.layers, c.experts.count)
-        towers = [prefix + part for prefix in ("", "model.") for part in TOWERS]
-        prefixes = ("model.language_model.", "language_model.model.", "language_model.", "")
+        others = [prefix + part for prefix in ("", "model.") for part in (*AUDIO, *VISION)]
         readers = [index for index, reads in enumerate(c.reads) if reads is not None]
         return WeightMap(
             {name.removeprefix("model."): target for name, target in targets.items()},
-            prefixes=prefixes if c.nested else ("model.", ""),
+            prefixes=PREFIXES if c.nested else ("model.", ""),
             fused=fused,
             aliases={"embed_tokens.weight": ("lm_head.weight",)} if c.tied else {},
             ignored=[f"layers.{i}.self_attn.{name}" for i in readers for name in UNUSED_KV],
-            ignored_prefixes=towers if c.nested else (),
+            ignored_prefixes=others if c.nested else (),
         )
+
+
+class SeeingGemma4(Gemma4):
+    names: ClassVar[Names] = NAMES_GEMMA4 | under(Gemma4Vision.names, "vision.", "")
+
+    @staticmethod
+    def read_config(config: dict[str, Any]) -> Gemma4Config:
+        """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
+        required(config, "text_config")
+        required(config, "vision_config")
+        return read_gemma4(config)
+
+    def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
+        super().__init__(config, max_positions=max_positions, dtype=dtype)
+        assert self.config.vision is not None
+        self.vision = Gemma4Vision(self.config.vision, dtype=dtype)
+
+    @property
+    def image_tokens(self) -> int:
+        return self.vision.config.budget if self.config.sees_whole_images else 0
+
+    @property
+    def image_bytes(self) -> int:
+        return self.config.hidden * self.vision.dtype.itemsize
+
+    def encode_image(
+        self, pixels: torch.Tensor, image: Image
+    ) -> Generator[None, int | None, torch.Tensor]:
+        return self.vision.encode(pixels)
+
+    def weight_map(self) -> WeightMap:
+        """Return the WeightMap, with whole names: those of both halves begin differently."""
+        text = super().weight_map()
+        aliases = {}
+        for name in (*text.targets, *text.fused):
+            copies = [each for alias in text.aliases.get(name, ()) for each in spellings(alias)]
+            aliases[spellings(name)[0]] = [*spellings(name)[1:], *copies]
+        return WeightMap(
+            {spellings(name)[0]: target for name, target in text.targets.items()},
+            aliases=aliases,
+            fused={spellings(name)[0]: target for name, target in text.fused.items()},
+            ignored=text.ignored,
+            ignored_prefixes=[prefix + part for prefix in ("", "model.") for part in AUDIO],
+        )
+
+
+def spellings(name: str) -> list[str]:
+    """Return the names that files have for a tensor: the newest first, from one without prefix."""
+    if name.startswith(VISION):
+        return ["model." + name, name]
+    found = [prefix + name for prefix in PREFIXES]
+    return found[::-1] if name == "lm_head.weight" else found

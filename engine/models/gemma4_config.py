@@ -21,6 +21,7 @@ from engine.models.base import (
     positive_float,
 )
 from engine.models.llama import LlamaConfig
+from engine.models.vision.gemma4 import Gemma4VisionConfig
 
 # The defaults of transformers: a nested text_config may omit values that equal them.
 TEXT_DEFAULTS: dict[str, Any] = {
@@ -74,6 +75,8 @@ class Gemma4Config(LlamaConfig):
     vocab_size_per_layer: int
     final_softcap: float | None
     nested: bool  # inside a multimodal checkpoint
+    pad_token: int  # that the inputs per layer have in the places of images
+    vision: Gemma4VisionConfig | None  # None: text only
 
     def kv_shape(self, index: int) -> KVHeads:
         if self.windows[index] is None:
@@ -105,6 +108,10 @@ def read_gemma4(config: dict[str, Any]) -> Gemma4Config:
     local = _rope(text, "sliding_attention")
     everywhere = _rope(text, "full_attention")
     per_layer = _per_layer_size(text)
+    vision = None
+    if nested and config.get("vision_config") is not None:
+        vision = Gemma4VisionConfig.from_hf(config, positive(text, "hidden_size"))
+    sees_whole = text.get("use_bidirectional_attention") == "vision"
     return Gemma4Config.from_hf(
         text | everywhere | {"head_dim": sliding.dim, "num_key_value_heads": sliding.heads},
         embed_scale=positive(text, "hidden_size") ** 0.5,
@@ -125,6 +132,9 @@ def read_gemma4(config: dict[str, Any]) -> Gemma4Config:
             {"final_logit_softcapping": None} | text, "final_logit_softcapping", positive_float
         ),
         nested=nested,
+        pad_token=_pad_token(text),
+        vision=vision,
+        sees_whole_images=vision is not None and sees_whole,
     )
 
 
@@ -240,6 +250,14 @@ def _per_layer_vocabulary(text: dict[str, Any]) -> int:
             f"config.json has {key} = {rows}; it must be at least vocab_size, {vocab_size}."
         )
     return rows
+
+
+def _pad_token(text: dict[str, Any]) -> int:
+    key, vocab_size = "pad_token_id", positive(text, "vocab_size")
+    token = text.get(key) or 0
+    if type(token) is not int or not 0 <= token < vocab_size:
+        raise ConfigError(f"config.json has {key} = {token!r}; it must be below {vocab_size}.")
+    return token
 
 
 def _experts(text: dict[str, Any]) -> ExpertsShape | None:

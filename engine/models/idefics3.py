@@ -11,26 +11,12 @@ import torch
 from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.models.base import expect
 from engine.models.llama import NAMES, Llama, LlamaConfig
-from engine.models.multimodal import nested_config
+from engine.models.multimodal import LLAMA_DEFAULTS, names_inside, nested_config
 from engine.models.vision.block import under
 from engine.models.vision.idefics3 import Idefics3Vision, Idefics3VisionConfig
 from engine.protocol.generate import Image
 
 TEXT = "model.text_model."
-# The defaults of transformers: a nested text_config omits values that equal them.
-TEXT_DEFAULTS = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-}
-
-
-def _of_text(name: str) -> str:
-    return TEXT + name.removeprefix("model.") if name.startswith("model.") else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +25,10 @@ class Idefics3Config(LlamaConfig):
 
 
 class Idefics3(Llama):
-    names: ClassVar[Names] = {ours: _of_text(theirs) for ours, theirs in NAMES.items()} | under(
-        Idefics3Vision.names, "vision.", "model."
-    )
+    names: ClassVar[Names] = {
+        **names_inside(NAMES, TEXT),
+        **under(Idefics3Vision.names, "vision.", "model."),
+    }
     config: Idefics3Config
 
     @staticmethod
@@ -50,7 +37,7 @@ class Idefics3(Llama):
         text = nested_config(config)
         expect(text, "model_type", "llama")
         tied = bool(config.get("tie_word_embeddings", False))
-        text = TEXT_DEFAULTS | text | {"tie_word_embeddings": tied}
+        text = LLAMA_DEFAULTS | text | {"tie_word_embeddings": tied}
         hidden = LlamaConfig.from_hf(text).hidden
         return Idefics3Config.from_hf(text, vision=Idefics3VisionConfig.from_hf(config, hidden))
 
@@ -64,7 +51,7 @@ class Idefics3(Llama):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -12,28 +12,25 @@ from engine.checkpoint.weight_map import Names, WeightMap, targets_by_module
 from engine.models.base import expect
 from engine.models.llama import NAMES, Llama, LlamaConfig
 from engine.models.mistral import Mistral
-from engine.models.multimodal import nested_config
+from engine.models.multimodal import (
+    LLAMA_DEFAULTS,
+    TEXT,
+    TOWER,
+    nested_config,
+    other_spellings,
+    spellings,
+)
 from engine.models.qwen2 import Qwen2
 from engine.models.vision.block import under
 from engine.models.vision.llava import LlavaVision, LlavaVisionConfig
 from engine.protocol.generate import Image
 
-TEXT, TOWER = "language_model.", "vision_tower."
 READERS: Mapping[str, Callable[[dict[str, Any]], LlamaConfig]] = {
     "llama": Llama.read_config,
     "mistral": Mistral.read_config,
     "qwen2": Qwen2.read_config,
 }
 # The defaults of transformers: a nested text_config omits values that equal them.
-LLAMA_DEFAULTS: Mapping[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-}
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": LLAMA_DEFAULTS,
     "mistral": {
@@ -95,15 +92,12 @@ class LlavaNext(Llama):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels, image.grid, image.size)
 
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, self.names)
-        aliases = {name: tuple(other_spellings(name)) for name in targets}
-        if self.config.tied:
-            embedding, head = TEXT + "model.embed_tokens.weight", TEXT + "lm_head.weight"
-            aliases[embedding] += (head, *other_spellings(head))
+        aliases = spellings(targets, tied=self.config.tied)
         vision = self.config.vision
         unused = [TOWER + "head.", TOWER + "post_layernorm."]
         for layer in range(vision.layers, vision.tower.layers):
@@ -121,17 +115,3 @@ class LlavaOnevision(LlavaNext):
         """Read config.json. Raises ConfigError for a missing key or an unsupported variant."""
         text = read_text(config, "qwen2")
         return LlavaConfig.of(text, LlavaVisionConfig.of_onevision(config, text.hidden))
-
-
-def other_spellings(name: str) -> Iterator[str]:
-    """Yield the names that published checkpoints, and transformers in memory, have for a tensor."""
-    if name.startswith(TOWER):
-        inner = name.removeprefix(TOWER)
-        yield TOWER + "vision_model." + inner
-        yield "model." + TOWER + "vision_model." + inner
-    if name.startswith(TEXT + "model."):
-        yield "model." + TEXT + name.removeprefix(TEXT + "model.")
-    elif name.startswith(TEXT):
-        yield name.removeprefix(TEXT)
-    else:
-        yield "model." + name

@@ -90,7 +90,7 @@ class Qwen25VL(Llama):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:

@@ -18,7 +18,7 @@ from engine.layers.rotary import RopeScaling
 from engine.layers.rotary_sections import RotarySections
 from engine.models.base import attention_heads, expect
 from engine.models.llama import NAMES, Llama, LlamaConfig
-from engine.models.multimodal import expect_width, nested_config, without_mrope
+from engine.models.multimodal import expect_width, names_inside, nested_config, without_mrope
 from engine.models.vision.block import under
 from engine.models.vision.qwen3 import Qwen3Vision, Qwen3VisionConfig
 from engine.protocol.generate import Image
@@ -40,19 +40,16 @@ ROPE_THETA = 500000.0
 SECTIONS = (24, 20, 20)  # frequencies of time, height and width
 
 
-def _of_text(name: str) -> str:
-    return TEXT + name.removeprefix("model.") if name.startswith("model.") else name
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3VLConfig(LlamaConfig):
     vision: Qwen3VisionConfig
 
 
 class Qwen3VL(Llama):
-    names: ClassVar[Names] = {ours: _of_text(theirs) for ours, theirs in NAMES.items()} | under(
-        Qwen3Vision.names, "vision.", "model.visual."
-    )
+    names: ClassVar[Names] = {
+        **names_inside(NAMES, TEXT),
+        **under(Qwen3Vision.names, "vision.", "model.visual."),
+    }
     config: Qwen3VLConfig
 
     @staticmethod
@@ -96,7 +93,7 @@ class Qwen3VL(Llama):
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:

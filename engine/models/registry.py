@@ -40,7 +40,7 @@ DECODERS = {
     "StableLmForCausalLM": ("engine.models.stablelm", "StableLM"),
     "Starcoder2ForCausalLM": ("engine.models.starcoder2", "Starcoder2"),
     "Gemma4ForCausalLM": ("engine.models.gemma4", "Gemma4"),
-    "Gemma4ForConditionalGeneration": ("engine.models.gemma4", "Gemma4"),
+    "Gemma4ForConditionalGeneration": ("engine.models.gemma4", "SeeingGemma4"),
     "GraniteForCausalLM": ("engine.models.granite", "Granite"),
     "GraniteMoeHybridForCausalLM": ("engine.models.granite_hybrid", "GraniteHybrid"),
     "Olmo2ForCausalLM": ("engine.models.olmo2", "Olmo2"),
@@ -51,15 +51,22 @@ DECODERS = {
     "Phi3ForCausalLM": ("engine.models.phi3", "Phi3"),
     "Qwen3NextForCausalLM": ("engine.models.qwen3_next", "Qwen3Next"),
     "Qwen3_5ForCausalLM": ("engine.models.qwen3_5", "Qwen35"),
-    "Qwen3_5ForConditionalGeneration": ("engine.models.qwen3_5", "Qwen35"),
+    "Qwen3_5ForConditionalGeneration": ("engine.models.qwen3_5", "SeeingQwen35"),
     "Qwen3_5MoeForCausalLM": ("engine.models.qwen3_5_moe", "Qwen35Moe"),
-    "Qwen3_5MoeForConditionalGeneration": ("engine.models.qwen3_5_moe", "Qwen35Moe"),
+    "Qwen3_5MoeForConditionalGeneration": ("engine.models.qwen3_5_moe", "SeeingQwen35Moe"),
     "Lfm2ForCausalLM": ("engine.models.lfm2", "Lfm2"),
     "Lfm2MoeForCausalLM": ("engine.models.lfm2_moe", "Lfm2Moe"),
     "GptOssForCausalLM": ("engine.models.gpt_oss", "GptOss"),
     "DeepseekV2ForCausalLM": ("engine.models.deepseek_v2", "DeepseekV2"),
     "DeepseekV3ForCausalLM": ("engine.models.deepseek_v3", "DeepseekV3"),
     "NanoChatForCausalLM": ("engine.models.nanochat", "NanoChat"),
+}
+# Served instead if config.json has null as `vision_config`: see `with_image_processor`.
+TEXT_HALVES = {
+    "Gemma3ForConditionalGeneration": DECODERS["Gemma3ForCausalLM"],
+    "Gemma4ForConditionalGeneration": DECODERS["Gemma4ForCausalLM"],
+    "Qwen3_5ForConditionalGeneration": DECODERS["Qwen3_5ForCausalLM"],
+    "Qwen3_5MoeForConditionalGeneration": DECODERS["Qwen3_5MoeForCausalLM"],
 }
 # Decoders without a head, whose tensors lack the beginning "model.".
 TRUNKS = {
@@ -155,6 +162,8 @@ def model_class(config: dict[str, Any]) -> tuple[str, ModelKind, Any]:
     for name in names:
         if name in ARCHITECTURES:
             kind, module, attribute = ARCHITECTURES[name]
+            if name in TEXT_HALVES and config.get("vision_config", {}) is None:
+                module, attribute = TEXT_HALVES[name]
             return name, kind, getattr(import_module(module), attribute)
     raise ConfigError(
         f"Architecture {listed(names) or '(none given)'} is not served; supported: {_supported()}."

@@ -1,8 +1,10 @@
 """Print the memory that serving a model takes: `penstock serve MODEL --plan`.
 
 `main` reads its arguments from the command line: the EngineConfig as JSON, and optionally
-`anywhere`. Nothing is loaded: shapes come from config.json. The status is 2, with the reason on
-stderr, if the model is not supported or does not fit; with `anywhere`, memory is not checked.
+`anywhere`, or `bytes` and a number of bytes. Nothing is loaded: shapes come from config.json. The
+status is 2, with the reason on stderr, if the model is not supported or does not fit; with
+`anywhere`, memory is not checked. With `bytes`, the plan is that of a machine with so much free
+memory (0: with what is free now), and PlannedBytes is printed as JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from engine.config import EngineConfig
+from engine.device.facts import total_memory
 from engine.errors import ConfigError
 from engine.kernels.triton.chips import PLAIN, force
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import (
     DRAFT_KV_CACHE,
     KV_CACHE,
+    MARGIN,
     STATES,
     MemoryPlan,
     plan_memory,
@@ -32,18 +36,35 @@ from engine.memory.report import (
 
 def main() -> int:
     config = msgspec.json.decode(sys.argv[1], type=EngineConfig)
-    check_memory = sys.argv[2:] != ["anywhere"]
+    wanted = sys.argv[2:]
     if config.kernels == "plain":
         force(PLAIN)
     try:
         plan = ModelPlan(config)
-        if check_memory:
+        if wanted[:1] == ["bytes"]:
+            sys.stdout.write(msgspec.json.encode(_planned(plan, int(wanted[1]))).decode())
+        elif wanted != ["anywhere"]:
             others = [ModelPlan(config, rank) for rank in range(1, plan.ranks.count)]
             _print(_with_equal_caches([plan, *others]))
     except ConfigError as error:
         sys.stderr.write(f"penstock: {error}\n")
         return 2
     return 0
+
+
+class PlannedBytes(NamedTuple):
+    """Bytes that serving takes in all, of its KV cache, and of the GPU (None on a CPU)."""
+
+    total: int
+    kv_cache: int
+    capacity: int | None
+
+
+def _planned(plan: ModelPlan, available: int) -> PlannedBytes:
+    memory = plan_memory(plan, available or None)
+    total = sum(memory.planned.values()) - memory.planned.get(MARGIN, 0)
+    kv_cache = memory.num_blocks * plan.block_bytes if plan.kv_groups else 0
+    return PlannedBytes(total * plan.ranks.count, kv_cache, total_memory(plan.device))
 
 
 class RankPlan(NamedTuple):

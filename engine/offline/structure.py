@@ -163,9 +163,13 @@ class _Trace(TorchFunctionMode):
         self.boxes[index] = replace(self.boxes[index], shape=tuple(output.shape[1:]), **more)
 
     def finished(self) -> list[ModelBox]:
-        """Return the boxes, with those of modules whose parameters nothing was seen to read."""
+        """Return the boxes, with those of modules whose parameters nothing was seen to read.
+
+        These are the tower of a model that sees, for example. Its blocks have boxes, too.
+        """
         for name, layer in self._modules.items():
-            if name not in self._first and list(layer.parameters(recurse=False)):
+            is_block = name.rpartition(".")[2].isdecimal()
+            if name not in self._first and list(layer.parameters(recurse=is_block)):
                 self._make(name, frozenset())
         return self.boxes
 

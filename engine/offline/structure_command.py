@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from engine.checkpoint.bounded_json import read_json
+from engine.checkpoint.image_processor import with_image_processor
 from engine.models.base import Predicts, on_meta_device
 from engine.models.registry import model_class
 from engine.offline.structure import structure_of
@@ -27,7 +28,7 @@ def main() -> int:
     folder, max_positions, dtype, *drafts = sys.argv[1:]
     os.nice(10)  # requests go first
     torch.set_num_threads(1)
-    config = read_json(Path(folder) / "config.json")
+    config = with_image_processor(read_json(Path(folder) / "config.json"), Path(folder))
     _, _, build = model_class(config)
     module = on_meta_device(build, config, int(max_positions), getattr(torch, dtype))
     head: nn.Module | None = None

@@ -27,6 +27,11 @@ class EmbedRequest(Message, frozen=True):
         """Number of tokens to compute."""
         return len(self.tokens)
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of images' pixels, as of a GenerateRequest: texts have none."""
+        return 0
+
 
 class EmbedOutput(Record, frozen=True):
     """The vector of one text, or the logits of its labels.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from msgspec import field
+from msgspec import field, structs
 
 from engine.protocol.message import Message, Record, TokenIds
 
@@ -117,6 +118,10 @@ class Image(Record, frozen=True):
     size: tuple[int, int] = (0, 0)  # height and width of the picture before it was resized
 
     @property
+    def without_pixels(self) -> Image:
+        return structs.replace(self, pixels=b"")
+
+    @property
     def num_tokens(self) -> int:
         return sum([count for _, count in self.runs])
 
@@ -165,6 +170,21 @@ class GenerateRequest(Message, frozen=True):
     def size(self) -> int:
         """Number of tokens to compute before the first new one."""
         return len(self.prompt) + len(self.encoder_prompt)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of its images' pixels."""
+        return sum([len(image.pixels) for image in self.images])
+
+    @property
+    def without_pixels(self) -> GenerateRequest:
+        return structs.replace(self, images=tuple(image.without_pixels for image in self.images))
+
+    def with_pixels(self, pixels: Sequence[bytes]) -> GenerateRequest:
+        """Return the request with these pixels, one for each image. Raises ValueError."""
+        pairs = zip(self.images, pixels, strict=True)
+        images = tuple(structs.replace(image, pixels=given) for image, given in pairs)
+        return structs.replace(self, images=images)
 
 
 class CacheLookup(Message, frozen=True):

@@ -10,9 +10,11 @@ from typing import Literal
 
 from msgspec import field
 
+from engine.protocol.generate import Image
 from engine.protocol.message import Message, Record, TokenIds
 
 MAX_LENS_TOKENS = 1024  # of a text
+MAX_LENS_IMAGE_TOKENS = 2048  # of a text for a model that sees, as one picture may have 1,100
 MAX_STATE_BYTES = 4 << 20  # the state traces of one lens
 # Attention weights of one lens: 32 heads of the longest text. Weights of all layers are kept
 # together up to a smaller limit; those of a longer text one layer at a time.
@@ -45,6 +47,7 @@ class LensRequest(Message, frozen=True):
     predictions: bool = True  # whether the answer has them
     states: bool = True  # whether the answer has StateTraces
     embeddings: bool = False
+    images: tuple[Image, ...] = ()  # of `tokens`, in their order
 
 
 class HeadSummaries(Record, frozen=True):
@@ -71,7 +74,8 @@ class HeadSummaries(Record, frozen=True):
 class AttentionWeights(Record, frozen=True):
     """The attention weights of one layer's heads, [heads, queries, keys].
 
-    In the stack "decoder" row i of a head has only its first i + 1 keys: later ones are not seen.
+    In the stack "decoder" row i of a head has only its first i + 1 keys: later ones are not seen,
+    or in Gemma 3 are the rest of the image that token i shows.
     `scores` are those before the softcap; they are empty without one. Both are empty for a layer
     whose weights are not kept.
     """

@@ -29,6 +29,13 @@ class Admission(Record, frozen=True):
     id: int
     at: float  # launch of its first step
     cached_tokens: int  # tokens of prompt and source whose KV came from the prefix cache
+    # Its images. It is encoded for this request, or had been for another one and is reused.
+    images_encoded: int = 0
+    images_reused: int = 0
+    images_ready: float = 0.0  # when all embeddings were there; 0.0: it shows no image
+    encode_begin: float = 0.0  # of the first unit; 0.0: nothing was encoded
+    encode_seconds: float = 0.0  # of all its units together
+    encode_units: int = 0
 
 
 class PrefillChunk(Record, frozen=True):

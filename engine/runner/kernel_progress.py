@@ -29,6 +29,8 @@ SECONDS = {
     "program": 0.2,
     "recurrence": 2.5,
     "rowwise": 0.8,
+    "span_attention.attend_kernel": 3.0,
+    "span_attention.pack_kernel": 0.6,
     "store_kv": 0.5,
 }
 USUAL_SECONDS = 1.0

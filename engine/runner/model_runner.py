@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from engine.device.transfer import to_device
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
 from engine.ops.seen_tokens import SeenTokens
-from engine.protocol.generate import SamplingParams
+from engine.protocol.generate import Image, SamplingParams
 from engine.protocol.ready import ModelKind
 from engine.runner.batch import build_batch, rows_and_drafts
 from engine.runner.forward import STEP_TOKENS_MULTIPLE, Forward, ModelForward
@@ -38,6 +38,7 @@ Encode = Callable[[Sequence[EncoderInput], torch.device], torch.Tensor | None]
 Logits = Callable[[torch.Tensor], torch.Tensor]
 # Computes a step of decodes, and returns their tokens [R]; None if it computes none such.
 DrawDecodes = Callable[[Step], torch.Tensor | None]
+TextImages = Callable[[Sequence[Image], int], Generator[None, None, SeenTokens]]
 KnownTokens = tuple[Sequence[PendingLogprobs], Sequence[ReadExplained]]  # wanted of prompts
 Explain = Callable[
     [Sequence[ScheduledSlice], torch.Tensor, Logits, SequenceGrammars], Sequence[ReadExplained]
@@ -135,6 +136,8 @@ class ModelRunner:
         self.replacements: list[Callable[[Step], Forward | None]] = []
         # Returns the tokens of a step that show images.
         self.seen_tokens: Callable[[Step], SeenTokens | None] = lambda step: None
+        # Yields between units of encoding, and returns what shows images in a text of this length.
+        self.embeddings_of_text: TextImages | None = None
         # Each gets the hidden states of a step that no graph computed, once its tokens are drawn.
         self.observers: list[Callable[[Step, torch.Tensor], None]] = []
 

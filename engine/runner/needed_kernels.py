@@ -39,6 +39,7 @@ from engine.kernels.numba.linear import (
 )
 from engine.kernels.numba.lookup import PANELS_LOOKUP, codes_lookup
 from engine.kernels.numba.sequence_rows import DECODE_KERNELS
+from engine.kernels.numba.span_attention import attend_kernel, pack_kernel, supports
 from engine.layers.attention import RotaryAttention
 from engine.layers.embedding import LMHead
 from engine.layers.experts import Experts
@@ -49,6 +50,7 @@ from engine.layers.mlp import ACTIVATIONS, GATED_OF_ENCODERS, MLP
 from engine.layers.norm import GatedRMSNorm, GroupedRMSNorm, LayerNorm, PlainRMSNorm, RMSNorm
 from engine.layers.recurrent import CausalConv
 from engine.layers.rotary import PairRotaryEmbedding, RotaryEmbedding
+from engine.layers.span_attention import SpanAttention
 from engine.layers.weights.pack import has_kernel as has_codes_kernel
 from engine.layers.weights.pack import kind_of
 from engine.memory.model_plan import ModelPlan
@@ -85,7 +87,16 @@ def needed_kernels(plan: ModelPlan) -> set[Kernel]:
         for operation in _row_operations(layer):
             needed.add(("rowwise.rows_kernel", operation, is_half))
         needed.update(_of_recurrent(layer, is_half))
+        if isinstance(layer, SpanAttention) and plan.kernels == "numba":
+            needed.update(_of_spans(layer.spec.head_dim, plan.dtype))
     return needed
+
+
+def _of_spans(head_dim: int, dtype: torch.dtype) -> Iterator[Kernel]:
+    """Yield the kernels that attend to the patches of an image."""
+    if supports(dtype, head_dim):
+        yield pack_kernel(head_dim)
+        yield attend_kernel(head_dim)
 
 
 def _row_operations(layer: torch.nn.Module) -> Iterator[int]:

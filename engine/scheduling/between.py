@@ -9,7 +9,7 @@ from engine.errors import RequestRejectedError
 from engine.protocol.embed import EmbedRequest
 from engine.protocol.generate import GenerateRequest
 from engine.protocol.message import Message
-from engine.protocol.outputs import EngineStats, TokenOutput
+from engine.protocol.outputs import Admission, EngineStats, TokenOutput
 from engine.scheduling.step import Step
 
 
@@ -59,6 +59,10 @@ class Between:
 
     def queued(self, request: GenerateRequest | EmbedRequest) -> None:
         """A request was put into the scheduler's queue."""
+
+    def admitted(self, admission: Admission) -> Admission:
+        """Return an admission with what the part did before it for the request."""
+        return admission
 
     def work(self, *, is_quiet: bool) -> Outcome | None:
         """Do a piece of work. Return None if there was nothing to do.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from msgspec import structs
-
 from engine.protocol.generate import (
     CacheLookup,
     Explain,
@@ -46,9 +44,7 @@ class Sequence:
         self.adapter_slot: int = 0  # while it runs
         # Its KV is that of no request with another one.
         self.ablation_key: tuple[int, ...] = request.ablation.key if request.ablation else ()
-        self.images: tuple[Image, ...] = tuple(
-            structs.replace(image, pixels=b"") for image in request.images
-        )
+        self.images: tuple[Image, ...] = tuple(image.without_pixels for image in request.images)
         self.prompt_logprobs: list[TokenLogprobs] = []  # of tokens after the first, not sent yet
         self.num_prompt_logprobs: int = 0  # how many are known, sent ones included
         self.num_tokens: int = self.prompt_length

@@ -38,6 +38,11 @@ class ScheduledSlice(msgspec.Struct, frozen=True, gc=False):
     states: SliceStates = NO_STATES
 
 
+def slice_of_text(count: int) -> ScheduledSlice:
+    """Return all `count` tokens of a text that is computed apart from all sequences, in row 0."""
+    return ScheduledSlice(id=0, epoch=0, row=0, start=0, count=count, samples=False)
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
     """A text for the encoder: pooled to a vector, or the source of a sequence.

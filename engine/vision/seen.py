@@ -11,7 +11,7 @@ import torch
 from engine.device.transfer import to_device
 from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Image
-from engine.scheduling.step import ScheduledSlice, Step
+from engine.scheduling.step import ScheduledSlice, Step, slice_of_text
 from engine.vision.store import ImageStore
 
 Indexes = npt.NDArray[np.int64]
@@ -56,6 +56,26 @@ class SeenImages:
     def _last_keys(self, slices: Sequence[ScheduledSlice]) -> Indexes:
         """Return the last key that each token of a step sees."""
         return np.concatenate([last_keys(s, self._images.get(s.row, ())) for s in slices])
+
+
+def tokens_of_text(
+    images: Sequence[Image],
+    embeddings: Sequence[torch.Tensor],
+    length: int,
+    device: torch.device,
+    *,
+    sees_whole: bool,
+) -> SeenTokens:
+    """Return the tokens that show images in one text of `length` tokens, apart from all rows.
+
+    `embeddings` [N, width] are those of each image; `sees_whole` is as in SeenImages.
+    """
+    runs = [run for image in images for run in image.runs]
+    columns = [np.concatenate([np.arange(first, first + count) for first, count in runs])]
+    if sees_whole:
+        columns.append(last_keys(slice_of_text(length), images))
+    places, *last = to_device(columns, device)
+    return SeenTokens(places, torch.cat(list(embeddings)), *last)
 
 
 def last_keys(scheduled: ScheduledSlice, images: Sequence[Image]) -> Indexes:

@@ -1,8 +1,9 @@
 """Write a folder with random weights as GGUF, by the converter of llama.cpp's source.
 
-Arguments: the source, the folder, the GGUF file and its type, like bf16. The converter knows
-tokenizers by what they return for a text, and the random models' is none of them. It takes no BPE
-without merges. So both are given to it. Prompts are token ids, so that neither changes a figure.
+Arguments: the source, the folder, the GGUF file, its type, like bf16, and flags of the converter.
+The converter knows tokenizers by what they return for a text, and the random models' is none of
+them. It takes no BPE without merges, and looks for SentencePiece first, whose package is missing.
+So all three are given to it. Tokens of prompts are the same, so that none changes a figure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
-def convert(source: Path, folder: str, out: str, kind: str) -> None:
+def convert(source: Path, folder: str, out: str, kind: str, *flags: str) -> None:
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     import gguf
     from conversion.base import TextModel  # type: ignore
@@ -25,8 +26,9 @@ def convert(source: Path, folder: str, out: str, kind: str) -> None:
 
     gguf.SpecialVocab._try_load_merges_txt = one_merge
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    TextModel._set_vocab_sentencepiece = lambda self: self._set_vocab_gpt2()
     program = source / "convert_hf_to_gguf.py"
-    sys.argv = [str(program), folder, "--outfile", out, "--outtype", kind]
+    sys.argv = [str(program), folder, "--outfile", out, "--outtype", kind, *flags]
     runpy.run_path(str(program), run_name="__main__")
 
 

@@ -155,11 +155,14 @@ def quantized_gguf(whole: Path, out: Path, kind: str, root: Path) -> None:
     run([folder / "build" / "bin" / "llama-quantize", whole, out, kind])
 
 
-def converted(model: Path, out: Path, kind: str, root: Path) -> None:
-    """Write `model` to the GGUF file `out` with llama.cpp's converter. Raises InstallError."""
+def converted(model: Path, out: Path, kind: str, root: Path, *flags: str) -> None:
+    """Write `model` to the GGUF file `out` with llama.cpp's converter. Raises InstallError.
+
+    `flags` are the converter's, like --mmproj for the part that encodes images.
+    """
     source = llama_source(environment("llama.cpp", root))
     script = Path(__file__).with_name("convert_gguf.py")
-    run([sys.executable, script, source, model, out, kind.lower()])
+    run([sys.executable, script, source, model, out, kind.lower(), *flags])
 
 
 def smollm2(root: Path) -> Path:

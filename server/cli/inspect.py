@@ -23,6 +23,7 @@ MOST_COSTS = 8  # other requests that are shown
 STYLES = {
     "server": "blue",
     "queue": "yellow",
+    "encoder": "bright_yellow",
     "base": "cyan",
     "own": "green",
     "others": "magenta",
@@ -71,7 +72,10 @@ def _parts(report: Json) -> Table:
     table.add_column(justify="right")
     table.add_column()
     wall, before = report["wall_ms"], 0.0
+    has_images = any(choice["images"] for choice in report["choices"])
     for name, part in report["parts"].items():
+        if name == "encoder" and not has_images:
+            continue
         begin = round(BAR * before / wall) if wall else 0
         before += max(part, 0.0)
         end = round(BAR * before / wall) if wall else 0
@@ -85,6 +89,19 @@ def _parts(report: Json) -> Table:
     return table
 
 
+def _images_line(images: Json) -> str:
+    """Return what the encoder did for a choice: "2 images encoded in 340 ms, 1 reused"."""
+    encoded, reused = images["encoded"], images["reused"]
+    parts = []
+    if encoded:
+        noun = "image" if encoded == 1 else "images"
+        parts.append(f"{encoded} {noun} encoded in {duration(images['encode_ms'])}")
+    if reused:
+        noun = "" if encoded else " image" if reused == 1 else " images"
+        parts.append(f"{reused}{noun} reused")
+    return ", ".join(parts)
+
+
 def _stages(report: Json) -> Iterator[str]:
     """Yield one line for each choice: what it went through, and when."""
     choices = report["choices"]
@@ -96,6 +113,8 @@ def _stages(report: Json) -> Iterator[str]:
             stages.append("never left the queue")
         else:
             stages.append(f"admitted at {duration(choice['admitted'])}")
+        if choice["images"]:
+            stages.append(_images_line(choice["images"]))
         counts = [str(count) for *_, count in choice["prefills"]]
         if counts:
             stages.append(f"prefill {' + '.join(counts)}")

@@ -11,9 +11,9 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -49,16 +49,21 @@ def run(
     except ConfigError as error:
         logger_for(config, "error")(f"penstock: {error}")
         return exit_codes.BAD_CONFIG
-    release_unused()  # reading a tokenizer leaves more freed memory than the tokenizer takes
-    lifetime = Lifetime(app, listener, _max_connections())
-    with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
-        status = runner.run(lifetime.run())
+    lifetime = Lifetime(app, listener)
+    status = run_lifetime(lifetime)
     if lifetime.cause:  # logged last, so that supervisors can read it as the last line
         logger_for(config, "error" if status else "info")(f"penstock: {lifetime.cause}")
     return status
 
 
-def _max_connections() -> float:
+def run_lifetime(lifetime: Lifetime) -> int:
+    """Serve until the end; return the exit status."""
+    release_unused()  # reading a tokenizer leaves more freed memory than the tokenizer takes
+    with asyncio.Runner(loop_factory=lifetime.server.config.get_loop_factory()) as runner:
+        return runner.run(lifetime.run())
+
+
+def max_connections() -> float:
     """Raise the soft limit of open files to the hard limit; return how many connections fit.
 
     The soft limit is low by default only to protect programs that use select().
@@ -77,7 +82,7 @@ def _max_connections() -> float:
 
 
 def uvicorn_config(
-    app: FastAPI, keep_alive: float = KEEP_ALIVE_S, max_connections: float = math.inf
+    app: FastAPI, keep_alive: float = KEEP_ALIVE_S, most_connections: float = math.inf
 ) -> uvicorn.Config:
     """Return uvicorn's configuration. `keep_alive` is the idle timeout in seconds."""
     state: AppState = app.state.penstock
@@ -85,14 +90,21 @@ def uvicorn_config(
         Connection,
         metrics=app.state.metrics,
         access_log=state.config.access_log,
-        max_connections=max_connections,
+        max_connections=most_connections,
     )
+    return http_config(app, connection, keep_alive, lifespan="on")
+
+
+def http_config(
+    app: Any, connection: Any, keep_alive: float, *, lifespan: Literal["on", "off"]
+) -> uvicorn.Config:
+    """Return uvicorn's configuration for an ASGI application; `connection` makes its protocols."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # not uvloop, which does not report that descriptors ran out
-        http=connection,  # type: ignore[arg-type]  # it makes a protocol, as the class does
+        http=connection,  # it makes a protocol, as the class does
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -112,18 +124,27 @@ class Server(uvicorn.Server):
 
 
 class Lifetime:
-    """One run of the server. It handles the signals and decides the order of shutdown."""
+    """One run of the server. It handles the signals and decides the order of shutdown.
 
-    def __init__(self, app: FastAPI, listener: socket.socket, max_connections: float) -> None:
+    `announce` runs while the model loads; by default it writes to stderr or the log, as `say` does.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        say: Callable[[str], None] | None = None,
+        announce: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         self.cause = ""  # why the server stops: a signal or the engine's death
-        self.server = Server(uvicorn_config(app, max_connections=max_connections))
+        self.server = Server(uvicorn_config(app, most_connections=max_connections()))
         self._app = app
         self._state: AppState = app.state.penstock
         self._keys = keys_of(app)
         self._client = self._state.client
-        self._say = logger_for(self._state.config)
+        self._say = say or logger_for(self._state.config)
+        self._announce = announce or self._announce_loading
         self._listener = listener
-        self._port: int = listener.getsockname()[1]
         self._drain: asyncio.Task[None] | None = None
         self._status = exit_codes.CLEAN
         self._signalled_at = -math.inf  # loop time of the first signal
@@ -139,8 +160,6 @@ class Lifetime:
             loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
-        url = base_url(self._state.config.host, self._port)
-        self._say(f"penstock: listening on {url}, loading {self._state.engine_config.model}")
         tasks = [asyncio.create_task(self._announce()), asyncio.create_task(self._watch())]
         for task in tasks:
             task.add_done_callback(self._on_end)
@@ -183,7 +202,10 @@ class Lifetime:
             # `run` raises the error. A server without `_watch` would outlive a dead engine.
             self._stop_serving(LAST_WORDS_S)
 
-    async def _announce(self) -> None:
+    async def _announce_loading(self) -> None:
+        port = self._listener.getsockname()[1]
+        url = base_url(self._state.config.host, port)
+        self._say(f"penstock: listening on {url}, loading {self._state.engine_config.model}")
         ready = asyncio.create_task(self._client.wait_ready())
         try:
             with load_progress(self._say) as show:
@@ -194,7 +216,7 @@ class Lifetime:
             # stalled all streams for 25 ms or more.
             gc.freeze()
             with contextlib.suppress(EngineDeadError):  # `_watch` reports it
-                self._say(banner(self._app, ready.result(), self._port))
+                self._say(banner(self._app, ready.result(), port))
         finally:
             ready.cancel()
 

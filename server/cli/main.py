@@ -20,6 +20,7 @@ from server.cli.explain import explain
 from server.cli.launch_command import launch
 from server.cli.run_batch import RunBatch, run_batch
 from server.cli.serve import Serve, serve
+from server.cli.serve_models import serve_models
 from server.cli.verify import Verify, verify
 
 
@@ -42,6 +43,7 @@ app = typer.Typer(
 importing = typer.Typer(no_args_is_help=True)
 importing.command()(short_commands.nanochat)
 app.command(cls=Serve)(serve)
+app.command(name="serve", cls=Serve)(serve_models)
 app.command()(short_commands.run)
 app.command()(short_commands.chat)
 app.command()(launch)

@@ -34,6 +34,7 @@ from engine.checkpoint.folder import (
     weights_entry,
 )
 from engine.checkpoint.gguf.parts import (
+    image_encoders,
     is_first_part,
     is_gguf,
     is_sidecar,
@@ -142,10 +143,11 @@ def pull(
 ) -> Path:
     """Download the files of ORG/NAME that Penstock reads, and return their folder.
 
-    With `gguf_file` only this file is downloaded, with the other parts if it is split, and its path
-    is returned. Without `weights` the weight files are skipped. Files that are in the cache are not
-    downloaded again. The hub is queried for a branch or tag, which may have moved; a commit that is
-    complete in the cache needs no network. Raises ConfigError with advice if the download fails.
+    With `gguf_file` only this file is downloaded, with the other parts if it is split and the image
+    encoder in its folder, and its path is returned. Without `weights` the weight files are skipped.
+    Files that are in the cache are not downloaded again. The hub is queried for a branch or tag,
+    which may have moved; a commit that is complete in the cache needs no network. Raises
+    ConfigError with advice if the download fails.
     `check` is called before the weights are downloaded, and may raise ConfigError to prevent it.
     """
     is_commit = revision and A_COMMIT.fullmatch(revision) and not gguf_file
@@ -157,7 +159,7 @@ def pull(
     try:
         repository = Repository.look_up(name, revision)
         if gguf_file:
-            wanted = files = _parts(repository, gguf_file)
+            wanted = files = [*_parts(repository, gguf_file), *_encoder(repository, gguf_file)]
         else:
             described = _described(repository)
             wanted = _weights(repository) if weights else []
@@ -236,6 +238,14 @@ def _parts(repository: Repository, gguf_file: str) -> list[str]:
         _refuse_gguf(repository)
         raise ConfigError(f"{repository.name} has no GGUF file {gguf_file}.")
     return parts
+
+
+def _encoder(repository: Repository, gguf_file: str) -> list[str]:
+    """Return the image encoder that is served with a GGUF file, if the repository has one."""
+    folder = PurePosixPath(gguf_file).parent
+    paths = [PurePosixPath(name) for name in repository.sizes]
+    found = image_encoders(path for path in paths if path.parent == folder)
+    return [str(path) for path in found[:1]]
 
 
 def _check_space(repository: Repository, missing: Iterable[str]) -> None:

@@ -74,9 +74,10 @@ def option(setting: Setting) -> inspect.Parameter:
     """
     kind: Any = list[str] if setting.repeats else bool if setting.is_switch else str
     default = f" (default: {setting.default_text})" if setting.default_text else ""
+    source = f" ({setting.variable})" if setting.owner in (EngineConfig, ServerConfig) else ""
     flag = typer.Option(
         f"{setting.flag}/--no-{setting.flag[2:]}" if setting.is_switch else setting.flag,
-        help=f"{setting.fact('description')}{default} ({setting.variable})",
+        help=f"{setting.fact('description')}{default}{source}",
         metavar=None if setting.is_switch else "|".join(setting.choices) or "VALUE",
         rich_help_panel=setting.fact("title"),
         show_default=False,

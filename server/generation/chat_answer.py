@@ -44,7 +44,7 @@ async def answer_chat(
     size = len(await request.body())
     with state.client.reserve(request.state.tenant):
         chat = await off_loop(size, read_chat)
-        chat = await with_images(state, chat, param)
+        chat = await with_images(state, chat, param, request.receive)
         prompt = await chat_prompt(state, chat)
         if inspect is not None:
             await inspect(chat, prompt)
@@ -63,4 +63,4 @@ async def answer_chat(
         parsing=parsing,
         shown=chat.images,
     )
-    return respond(state, prepared, writer(prepared))
+    return respond(state, prepared, writer(prepared.without_pixels))

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.types import Receive
+
 from server.generation.off_loop import off_loop
 from server.generation.prompts import encode_prompt
 from server.generation.thinking import DEFAULT_THINKING, Thinking
 from server.generation.tool_prompt import functions_text, with_tools_in_text
+from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import unsupported
 from server.state import AppState
 from server.text.chat_template import ChatTemplate
-from server.text.content_parts import ChatImages, joined
+from server.text.content_parts import ChatImages, joined, shows_images
 from server.text.tokenizer import without_breaks
 from server.text.tools import NO_TOOLS, Tool, ToolUse
 
@@ -61,12 +64,17 @@ async def chat_prompt(state: AppState, chat: Chat) -> ChatPrompt:
     return ChatPrompt(without_breaks(text), ids)
 
 
-async def with_images(state: AppState, chat: Chat, param: str) -> Chat:
+async def with_images(state: AppState, chat: Chat, param: str, receive: Receive) -> Chat:
     """Return a chat whose images are read; its messages hold a marker for each.
 
-    `param` names the field of the messages. Raises a 400 ApiError.
+    `param` names the field of the messages. Raises a 400 or 503 ApiError, or ClientGone if the
+    client of `receive` disconnects meanwhile.
     """
-    images = await state.read_images(chat.messages, param)
+    reading = state.read_images(chat.messages, param)
+    if shows_images(chat.messages):
+        images = await cancel_on_disconnect(receive, reading)
+    else:
+        images = await reading
     return replace(chat, messages=images.messages, images=images)
 
 

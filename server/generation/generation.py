@@ -39,6 +39,8 @@ class Generation(Submission[TokenOutput]):
     COUNTED = "n"
 
     def __init__(self, state: AppState, prepared: PreparedRequest) -> None:
+        self._images = prepared.images  # until they are sent
+        prepared = prepared.without_pixels
         self.prepared = prepared
         self._reports_timings = state.config.enable_per_request_metrics
         self._choices = [
@@ -72,6 +74,7 @@ class Generation(Submission[TokenOutput]):
             for observer in self._observers:
                 contexts.enter_context(observer.submission())
             self._accept(self._client.submit(requests))
+            self._images = ()
             self._stream.wakes_on_prefills = bool(self._readers)
             begun = Begun(requests)
             for observer in self._observers:
@@ -96,7 +99,7 @@ class Generation(Submission[TokenOutput]):
             encoder_prompt=encoder_prompt,
             adapter=prepared.adapter,
             ablation=prepared.ablation,
-            images=prepared.images,
+            images=self._images,
         )
 
     def _params(self, choice: Choice) -> SamplingParams:
@@ -253,17 +256,15 @@ class Generation(Submission[TokenOutput]):
                 calls.callback(observer.closed, closed)
 
     def _record(self, request_id: int, choice: Choice) -> ChoiceRecord:
-        admission = self._admission(request_id)
         timeline = self._timelines[choice.index]
         return ChoiceRecord(
             id=request_id,
             index=choice.index,
             prompt_tokens=len(self.prepared.prompts[choice.prompt]),
-            cached_tokens=0 if admission is None else admission.cached_tokens,
             num_tokens=choice.num_tokens,
             finish=choice.finish,
             submitted=self._submitted_at,
-            admitted=None if admission is None else admission.at,
+            admission=self._admission(request_id),
             prefills=self._stream.prefills[request_id],
             first_token=timeline.first_token,
             last_token=timeline.last_token,

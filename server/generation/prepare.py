@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.datastructures import Headers
@@ -63,6 +63,13 @@ class PreparedRequest:
     access: AccessRecord = field(default_factory=AccessRecord)  # of the access log
     ablation: Ablation | None = None  # None: the whole model
     images: tuple[Image, ...] = ()  # of the one prompt
+
+    @property
+    def without_pixels(self) -> PreparedRequest:
+        """The same request for all that goes on once it is sent: pixels take megabytes."""
+        if not self.images:
+            return self
+        return replace(self, images=tuple(image.without_pixels for image in self.images))
 
     @property
     def num_choices(self) -> int:

@@ -24,7 +24,7 @@ def respond(state: AppState, prepared: PreparedRequest, writer: Writer) -> Respo
     generation = Generation(state, with_candidates(prepared))
     if prepared.options.stream:
         return StreamedResponse(state, generation, writer)
-    return WholeResponse(prepared, generation, writer)
+    return WholeResponse(prepared.without_pixels, generation, writer)
 
 
 class WholeResponse(Response):

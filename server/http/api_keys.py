@@ -15,13 +15,18 @@ LABEL_DIGITS = 8  # of a key's SHA-256 digest, if the key has no label
 
 
 class ApiKeys:
-    """SHA-256 digests of the keys that `read` returns, and a limiter for each key.
+    """SHA-256 digests of the keys that `read` returns, and a limiter for each key with limits.
 
     Without keys, requests need none. Raises ConfigError as `read` does.
     """
 
-    def __init__(self, read: Callable[[], Sequence[ApiKey]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Sequence[ApiKey]],
+        limit: Callable[[ApiKey], RateLimiter] = lambda key: RateLimiter(key.limits),
+    ) -> None:
         self._read = read
+        self._limit = limit
         self._digests: list[bytes] = []
         self._admins: frozenset[str] = frozenset()  # names of the owners of admin keys
         self._prioritizing: frozenset[str] = frozenset()  # names of those who may set `priority`
@@ -45,7 +50,7 @@ class ApiKeys:
             if known is not None and known.limits == key.limits:
                 limiters[name] = known
             elif key.limits != NO_LIMITS:
-                limiters[name] = RateLimiter(key.limits)
+                limiters[name] = self._limit(key)
         self._digests = [key.digest for key in keys]
         self._admins = frozenset(key.digest.hex() for key in keys if key.is_admin)
         self._prioritizing = frozenset(

@@ -19,14 +19,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.client.interface import EngineClient
 from engine.errors import EngineUnavailableError
 from server.config import ServerConfig
 from server.http.access_log import AccessRecord, forwarded_for, log
 from server.http.auth import OPEN_PATHS, is_page
+from server.http.counts import HasState, RequestCounts
 from server.http.errors import ApiError, ClientGone, StreamBroken, to_api_error
 from server.http.rate_limits import RATE_LIMIT_HEADERS
-from server.telemetry.metrics import Metrics
 
 ABSOLUTE_FORM = re.compile(r"(?i:https?)://(?P<host>[^/?#]+)(?P<path>/.*)?", re.DOTALL)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -58,7 +57,7 @@ class CrossOrigin(CORSMiddleware):
     A page sends its key in the Authorization header; cookies are not allowed.
     """
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, origins: Sequence[str], metrics: RequestCounts) -> None:
         self._metrics = metrics
         super().__init__(
             app,
@@ -95,8 +94,8 @@ class RequestBoundary:
         self,
         app: ASGIApp,
         config: ServerConfig,
-        client: EngineClient,
-        metrics: Metrics,
+        client: HasState,
+        metrics: RequestCounts,
         polled: Sequence[re.Pattern[str]],
     ) -> None:
         self._app = app
@@ -207,7 +206,7 @@ class Exchange:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: HasState,
         max_body: int,
         scope: Scope,
         receive: Receive,

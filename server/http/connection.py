@@ -20,9 +20,9 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.http.boundary import LINGER, answer_headers, new_request_id
+from server.http.counts import RequestCounts
 from server.http.errors import ApiError
 from server.http.framing import MAX_HEAD_BYTES, BoundedConnection
-from server.telemetry.metrics import Metrics
 
 IDLE_S = 1.0  # a connection idle for longer may be closed to make room
 LOOKED_AT = 1000  # at most this many connections are searched for idle ones
@@ -42,7 +42,12 @@ class Connection(H11Protocol):
     _idle: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, *args: Any, metrics: Metrics, access_log: bool, max_connections: float, **kwargs: Any
+        self,
+        *args: Any,
+        metrics: RequestCounts,
+        access_log: bool,
+        max_connections: float,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.conn = BoundedConnection()

@@ -160,16 +160,20 @@ class ImageAddresses:
         if not found:
             raise ImageError(f"The host {url.host} has no IP address.")
         for text in found:
-            if not self._is_allowed(text):
+            if not self._is_allowed(text, _port(url)):
                 log.warning("image host has an address that is not public", host=host, found=text)
                 raise ImageError(f"The host {url.host} has an address that is not public.")
         return list(dict.fromkeys(found))
 
-    def _is_allowed(self, text: str) -> bool:
+    def _is_allowed(self, text: str, port: int) -> bool:
+        """Return whether an IP address of a listed name may be connected to."""
         address = _address(text)
         if address is None or "%" in text:  # one with a zone, such as fe80::1%eth0
             return False
-        return is_public(address) or any(entry.has(address) for entry in self._entries)
+        if is_public(address):
+            return True
+        entries = [entry for entry in self._entries if entry.port in (None, port)]
+        return any(entry.has(address) for entry in entries)
 
     async def _download(self, url: httpx2.URL, addresses: Sequence[str]) -> bytes:
         """Return the body that the first address with a connection sends."""

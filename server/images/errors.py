@@ -20,3 +20,7 @@ class TooManyImagesError(ImageError):
 
 class ImageRoomError(ImageError):
     """Images alone have more tokens than the model's context. The message is about all of them."""
+
+
+class ImagesOverloadedError(Exception):
+    """The images of open requests leave no memory for more. The client may try again."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,12 @@ from server.confined.pool import ConfinedPool
 from server.confined.process import ConfinedError, ConfinedProcess, Limits
 from server.images.addresses import ImageAddresses
 from server.images.data_url import image_bytes
-from server.images.errors import ImageError, ImageRoomError, TooManyImagesError
+from server.images.errors import (
+    ImageError,
+    ImageRoomError,
+    ImagesOverloadedError,
+    TooManyImagesError,
+)
 from server.images.message import Json, pack, unpack
 from server.images.processors.processor import ImageShape
 from server.images.source import ImageSource
@@ -25,6 +31,9 @@ LIMITS = Limits(memory=1 << 30, seconds=10, first_seconds=10)
 MAX_PROCESSES = 2  # images at the same time
 CACHE_BYTES = 128 << 20  # of pixels
 MAX_IMAGES = 100  # of a request
+# Of the pixels of all open requests and of the cache. A file of 100 bytes may become 13 MB.
+MAX_OPEN_BYTES = 1 << 30
+MAX_TOKEN_BYTES = 12 << 10  # of pixels for an embedding: a tile of SmolVLM has the most
 
 
 @dataclass(frozen=True)
@@ -115,16 +124,21 @@ class ImagePool:
         start = partial(ImageProcess, module, settings)
         self._pool = ConfinedPool(start, MAX_PROCESSES, "image")
         self._addresses = addresses
+        self._slots = asyncio.Semaphore(MAX_PROCESSES)
         self._cache = ImageCache(CACHE_BYTES)
         self._running: dict[bytes, asyncio.Task[ProcessedImage]] = {}
+        self._begun: set[bytes] = set()  # of them, those that have a process
+        self._waiting: Counter[bytes] = Counter()  # requests, by the key of their image
         self.num_processed = 0  # images that a process was given
+        self.num_bytes = 0  # of the pixels of all images that the cache or a request has
 
     async def read_all(self, sources: Sequence[ImageSource], room: int) -> list[ProcessedImage]:
         """Return the images of a conversation in order.
 
         Raises ImageError with the index of an image that cannot be read, TooManyImagesError, or
         ImageRoomError if they exceed `room`, the embeddings that fit the model's context. A tiny
-        file may become megabytes of pixels, so the images behind it are not processed.
+        file may become megabytes of pixels, so the images behind it are not processed. Raises
+        ImagesOverloadedError if the images of other requests have taken the memory.
         """
         if len(sources) > MAX_IMAGES:
             raise TooManyImagesError(
@@ -132,9 +146,10 @@ class ImagePool:
             )
         images: list[ProcessedImage] = []
         embeddings = 0
+        most = max(MAX_OPEN_BYTES, CACHE_BYTES + room * MAX_TOKEN_BYTES)  # one request always fits
         for index, source in enumerate(sources):
             try:
-                image = await self.read(source, alone=len(sources) == 1)
+                image = await self.read(source, alone=len(sources) == 1, most=most)
             except ImageError as error:
                 raise ImageError(str(error), index) from error
             images.append(image)
@@ -143,35 +158,71 @@ class ImagePool:
                 raise ImageRoomError(_too_long(room, index + 1, len(sources), embeddings))
         return images
 
-    async def read(self, source: ImageSource, *, alone: bool) -> ProcessedImage:
-        """Return an image. `alone` says that its conversation has no other. Raises ImageError."""
+    async def read(
+        self, source: ImageSource, *, alone: bool, most: int = MAX_OPEN_BYTES
+    ) -> ProcessedImage:
+        """Return an image. `alone` says that its conversation has no other.
+
+        Raises ImageError, or ImagesOverloadedError if there are over `most` bytes of pixels.
+        """
         if source.is_address:
             data = await self._addresses.fetch(source.text)
             job = await asyncio.to_thread(_job, data, alone, source.is_small)
         else:
             job = await asyncio.to_thread(_data_job, source, alone)
         image = self._cache.get(job.key)
-        return image if image is not None else await self._processed(job)
+        return image if image is not None else await self._processed(job, most)
 
-    async def _processed(self, job: Job) -> ProcessedImage:
-        """Process an image once, also if several requests wait for it, or if they leave."""
+    async def _processed(self, job: Job, most: int) -> ProcessedImage:
+        """Process an image once, also if several requests wait for it, or if they leave.
+
+        An image that waits for a process leaves the queue with its last request.
+        """
         task = self._running.get(job.key)
         if task is None:
-            task = asyncio.create_task(self._process(job))
+            task = asyncio.create_task(self._process(job, most))
             self._running[job.key] = task
-            task.add_done_callback(partial(self._forget, job.key))
-        return await asyncio.shield(task)
+            task.add_done_callback(partial(self._ended, job.key))
+        self._waiting[job.key] += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiting[job.key] -= 1
+            if not self._waiting[job.key]:
+                del self._waiting[job.key]
+                if job.key not in self._begun:
+                    task.cancel()
+                    self._running.pop(job.key, None)
 
-    async def _process(self, job: Job) -> ProcessedImage:
-        self.num_processed += 1
-        image = await self._pool.in_thread(partial(self._process_here, job))
+    async def _process(self, job: Job, most: int) -> ProcessedImage:
+        """Wait for a process, and use it.
+
+        The queue is here and not at the threads, which would hold the bytes of images that all
+        requests have left.
+        """
+        async with self._slots:
+            if self.num_bytes > most:
+                raise ImagesOverloadedError(
+                    f"The images of open requests have {self.num_bytes >> 20} MiB of pixels; the "
+                    f"limit is {most >> 20} MiB."
+                )
+            self.num_processed += 1
+            self._begun.add(job.key)
+            image = await self._pool.in_thread(partial(self._process_here, job))
+        self.num_bytes += len(image.pixels)
+        weakref.finalize(image, self._forget, len(image.pixels)).atexit = False
         self._cache.put(job.key, image)
         return image
 
-    def _forget(self, key: bytes, task: asyncio.Task[ProcessedImage]) -> None:
-        del self._running[key]
+    def _ended(self, key: bytes, task: asyncio.Task[ProcessedImage]) -> None:
+        if self._running.get(key) is task:
+            del self._running[key]
+            self._begun.discard(key)
         if not task.cancelled():
             task.exception()  # the requests that wait have it; one that left needs none
+
+    def _forget(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
 
     def _process_here(self, job: Job) -> ProcessedImage:
         try:

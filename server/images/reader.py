@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.image_config import SEEING, ImageConfig, read_image_config
+from engine.checkpoint.image_config import SEEING, ImageConfig, missing_tower, read_image_config
 from engine.errors import ConfigError
 from engine.protocol.generate import Image
 from server.http.errors import ApiError, invalid, unsupported
 from server.images.addresses import ImageAddresses
-from server.images.errors import ImageError, ImageRoomError, TooManyImagesError
+from server.images.errors import (
+    ImageError,
+    ImageRoomError,
+    ImagesOverloadedError,
+    TooManyImagesError,
+)
 from server.images.pool import ImagePool, ProcessedImage
 from server.images.processors.processor import Processor
 from server.images.processors.registry import processor_of
@@ -27,6 +32,7 @@ from server.text.tokenizer import Tokenizer
 
 WORKER = "server.images.worker"
 NO_SETTINGS = ImageConfig({}, "preprocessor_config.json", {})
+RETRY_S = 2
 LEFT_OUT = "[An image was left out: this model reads text only.]"
 Message = dict[str, Any]
 
@@ -64,6 +70,9 @@ class Reader:
         try:
             sources = _sources(parts)
             return await self._pool.read_all(sources, self._room())
+        except ImagesOverloadedError as error:
+            headers = {"retry-after": str(RETRY_S)}
+            raise ApiError(503, "server_overloaded", str(error), headers=headers) from error
         except TooManyImagesError as error:
             raise invalid(param, str(error)) from error
         except ImageRoomError as error:
@@ -82,7 +91,9 @@ class Reader:
             grid=(shape.rows, shape.columns),
             size=shape.size,
         )
-        return ReadImage(image, shape.embeddings, self._processor.expansion(shape))
+        processor = self._processor
+        expansion, grids = processor.expansion(shape), processor.grids(shape)
+        return ReadImage(image, shape.embeddings, expansion, grids, processed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,7 @@ class TextMessages:
     messages: list[Message]
     unread: Sequence[str]
     num_tokens: int = 0
+    grids: Sequence[list[dict[str, Any]]] = ()
 
     def expanded(self, text: str) -> str:
         """Return the text."""
@@ -110,6 +122,11 @@ class TextOnly:
 
     token_id = None
 
+    def __init__(self, reason: str | None = None) -> None:
+        """`reason` is what the checkpoint lacks, if other checkpoints of its kind see."""
+        because = f" because {reason}" if reason else ""
+        self._refusal = f"This model takes no images{because}; send text only."
+
     async def read(self, messages: Sequence[Message], param: str) -> TextMessages:
         """Return messages without images. Raises a 400 ApiError if the user sends one."""
         names: list[str] = []
@@ -117,7 +134,7 @@ class TextOnly:
         for message in messages:
             parts = image_parts(message)
             if parts and message["role"] != "tool":
-                raise unsupported(param, "This model takes no images; send text only.")
+                raise unsupported(param, self._refusal)
             names += [part["name"] for part in parts]
             texts.append(_without_images(message) if parts else message)
         return TextMessages(texts, names)
@@ -157,6 +174,8 @@ def image_reader(
     architecture = names[0] if isinstance(names, list) and names else None
     if architecture not in SEEING:
         return TextOnly()
+    if reason := missing_tower(model, folder):
+        return TextOnly(reason)
     config = read_image_config(folder) or NO_SETTINGS
     processor = processor_of(model, config, architecture)
     token_id = tokenizer.token_id(processor.placeholder)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 
 from engine.protocol.generate import Image
+from server.images.processors.processor import PatchGrid
 from server.text.chat_template import TemplateError
 from server.text.tokenizer import BREAK
 
@@ -36,6 +37,8 @@ class ReadImage:
     image: Image  # without runs
     count: int  # of placeholder tokens in `expansion`
     expansion: str  # text in place of the marker
+    grids: Sequence[PatchGrid] = ()  # where its embeddings are on the picture
+    source: object = None  # its ProcessedImage, which counts while a request has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class ShownImages:
     def num_tokens(self) -> int:
         """The number of placeholder tokens in the prompt."""
         return sum(each.count for each in self.images)
+
+    @property
+    def grids(self) -> list[list[dict[str, Any]]]:
+        """The PatchGrids of each image, as JSON."""
+        return [[asdict(grid) for grid in each.grids] for each in self.images]
 
     def expanded(self, text: str) -> str:
         """Return a prompt's text with all tokens of its images.

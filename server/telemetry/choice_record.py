@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.protocol.outputs import PrefillChunk
+from engine.protocol.outputs import Admission, PrefillChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +19,24 @@ class ChoiceRecord:
     id: int  # of the engine's request
     index: int  # among the choices of the HTTP request
     prompt_tokens: int
-    cached_tokens: int  # of the prompt; 0 until it is admitted
     num_tokens: int  # generated
     finish: str | None  # None: it was aborted
     submitted: float
-    admitted: float | None  # None: it never left the queue
+    admission: Admission | None  # None: it never left the queue
     prefills: Sequence[tuple[float, float, PrefillChunk]]  # begin and end of the step, chunk
     first_token: float  # 0.0: not reached, as for the next two
     last_token: float
     text_end: float
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of the prompt; 0 until it is admitted."""
+        return 0 if self.admission is None else self.admission.cached_tokens
+
+    @property
+    def admitted(self) -> float | None:
+        """The launch of the first step; None: it never left the queue."""
+        return None if self.admission is None else self.admission.at
 
     @property
     def num_preemptions(self) -> int:

@@ -112,6 +112,10 @@ class Metrics:
         )
         self._e2e = make("e2e_request_latency_seconds", "Time from arrival to the end of the text.")
         self._queue_time = make("request_queue_time_seconds", "Time from submission to admission.")
+        self._image_encode_time = make(
+            "request_image_encode_time_seconds",
+            "Time that the encoder worked on images of a request; reused ones take none.",
+        )
         self._prefill_time = make(
             "request_prefill_time_seconds", "Time from admission to first token."
         )
@@ -210,6 +214,8 @@ class Metrics:
         if admission is not None:
             self._queue_time.observe(max(admission.at - submitted, 0.0))
             self._prefill_time.observe(at - admission.at)
+            if admission.images_encoded:
+                self._image_encode_time.observe(admission.encode_seconds)
 
     def finish(
         self, reason: str, stamps: Stamps, tokens: int, preemptions: int, length: int

@@ -111,6 +111,13 @@ def _trial(role: str, content: list[Json]) -> list[Json]:
     return [message]
 
 
+def shows_images(messages: Sequence[Json]) -> bool:
+    """Return whether a message of a chat has an image that is not read yet."""
+    contents = [message.get("content") for message in messages]
+    lists = [content for content in contents if isinstance(content, list)]
+    return any(part["type"] == "image" for content in lists for part in content)
+
+
 class ChatImages(Protocol):
     """The messages of a chat without images, and its images: `server.images.shown`."""
 
@@ -125,6 +132,10 @@ class ChatImages(Protocol):
     @property
     def num_tokens(self) -> int:
         """The number of tokens of the prompt whose embeddings are the images'."""
+
+    @property
+    def grids(self) -> Sequence[list[Json]]:
+        """Where the embeddings of each image are on the picture: `PatchGrid` in `server.images`."""
 
     def expanded(self, text: str) -> str:
         """Return a prompt's text with all tokens of its images. Raises TemplateError."""

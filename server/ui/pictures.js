@@ -115,7 +115,7 @@ export function isPicture(value) {
 }
 
 /** The file of a data: URL. Throws an Error for another form. */
-function blobOf(url) {
+export function blobOf(url) {
   const [start, type] = URL_FORM.exec(url);
   const bytes = Uint8Array.from(atob(url.slice(start.length)), (one) => one.charCodeAt(0));
   return new Blob([bytes], { type });

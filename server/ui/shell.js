@@ -1,4 +1,5 @@
 // The frame of all pages: rail, status strip, drawer, list of keys, and the question for the key.
+import { BASE, get } from "./api.js";
 import { Component, html, useEffect, useRef, useState } from "./html.js";
 import { drawers, pages } from "./pages.js";
 import { weightFormat } from "./formats.js";
@@ -83,7 +84,7 @@ function Status() {
   const { stats } = facts;
   const percent = (blocks) => `${Math.round((100 * blocks) / Math.max(stats.blocks_total, 1))} %`;
   return html`<header class="status" aria-label="Server">
-    <strong>${facts.model.id}</strong>
+    <${ModelName} name=${facts.model.id} />
     <span class="muted">${facts.model.architecture} · ${weightFormat(facts)} · ${facts.ready.device}</span>
     <span class="status-space" />
     ${problem.value && html`<span class="warn" role="status">${problem.value}</span>`}
@@ -92,6 +93,25 @@ function Status() {
     ${!problem.value && stats.blocks_total > 0 && html`<span title="Shares of the KV cache's blocks">KV<span class="wide"> cache</span>${" "}
       <b>${percent(stats.blocks_held)}</b><span class="wide"> in use, ${percent(stats.blocks_cached)} kept</span></span>`}
   </header>`;
+}
+
+/** The model's name; behind an address of several models, a list that leads to the pages of each. */
+function ModelName({ name }) {
+  const [others, setOthers] = useState([]);
+  const place = BASE.pathname.indexOf("/model/");
+  useEffect(() => {
+    if (place >= 0) get("/ui/api/models").then(({ data }) => setOthers(data), () => {});
+  }, []);
+  const roots = others.filter((model) => model.id === model.root);
+  if (roots.length < 2) return html`<strong>${name}</strong>`;
+  const own = roots.find((model) => BASE.pathname.endsWith(model.pages.replace(/ui\/$/, "")));
+  const open = (event) => {
+    const { pages: path } = roots.find(({ id }) => id === event.target.value);
+    location.href = BASE.pathname.slice(0, place) + path + location.hash;
+  };
+  return html`<select aria-label="Model" value=${own?.id} onChange=${open}>
+    ${roots.map(({ id, loaded }) => html`<option value=${id}>${id}${loaded ? "" : " (not loaded)"}</option>`)}
+  </select>`;
 }
 
 function Page() {

@@ -86,6 +86,14 @@ NODE_AGENTS: dict[str, tuple[str, ...]] = {
 }
 PYTHON_AGENTS: dict[str, tuple[str, ...]] = {"aider": ("aider-chat==0.86.2",)}
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    """Return the path of the machine's Chromium; None if there is none."""
+    paths = [path for name in BROWSERS if (path := shutil.which(name))]
+    return paths[0] if paths else None
+
 
 def commands_of(agent: str) -> Path:
     """Return the folder with the command of a coding agent; install it if it has changed."""

@@ -17,7 +17,7 @@ import pytest
 
 from engine.checkpoint.folder import model_folder
 from engine.config import DEMO_MODEL
-from tests.clients.environments import HERE, NODE, PYTHON, python_of, script_of
+from tests.clients.environments import HERE, NODE, PYTHON, chromium, python_of, script_of
 from tests.support.serve import Server, serving
 
 # The first run installs the clients.
@@ -62,7 +62,6 @@ CODEX = "codex"
 OPEN_WEBUI = "open_webui"
 LONG_PROMPTS = (CODEX, OPEN_WEBUI)
 LONG_CONTEXT = 32768  # the prompts of codex have 12,000 tokens, those of Open WebUI 11,000
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def limited_key(client: str) -> str:
@@ -195,13 +194,13 @@ def test_codex_with_a_long_context_passes_each_cell(
 def test_open_webui_in_a_browser_passes_each_cell(
     keys: Path, long_server: Server, endless_model: Path, table: dict[str, list[Cell]]
 ) -> None:
-    browsers = [path for name in BROWSERS if (path := shutil.which(name))]
-    if not browsers:
+    browser = chromium()
+    if browser is None:
         pytest.skip("needs Chromium")
     flags = ("--served-model-name", "demo", "--max-num-seqs", 4)
     short_flags = ("--max-model-len", 1024, "--api-key-file", keys)
     with serving(endless_model, *flags) as endless, serving("demo", *short_flags) as short:
-        more = {"short_url": short.base_url, "browser": browsers[0]}
+        more = {"short_url": short.base_url, "browser": browser}
         cells = run_client(OPEN_WEBUI, long_server, endless, **more)
     table[OPEN_WEBUI] = cells
     check(cells)

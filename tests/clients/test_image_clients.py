@@ -19,8 +19,10 @@ from tests.clients.environments import (
     HERE,
     IMAGES,
     IMAGES_NODE,
+    chromium,
     images_python_of,
     images_script_of,
+    python_of,
 )
 from tests.clients.reports import Cell, rendered, run_script
 from tests.support import web
@@ -97,3 +99,14 @@ def test_node_client_shows_images_and_gets_the_answers_of_plain_http(
     if not shutil.which("npm"):
         pytest.skip("needs node and npm")
     run_script(["node", images_script_of(name)], target, CELLS, table)
+
+
+def test_open_webui_in_a_browser_uploads_images_and_gets_the_answers_of_plain_http(
+    target: dict[str, Any], table: list[Cell]
+) -> None:
+    browser = chromium()
+    if browser is None:
+        pytest.skip("needs Chromium")
+    script = HERE / "python" / "images_open_webui.py"
+    more = {**target, "browser": browser}
+    run_script([python_of("open_webui"), script], more, CELLS, table)

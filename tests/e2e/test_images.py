@@ -86,6 +86,7 @@ async def ask(server: Server, questions: list[Question]) -> list[dict[str, Any]]
         return await asyncio.gather(*(one(asked) for asked in questions))
 
 
+@pytest.mark.timeout(600)  # the reference answers 200 questions in `make test-slow`
 async def test_mixed_text_and_images_get_the_answers_of_transformers(
     server: Server, reference: Reference
 ) -> None:

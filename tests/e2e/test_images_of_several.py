@@ -1,62 +1,17 @@
-"""LLaVA-OneVision over HTTP: a second image in the conversation changes the tokens of the first."""
+"""LLaVA over HTTP: in LLaVA-OneVision a second image changes the tokens of the first."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from PIL import Image
 
-from tests.support import web
+from tests.support.image_chats import Conversation
 from tests.support.serve import Server, serving
-from tests.support.tiny_onevision import SQUARE, Reference, write_onevision
-from tests.support.tiny_smolvlm import noise, png_url
-
-ANSWER = 8  # tokens
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A conversation so far, and the tokens of its prompt and of its answer."""
-
-    prompt: list[int]
-    answer: list[int]
-    num_cached: int
-
-
-class Conversation:
-    """A chat with the server, each of whose answers must be the reference's."""
-
-    def __init__(self, server: Server, reference: Reference) -> None:
-        self._server, self._reference = server, reference
-        self._pictures: list[Image.Image] = []
-        self._shown: list[dict[str, Any]] = []  # as the template reads it
-        self._sent: list[dict[str, Any]] = []
-
-    def say(self, text: str, *pictures: Image.Image) -> Turn:
-        said = {"type": "text", "text": text}
-        urls = [{"type": "image_url", "image_url": {"url": png_url(each)}} for each in pictures]
-        self._pictures += pictures
-        self._shown.append({"role": "user", "content": [{"type": "image"}] * len(urls) + [said]})
-        self._sent.append({"role": "user", "content": [*urls, said]})
-        body = {"messages": self._sent, "max_tokens": ANSWER, "temperature": 0}
-        url = f"{self._server.base_url}/v1/chat/completions"
-        response = web.post(url, json=body | {"return_token_ids": True}, timeout=60)
-        assert response.status_code == 200, response.text
-        found = response.json()
-        prompt, due = self._reference.answer(self._shown, self._pictures, ANSWER)
-        choice = found["choices"][0]
-        assert found["prompt_token_ids"] == prompt
-        assert choice["token_ids"] == due
-        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-        written = {"role": "assistant", "content": "I see."}
-        self._shown.append(written)
-        self._sent.append(written)
-        return Turn(prompt, due, cached)
+from tests.support.tiny_llava import SQUARE, Reference, write_next, write_onevision
+from tests.support.tiny_smolvlm import noise
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +60,17 @@ def test_images_of_odd_sizes_get_the_answers_of_transformers(
     turns = [Conversation(server, reference).say("One", lone)]
     turns.append(Conversation(server, reference).say("Three", lone, *rest))
     assert turns[0].answer != turns[1].answer
+
+
+@pytest.mark.slow
+def test_llava_next_tiles_all_images_of_a_conversation(tmp_path: Path) -> None:
+    folder = write_next(tmp_path / "model")
+    reference, rng = Reference(folder), random.Random(63)
+    with serving(folder, "--dtype", "float32", "--max-num-batched-tokens", "50") as server:
+        chat = Conversation(server, reference)
+        alone = chat.say("What is it?", noise(rng, 75, 40))
+        both = chat.say("And these?", noise(rng, 20, 90), noise(rng, 1, 1))
+        assert both.num_cached >= len(alone.prompt) - 16, "the first image is the same"
+        for size in ((28, 28), (84, 84), (300, 9), (61, 100)):
+            Conversation(server, reference).say("One", noise(rng, *size))
+        assert server.metric("images_encoded") == 7

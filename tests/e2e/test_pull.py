@@ -136,16 +136,20 @@ def test_pull_with_copies_in_other_formats_downloads_the_file_of_transformers(
 
 
 @pytest.mark.slow
-def test_pull_of_a_gguf_file_downloads_all_its_parts_and_nothing_else(hub: Hub, home: Path) -> None:
+def test_pull_of_a_gguf_file_downloads_its_parts_and_one_image_encoder(
+    hub: Hub, home: Path
+) -> None:
     parts = [f"q4/model-0000{number}-of-00002.gguf" for number in (1, 2)]
-    hub.files |= {part: part.encode() for part in parts} | {"model-f16.gguf": b"other"}
+    encoder = "q4/mmproj-BF16.gguf"
+    others = ("model-f16.gguf", "mmproj-F16.gguf", "q4/mmproj-F32.gguf", "q4/mmproj-F16.gguf")
+    hub.files |= {name: name.encode() for name in (*parts, encoder, *others)}
     status, out, err = pull(hub, home, NAME, "--gguf-file", parts[0])
     assert status == 0, err
     file = Path(out.strip())
     assert file.read_bytes() == parts[0].encode()
     folder = file.parents[1]
     names = {str(f.relative_to(folder)) for f in folder.rglob("*") if not f.is_dir()}
-    assert names == set(parts)
+    assert names == {*parts, encoder}
     status, _, err = pull(hub, home, NAME, "--gguf-file", "none.gguf")
     assert status == exit_codes.BAD_CONFIG
     assert "choose one with --gguf-file: model-f16.gguf, q4/model-00001-of-00002.gguf" in err

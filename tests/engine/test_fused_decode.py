@@ -47,6 +47,7 @@ def answers(driver: Driver, tokens: int, prompts: Sequence[list[int]] = PROMPTS)
     return [driver.tokens(i) for i in ids]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fused")
 def test_fused_engine_ragged_contexts_and_prefix_hits_equal_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

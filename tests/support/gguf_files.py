@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.support import gguf_converted as by_converter
+from tests.support.tiny_gguf import add_setting
 
 NORMAL, CONTROL, BYTE = 1, 3, 6
 # The config's key -> the method of GGUFWriter that stores it.
@@ -61,13 +62,14 @@ def write_gguf(
     weights: bool = True,
     others: Mapping[str, str] | None = None,
     is_old: bool = False,
+    settings: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Path:
     """Write the checkpoint in `folder` as a GGUF file whose matrices are of `kind`.
 
     `others` are the kinds of matrices that differ, by a part of their names. `is_old` is whether
-    the file is one of DeepSeek from before April 2025. `more` are settings of the tokenizer. Its
-    vocabulary is GPT-2's bytes and made-up tokens.
+    the file is one of DeepSeek from before April 2025. `settings` are more settings, and
+    `more` those of the tokenizer. Its vocabulary is GPT-2's bytes and made-up tokens.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
@@ -99,6 +101,8 @@ def write_gguf(
             add_scaling(writer, given, config)
     if architecture in DELTAS:
         add_delta(writer, architecture, config)
+    for key, value in (settings or {}).items():
+        add_setting(writer, key, value)
     add_tokenizer(writer, config["vocab_size"], **more)
     if architecture == "gemma4":
         writer.add_tensor("rope_freqs.weight", gemma4_factors(config))

@@ -83,10 +83,11 @@ class Golden:
         self.case, self.folder = case, folder
         config = case.config()
         if case.reference:
-            self.reference, vocab_size = case.reference(config, folder), config.vocab_size
+            self.reference = case.reference(config, folder)
         else:
             self.reference = of_transformers(config, folder, case.shard_size)
-            vocab_size = config.get_text_config().vocab_size
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        vocab_size = text.vocab_size
         if case.edit:
             edit_checkpoint(folder, case.edit)
         generator = torch.Generator().manual_seed(1)
@@ -196,7 +197,9 @@ def of_transformers(
     )
 
     text, kind = config.get_text_config(), AutoModelForCausalLM
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    known = AutoModelForCausalLM._model_mapping
+    # Of some multimodal configs transformers' causal model is the language model alone.
+    if type(config) not in known or known[type(config)].config_class is not type(config):
         kind = AutoModelForImageTextToText
     start = getattr(config, "pad_token_id", None)
     for part in (config, text):

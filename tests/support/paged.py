@@ -170,7 +170,7 @@ def dense(sequences: Sequences, *, seen: Sequence[int] | None = None) -> list[to
         q, k, v = q.double(), k.double(), v.double()
         out = torch.zeros_like(q[..., : v.shape[-1]])
         for position in range(len(q)):
-            last = sequences.last_key(position)
+            last = sequences.last_key(position) if spec.sees_whole_images else position
             if spec.kind != "causal":
                 last = (seen[index] if seen else len(k)) - 1
             first = max(0, position - spec.window + 1) if spec.window else 0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from engine.client.inspection import WaitListener
 from engine.protocol.outputs import Admission, EngineStats, PrefillChunk, StepOutputs, TokenOutput
 from engine.protocol.watch import StepWaits
@@ -26,7 +28,9 @@ class Job:
     id: int
     submitted: float
     prompt: int
-    admitted: float | None = None
+    admission: Admission | None = None  # once it is admitted
+    # What its admission says of images.
+    images: Admission = field(default_factory=lambda: Admission(0, 0.0, 0))
     length: int = 0  # tokens computed
     prefills: list[tuple[float, float, PrefillChunk]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # of its tokens
@@ -116,9 +120,9 @@ class ScriptedSteps:
         admitted = []
         for chunk in prefills:
             job = self.jobs[chunk.id]
-            if job.admitted is None:
-                job.admitted = begin
-                admitted.append(Admission(chunk.id, begin, 0))
+            if job.admission is None:
+                job.admission = msgspec.structs.replace(job.images, id=chunk.id, at=begin)
+                admitted.append(job.admission)
             job.prefills.append((begin, self.now, chunk))
         tokens = []
         for job_id in sampling:
@@ -130,8 +134,8 @@ class ScriptedSteps:
         left = [job for job in self.jobs.values() if job.finish is None]
         stats = EngineStats(
             step=self._number,
-            running=sum(job.admitted is not None for job in left),
-            waiting=sum(job.admitted is None for job in left),
+            running=sum(job.admission is not None for job in left),
+            waiting=sum(job.admission is None for job in left),
             step_seconds=self.now - begin,
             step_prefill_tokens=total - num_decodes - singles,
             step_decode_tokens=num_decodes + singles,
@@ -145,11 +149,10 @@ class ScriptedSteps:
             id=job.id,
             index=index,
             prompt_tokens=job.prompt,
-            cached_tokens=0,
             num_tokens=len(job.times),
             finish=job.finish,
             submitted=job.submitted,
-            admitted=job.admitted,
+            admission=job.admission,
             prefills=job.prefills,
             first_token=job.times[0] if job.times else 0.0,
             last_token=job.times[-1] if job.times else 0.0,

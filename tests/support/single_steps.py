@@ -7,6 +7,8 @@ of fp32 sums, and so errs by 1e-3 where logits are of the order of 10.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -28,8 +30,15 @@ def in_single_steps(model: Any) -> Any:
 
 
 def _forward(self: Any, **inputs: Any) -> Any:
-    code = sys.modules[type(self).__module__]
+    with single_stepping(self):
+        return type(self).forward(self, **inputs)
+
+
+@contextmanager
+def single_stepping(model: Any) -> Iterator[None]:
+    """Let transformers' models of the same file compute one token after the other."""
+    code = sys.modules[type(model).__module__]
     with pytest.MonkeyPatch.context() as patch:
         rule = code.torch_recurrent_gated_delta_rule
         patch.setattr(code, "torch_chunk_gated_delta_rule", rule)
-        return type(self).forward(self, **inputs)
+        yield

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,19 @@ PROCESSOR = {
 }
 
 
-def write_tokenizer(folder: Path) -> int:
-    """Write a tokenizer with a token for each byte; return its size."""
+def write_tokenizer(folder: Path, template: str = TEMPLATE, more: Sequence[str] = ()) -> int:
+    """Write a tokenizer with a token for each byte, and `more` special ones; return its size."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens([*SPECIAL, *more])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<end_of_utterance>",
         "pad_token": "<|im_start|>",
-        "chat_template": TEMPLATE,
+        "chat_template": template,
         "extra_special_tokens": {
             "fake_image_token": "<fake_token_around_image>",
             "image_token": "<image>",
@@ -116,27 +117,54 @@ class Reference:
         self._tokenizer = tokenizer
         load = transformers.SmolVLMForConditionalGeneration.from_pretrained
         self._model = load(folder, dtype=torch.float32).eval()
+        self.image_token: int = self._model.config.image_token_id
 
     def answer(self, messages: list[dict[str, Any]], pictures: list[Image.Image], most: int) -> Any:
         """Return (prompt ids, greedy answer ids) of a chat whose content parts are in order."""
-        text = self._tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
         values: dict[str, Any] = {}
+        shown: list[str] = []
         if pictures:
-            with pillow_12_3_order():
-                found = self._images([pictures], return_tensors="pt", return_row_col_info=True)
+            found = self._values(pictures)
             rows, columns = found.pop("rows")[0], found.pop("cols")[0]
-            before, *rest = text.split("<image>")
             shown = [_shown(r, c) for r, c in zip(rows, columns, strict=True)]
-            text = before + "".join(s + after for s, after in zip(shown, rest, strict=True))
-            values = dict(found)
-        ids = self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+            values = found
+        return greedy(self._model, self._tokenizer, messages, shown, values, most)
+
+    def _values(self, pictures: list[Image.Image]) -> dict[str, Any]:
+        with pillow_12_3_order():
+            return dict(self._images([pictures], return_tensors="pt", return_row_col_info=True))
+
+    def attention(self, ids: list[int], pictures: list[Image.Image]) -> torch.Tensor:
+        """Return the attention weights [layers, heads, T, T] of token ids that show pictures."""
+        values = self._values(pictures)
+        del values["rows"], values["cols"]
+        self._model.set_attn_implementation("eager")
         with torch.inference_mode():
-            out = self._model.generate(
-                input_ids=ids, do_sample=False, max_new_tokens=most, use_cache=True, **values
-            )
-        return ids[0].tolist(), out[0, ids.shape[1] :].tolist()
+            found = self._model(torch.tensor([ids]), output_attentions=True, **values)
+        return torch.cat(found.attentions)
+
+
+def greedy(
+    model: Any,
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    shown: list[str],
+    values: dict[str, Any],
+    most: int,
+) -> Any:
+    """Return (prompt ids, greedy answer ids) of a chat.
+
+    `shown` has the text of each image, and `values` the model's arguments for all of them.
+    """
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    before, *rest = text.split("<image>")
+    text = before + "".join(image + after for image, after in zip(shown, rest, strict=True))
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids, do_sample=False, max_new_tokens=most, use_cache=True, **values
+        )
+    return ids[0].tolist(), out[0, ids.shape[1] :].tolist()
 
 
 def _shown(rows: int, columns: int) -> str:

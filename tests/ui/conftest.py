@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.serve import Server, serving
+from tests.support.tiny_smolvlm import write_seeing
+from tests.ui.checks import pictures
+from tests.ui.checks.prompt import send
 from tests.ui.pages import SIZES, chromium, tab
 
 TIMEOUT_MS = 30_000
@@ -58,3 +62,22 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert not faults
+
+
+@pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_seeing(tmp_path_factory.mktemp("seeing") / "smolvlm")
+
+
+@pytest.fixture(scope="session")
+def seeing(seeing_model: Path) -> Iterator[Server]:
+    limit = str(pictures.LIMIT)
+    with serving(seeing_model, "--dtype", "float32", "--max-body-bytes", limit) as server:
+        # The first image, so that their count is a series.
+        send(server, [pictures.user(pictures.squares(0), "What is it?")])
+        yield server
+
+
+@pytest.fixture
+def seeing_chat(open_page: Callable[..., Any], seeing: Server) -> Any:
+    return pictures.chat_of(open_page, seeing)

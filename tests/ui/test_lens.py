@@ -241,7 +241,7 @@ def test_answer_that_is_not_known_says_so(page: Any, demo: Server) -> None:
 
 def with_answers(page: Any, prompt: list[int], tokens: list[int]) -> None:
     """Stand in for the chat's answers: "mine" is the only one."""
-    answer = {"id": "mine", "prompt": prompt, "tokens": tokens}
+    answer = {"id": "mine", "prompt": prompt, "tokens": tokens, "pictures": []}
     module = f"export const answerOf = (id) => id === 'mine' ? {json.dumps(answer)} : null;"
     page.route(
         "**/chat/answers.js",

@@ -6,7 +6,8 @@ import base64
 import io
 import json
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,92 +15,30 @@ import playwright.sync_api as playwright
 import pytest
 from PIL import Image
 
-from tests.support.serve import Server, serving
-from tests.support.tiny_smolvlm import noise, png_url, write_seeing
+from tests.support.serve import Server
+from tests.support.tiny_smolvlm import png_url
 from tests.ui import axe
 from tests.ui.checks.chat import ask, complete, fill_options
+from tests.ui.checks.pictures import (
+    LIMIT,
+    ROUTE,
+    attached,
+    chat_of,
+    file_of,
+    give,
+    sent_with,
+    squares,
+    urls_of,
+    user,
+)
 from tests.ui.checks.prompt import send
 
 pytestmark = pytest.mark.ui
-ROUTE = "**/v1/chat/completions"
-LIMIT = 256 * 1024  # bytes of a body
 LOOKS = [(scheme, width) for scheme in ("dark", "light") for width in (1280, 375)]
 
-# Gives files to the box to write in, by "drop" or "paste", as a browser does.
-GIVE = """
-([kind, files]) => {
-  const data = new DataTransfer();
-  for (const [name, type, content] of files) {
-    const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
-    data.items.add(new File([bytes], name, { type }));
-  }
-  const options = { bubbles: true, cancelable: true };
-  const event = kind === "drop"
-    ? new DragEvent(kind, { ...options, dataTransfer: data })
-    : new ClipboardEvent(kind, { ...options, clipboardData: data });
-  document.querySelector(".composer textarea").dispatchEvent(event);
-}
-"""
 
-
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = write_seeing(tmp_path_factory.mktemp("seeing") / "smolvlm")
-    with serving(folder, "--dtype", "float32", "--max-body-bytes", str(LIMIT)) as server:
-        send(server, [user(squares(0), "The first image, so that their count is a series.")])
-        yield server
-
-
-@pytest.fixture
-def chat(open_page: Callable[..., Any], seeing: Server) -> Any:
-    return chat_of(open_page, seeing)
-
-
-def chat_of(open_page: Callable[..., Any], server: Server, **options: Any) -> Any:
-    page = open_page(f"{server.base_url}/ui/", **options)
-    page.wait_for_selector("[name=max_tokens]", state="attached")
-    return page
-
-
-def squares(seed: int, width: int = 60, height: int = 40) -> Image.Image:
-    return noise(random.Random(seed), width, height)
-
-
-def user(picture: Image.Image, text: str) -> dict[str, Any]:
-    """Return a message as OpenAI's API has it."""
-    image = {"type": "image_url", "image_url": {"url": png_url(picture)}}
-    return {"role": "user", "content": [image, {"type": "text", "text": text}]}
-
-
-def file_of(picture: Image.Image, form: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    picture.save(file, form)
-    return file.getvalue()
-
-
-def give(page: Any, kind: str, *files: tuple[str, str, bytes]) -> None:
-    encoded = [[name, type, base64.b64encode(data).decode()] for name, type, data in files]
-    page.evaluate(GIVE, [kind, encoded])
-
-
-def attached(page: Any) -> Any:
-    return page.get_by_role("list", name="Attached pictures").get_by_role("listitem")
-
-
-def urls_of(message: dict[str, Any]) -> list[str]:
-    parts = message["content"]
-    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
-
-
-def sent_with(page: Any, text: str) -> tuple[list[dict[str, Any]], Any]:
-    """Send a message; return the messages of its request and the answer."""
-    with page.expect_request(ROUTE) as sent:
-        answer = ask(page, text)
-    messages: list[dict[str, Any]] = json.loads(sent.value.post_data)["messages"]
-    return messages, answer
-
-
-def test_dropped_and_pasted_pictures_are_sent_and_shown(chat: Any, seeing: Server) -> None:
+def test_dropped_and_pasted_pictures_are_sent_and_shown(seeing_chat: Any, seeing: Server) -> None:
+    chat = seeing_chat
     fill_options(chat, max_tokens=6, temperature=0)
     encoded = seeing.metric("images_encoded")
     first, second, third = squares(1), squares(2, 30, 90), squares(3)
@@ -132,7 +71,8 @@ def test_dropped_and_pasted_pictures_are_sent_and_shown(chat: Any, seeing: Serve
     assert messages[-1]["content"] == "And now?"
 
 
-def test_picked_picture_needs_no_text_and_outlives_a_reload(chat: Any, tmp_path: Path) -> None:
+def test_picked_picture_needs_no_text_and_survives_reload(seeing_chat: Any, tmp_path: Path) -> None:
+    chat = seeing_chat
     fill_options(chat, max_tokens=4)
     file = tmp_path / "river.png"
     file.write_bytes(file_of(squares(4)))
@@ -153,7 +93,8 @@ def test_picked_picture_needs_no_text_and_outlives_a_reload(chat: Any, tmp_path:
     playwright.expect(button).to_have_attribute("aria-pressed", "true")
 
 
-def test_only_a_picture_beyond_the_servers_limit_is_reduced(chat: Any) -> None:
+def test_only_a_picture_beyond_the_servers_limit_is_reduced(seeing_chat: Any) -> None:
+    chat = seeing_chat
     noisy = Image.frombytes("RGB", (700, 500), random.Random(5).randbytes(700 * 500 * 3))
     small = squares(6)
     give(chat, "drop", ("big.png", "image/png", file_of(noisy)))
@@ -174,7 +115,8 @@ def test_only_a_picture_beyond_the_servers_limit_is_reduced(chat: Any) -> None:
     playwright.expect(attached(chat)).not_to_contain_text("reduced")
 
 
-def test_picture_without_room_and_odd_files_are_refused(chat: Any) -> None:
+def test_picture_without_room_and_odd_files_are_refused(seeing_chat: Any) -> None:
+    chat = seeing_chat
     rng = random.Random(7)
     chat.get_by_role("textbox", name="Message").focus()
     for number in range(8):
@@ -203,12 +145,12 @@ def test_text_model_shows_no_control_and_takes_no_picture(
     assert attached(page).count() == 0
 
 
-def test_answer_to_a_picture_is_explained_with_it(chat: Any) -> None:
+def test_answer_to_a_picture_is_explained_with_it(seeing_chat: Any) -> None:
+    chat = seeing_chat
     fill_options(chat, max_tokens=8, seed=3)
     give(chat, "drop", ("a.png", "image/png", file_of(squares(10))))
     playwright.expect(attached(chat)).to_have_count(1)
     _, answer = sent_with(chat, "What is it?")
-    assert answer.get_by_role("button", name="Inside the model").count() == 0
     answer.get_by_role("button", name="Why these tokens").click()
     drawer = chat.locator(".drawer")
     agrees = drawer.locator(".ins-agrees strong")
@@ -218,21 +160,37 @@ def test_answer_to_a_picture_is_explained_with_it(chat: Any) -> None:
     playwright.expect(drawer).to_contain_text("An answer to pictures cannot be forked.")
 
 
-def test_time_of_encoding_is_named_as_a_part_of_the_queue(chat: Any) -> None:
-    fill_options(chat, max_tokens=2)
-    note = chat.locator(".drawer").get_by_text("The queue includes the time in which its pictures")
-    text_answer = ask(chat, "Hi")
-    text_answer.get_by_role("button", name="Why this time").click()
+def parts_of_time(chat: Any, answer: Any) -> list[str]:
+    """Open why an answer took its time; return the names of the parts."""
+    answer.get_by_role("button", name="Why this time").click()
     chat.wait_for_selector(".wf-steps")
-    assert note.count() == 0
+    parts: list[str] = chat.locator(".wf-legend dt").all_inner_texts()
+    return parts
+
+
+def test_waterfall_counts_the_encoder_of_an_answer_to_a_picture(seeing_chat: Any) -> None:
+    chat = seeing_chat
+    fill_options(chat, max_tokens=2)
+    line = chat.locator(".wf-images")
+    assert "encoder" not in parts_of_time(chat, ask(chat, "Hi"))
+    assert line.count() == 0
     chat.keyboard.press("Escape")
     give(chat, "drop", ("a.png", "image/png", file_of(squares(14))))
     playwright.expect(attached(chat)).to_have_count(1)
-    ask(chat, "What is it?").get_by_role("button", name="Why this time").click()
-    playwright.expect(note).to_be_visible()
+    parts = parts_of_time(chat, ask(chat, "What is it?"))
+    assert parts[:3] == ["server", "queue", "encoder"]
+    playwright.expect(line).to_contain_text(re.compile(r"^1 image, encoded in [\d.]+ m?s \(\d"))
+    figure = chat.locator(".wf-legend dd").nth(2).inner_text()
+    assert not figure.startswith("0 ms")
+    assert "encode images" in chat.locator(".wf-phases").inner_text()
+    chat.keyboard.press("Escape")
+    parts_of_time(chat, ask(chat, "And now?"))
+    playwright.expect(line).to_contain_text("1 image, found encoded in the cache; ready ")
+    assert chat.locator(".wf-legend dd").nth(2).inner_text().startswith("0 ms")
 
 
-def test_imported_picture_must_be_one(chat: Any, tmp_path: Path) -> None:
+def test_imported_picture_must_be_one(seeing_chat: Any, tmp_path: Path) -> None:
+    chat = seeing_chat
     node = {"id": "n", "parent": "", "role": "user", "content": "Look", "order": 0}
     for url in ("https://pictures.example/a.png", "data:image/svg+xml;base64,PHN2Zy8+"):
         pictures = [{"name": "a", "url": url}]
@@ -313,9 +271,14 @@ def test_pages_with_pictures_have_no_violation(
     page = chat_of(open_page, seeing, **options)
     give(page, "drop", ("a.png", "image/png", file_of(squares(12))))
     playwright.expect(attached(page)).to_have_count(1)
-    ask(page, "What is it?")
+    answer = ask(page, "What is it?")
     give(page, "drop", ("b.png", "image/png", file_of(squares(13, 90, 30))))
     playwright.expect(attached(page)).to_have_count(1)
+    assert axe.violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    answer.get_by_role("button", name="Inside the model").click()
+    page.get_by_role("tab", name="Picture").click()
+    page.wait_for_selector(".lens-drawings canvas")
     assert axe.violations(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page = prompt_page(open_page, seeing, **options)

@@ -27,7 +27,9 @@ def attention_mask(
     if group.first_keys is not None:
         keys = keys + group.first_keys[:, None, None]
     if spec.kind == "causal":
-        last_keys = queries if group.seen_keys is None else group.seen_keys[:, :, None]
+        last_keys = queries
+        if spec.sees_whole_images and group.seen_keys is not None:
+            last_keys = group.seen_keys[:, :, None]
     else:
         last_keys = group.last_keys[:, None, None].expand_as(queries)
     is_hidden = keys > last_keys  # [S, count, keys]

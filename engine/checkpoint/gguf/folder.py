@@ -23,6 +23,7 @@ from engine.checkpoint.gguf.encoders import pooling_files
 from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.latent import latent_notes
+from engine.checkpoint.gguf.pairing import encoders_beside, paired
 from engine.checkpoint.gguf.parts import name_of, present_parts
 from engine.checkpoint.gguf.sampling import sampling_of
 from engine.checkpoint.gguf.settings import notes_on, own_settings
@@ -33,6 +34,7 @@ from engine.checkpoint.gguf.tokenizer import (
     tokenizer_notes,
     tokenizer_settings,
 )
+from engine.checkpoint.image_config import NESTED_FILE
 from engine.device.cache import cache_folder
 from engine.errors import ConfigError
 
@@ -40,16 +42,18 @@ from engine.errors import ConfigError
 def folder_of(file: Path) -> Path:
     """Return the folder for a GGUF file, or for one part of a split one.
 
-    Raises ConfigError if the file is damaged or its model is not served.
+    An image encoder in the file's folder is taken in. Raises ConfigError if a file is damaged, if
+    its model is not served, or if the image encoder does not fit.
     """
     files = present_parts(file)
-    name = f"{name_of(file)}-{_digest(files)}"
+    encoders = encoders_beside(file)
+    name = f"{name_of(file)}-{_digest([*files, *encoders])}"
     parent = cache_folder("gguf")
     if parent is None:
         raise ConfigError("GGUF files need a cache folder: set XDG_CACHE_HOME.")
     folder = parent / name
     if not (folder / "config.json").is_file():
-        _write(folder, files)
+        _write(folder, files, encoders)
     return folder
 
 
@@ -64,7 +68,7 @@ def _digest(files: Sequence[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def _write(folder: Path, files: Sequence[Path]) -> None:
+def _write(folder: Path, files: Sequence[Path], encoders: list[Path]) -> None:
     """Write the folder completely or not at all. Another process may write it too."""
     headers = [read_header(file) for file in files]
     settings = headers[0].settings
@@ -76,6 +80,8 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
     tensors = checked_tensors(settings, count, tensors)
     factors = read_floats(ROPE_FACTORS, tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else []
     config = config_of(settings, count, tensors, factors)
+    pair = paired(settings, config, encoders)
+    config = pair.config
     ends = end_tokens(settings)
     sampling, ignored = sampling_of(settings, count)
     contents: dict[str, dict[str, Any] | list[str]] = {
@@ -91,15 +97,18 @@ def _write(folder: Path, files: Sequence[Path]) -> None:
             *notes_on(settings),
             *latent_notes(settings, tensors),
             *ignored,
+            *pair.notes,
         ],
         "config.json": config | {"eos_token_id": ends},
+        **({} if pair.processor is None else {NESTED_FILE: pair.processor}),
     }
+    linked = [*files, *([] if pair.encoder is None else [pair.encoder])]
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         begun = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".begun-"))
         try:
             tokenizer.save(str(begun / "tokenizer.json"))
-            for file in files:
+            for file in linked:
                 (begun / file.name).symlink_to(file)
             for name, value in contents.items():
                 (begun / name).parent.mkdir(mode=0o700, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import TypeVar
 
@@ -14,6 +15,10 @@ SIDECAR = re.compile(
     r"(mtp|eagle3|dflash|dspark)-.*|(.*[-._])?(mmproj|imatrix)([-._].*)?|.*[-._](lora|vocab)",
     re.IGNORECASE,
 )
+IMAGE_ENCODER = re.compile(r"(.*[-._])?mmproj([-._].*)?", re.IGNORECASE)
+# The best first: released weights are bf16, and other types cost memory or bits.
+PRECISION = re.compile(r"[-._](bf16|f16|f32|q8_0)(?=[-._]|$)", re.IGNORECASE)
+PRECISIONS = ("bf16", "f16", "f32", "q8_0")
 MAX_PARTS = 999
 AnyPath = TypeVar("AnyPath", bound=PurePath)
 
@@ -31,6 +36,18 @@ def is_first_part(file: PurePath) -> bool:
 def is_sidecar(file: PurePath) -> bool:
     """Return whether the name is that of a file that belongs to a model, and is none itself."""
     return SIDECAR.fullmatch(name_of(file)) is not None
+
+
+def image_encoders(files: Iterable[AnyPath]) -> list[AnyPath]:
+    """Return those that are image encoders by their names, in the order of their use."""
+
+    def order(file: AnyPath) -> tuple[int, str]:
+        found = PRECISION.search(name_of(file))
+        rank = PRECISIONS.index(found[1].lower()) if found else len(PRECISIONS)
+        return rank, file.name
+
+    found = [file for file in files if is_gguf(file) and IMAGE_ENCODER.fullmatch(name_of(file))]
+    return sorted(found, key=order)
 
 
 def name_of(file: PurePath) -> str:

@@ -14,6 +14,7 @@ from engine.checkpoint.gguf import gemma4, granite, latent
 from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.latent import LATENT
+from engine.checkpoint.gguf.unread import READ, UNREAD, WIDTHS
 from engine.errors import ConfigError
 
 Settings = Mapping[str, Any]
@@ -23,6 +24,8 @@ CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen2vl": "Qwen2ForCausalLM",  # without an image encoder, as the next one
+    "qwen3vl": "Qwen3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
@@ -101,6 +104,8 @@ KV_HEADS = "attention.head_count_kv"
 HYBRIDS = ("lfm2", "lfm2moe", GRANITE)  # a layer without key/value heads is recurrent
 RECURRENT = "recurrent"  # whether each layer is; `own_settings` adds this list for HYBRIDS
 L_CACHE = "shortconv.l_cache"
+SECTIONS = "rope.dimension_sections"  # of positions in images; a text has the same in all
+NUM_DEEP = "n_deepstack_layers"  # that add further embeddings of images
 LEADING_DENSE, ROUTING = "leading_dense_block_count", "expert_gating_func"
 PARALLEL = "use_parallel_residual"  # llama.cpp decides by the tensors
 CAUSAL, HIDDEN_ACT = "attention.causal", "hidden_activation"
@@ -131,10 +136,11 @@ DELTA_KEYS = (
     *EXPERTS,
     *EXPERT_SIZES,
     "full_attention_interval",
-    "rope.dimension_sections",  # of positions in images; a text has the same in all
+    SECTIONS,
 )
 COMPUTED = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
+    **dict.fromkeys(("qwen2vl", "qwen3vl"), (*ALL, *ROPE, RMS, SECTIONS, NUM_DEEP)),
     "mistral3": (*ALL, *ROPE, RMS, TEMPERATURE, *YARN),
     "qwen2moe": (*ALL, *ROPE, RMS, *EXPERTS, *EXPERT_SIZES),
     "olmo2": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
@@ -174,14 +180,6 @@ HARMLESS = {
     "rope.scaling.finetuned",
     "rope.scaling.alpha",
 }
-# Each may have the width of a head only.
-WIDTHS = (
-    "attention.value_length",
-    "attention.key_length_swa",
-    "attention.value_length_swa",
-    "rope.dimension_count",
-    "rope.dimension_count_swa",
-)
 # Each may have one of these values, which have no effect.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     CAUSAL: (True,),  # False for ENCODERS
@@ -201,23 +199,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "nextn_predict_layers": (0,),
     "use_parallel_residual": (False,),
 }
-# llama.cpp's converter writes these for architectures for which llama.cpp does not read them. With
-# other values than these the user is informed.
-UNREAD: dict[str, tuple[Any, ...]] = {
-    "attention.sliding_window": (0,),
-    "rope.scaling.yarn_ext_factor": (1, -1),
-    "rope.scaling.yarn_attn_factor": (1,),
-    "rope.scaling.yarn_beta_fast": (32,),
-    "rope.scaling.yarn_beta_slow": (1,),
-}
-
-# Keys of UNREAD that llama.cpp reads for an architecture, and that Penstock does not compute.
-READ = {"lfm2": ("attention.sliding_window",)}
 
 
 def architecture_of(settings: Settings) -> str:
     """Return the value of general.architecture. Raises ConfigError if it is not served."""
     kind, name = settings.get("general.type", "model"), settings.get("general.architecture")
+    if name == "clip":
+        raise ConfigError(
+            "The GGUF file holds an image encoder (mmproj) and no model. Give the file of the "
+            "model, which takes its image encoder from its folder."
+        )
     if kind != "model":
         raise ConfigError(
             f"The GGUF file holds no model: its general.type is {kind!r:.99}. Give the file of the "

@@ -161,7 +161,7 @@ def _block(name: str, own: Settings) -> tuple[dict[str, Shape], tuple[str, ...]]
         "ffn_up": (inner, hidden),
         "ffn_down": (hidden, inner),
     }
-    if name in ("qwen3", "gemma3", "gemma-embedding", "exaone4", *DELTAS):
+    if name in ("qwen3", "qwen3vl", "gemma3", "gemma-embedding", "exaone4", *DELTAS):
         parts |= dict.fromkeys(HEAD_NORMS, (width,))
     if name in ("gemma2", "gemma3", "gemma-embedding", "olmo2", "glm4", "exaone4"):
         parts |= dict.fromkeys(POST_NORMS, (hidden,))
@@ -256,7 +256,7 @@ def absent_biases(
     groups = [parts for parts in groups if has_bias(tensors, parts)]
     if architecture in ("glm4", "stablelm") and groups:
         groups = [ATTENTION]  # never one of the output
-    if architecture in ("qwen2", "qwen2moe", "starcoder2"):
+    if architecture in ("qwen2", "qwen2moe", "qwen2vl", "starcoder2"):
         groups = [ATTENTION]  # always there; that of the output is never absent alone
     found: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():

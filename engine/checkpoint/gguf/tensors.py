@@ -44,6 +44,7 @@ class GGUFTensor:
     transposed: bool
     of_columns: bool = False  # whether `order` is that of the columns
     is_decay: bool = False  # -exp of the checkpoint's numbers
+    keeps_codes: bool = True  # False: it is always read as numbers
 
     @property
     def file(self) -> Path:
@@ -57,6 +58,8 @@ class GGUFTensor:
     def form(self) -> CodesForm | None:
         """How `codes` keeps the tensor; None if it cannot."""
         inputs = self.stored.shape[-1]
+        if not self.keeps_codes:
+            return None
         if len(self.stored.shape) != 2 or self.transposed or self.added or inputs % GROUP:
             return None
         if self.of_columns and self.order is not None:  # the groups of codes are of other columns
@@ -91,11 +94,12 @@ class GGUFTensor:
 class StackedTensor:
     """Tensors whose rows follow each other in one tensor of the checkpoint.
 
-    Of its `shape`, -1 is as many as there are.
+    Of its `shape`, -1 is as many as there are. With another `axis`, it is not the rows.
     """
 
     parts: tuple[GGUFTensor, ...]
     shape: tuple[int, ...]
+    axis: int = 0
 
     @property
     def file(self) -> Path:
@@ -117,7 +121,8 @@ class StackedTensor:
 
     def read(self) -> torch.Tensor:
         """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
-        return torch.cat([part.read() for part in self.parts]).reshape(self.shape)
+        joined = torch.cat([part.read() for part in self.parts], dim=self.axis)
+        return joined.reshape(self.shape)
 
 
 def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]:

@@ -57,7 +57,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
 }
 SPLIT_OF_ARCHITECTURE = {
     "gpt2": "gpt-2",
-    **dict.fromkeys(("qwen2", "qwen2moe", "qwen3", "qwen3next"), "qwen2"),
+    **dict.fromkeys(("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3vl", "qwen3next"), "qwen2"),
     **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
 }
 # Unless add_bos_token is there.

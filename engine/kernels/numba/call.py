@@ -19,6 +19,7 @@ LANES = 16  # outputs of a panel of quantised weights
 # An input of a quantised layer is an outlier if it is above this many times its row's root mean
 # square. The others of its span would lose too much of their 8 bits.
 OUTLIER_FROM = 3.25
+KEY_PANEL = 64  # keys of a span that are packed together
 TILE = 8  # tokens of a chunk that read a block while it is in the L1 cache
 # Forms of keys and values in the cache. Those in pairs are bf16, too: they are multiplied by bf16.
 AS_FP32, AS_BF16, AS_INT8, AS_E4M3, IN_PAIRS = range(5)
@@ -42,6 +43,17 @@ TASK = np.dtype(
 )
 
 
+SPAN_TASK = np.dtype(
+    [
+        ("first_token", np.int64),  # of the span
+        ("length", np.int64),  # of the span
+        ("packed", np.int64),  # packed keys of a head before those of the span
+        ("head", np.int64),
+        ("first_row", np.int64),  # of the span's tokens
+        ("rows", np.int64),
+    ],
+    align=True,
+)
 ROW_FIELD = np.dtype(
     [
         ("offset", np.int64),  # of the field in an expert's call
@@ -109,6 +121,32 @@ class AttentionCall(ctypes.Structure):
         ("last_keys", INT),  # address of [T]: the last key that each token sees; 0: its own
         ("scale", FLOAT),  # times log2(e), as weights are powers of two and not of e
         ("softcap", FLOAT),  # times log2(e) likewise; 0: no softcap
+    ]
+
+
+class SpansCall(ctypes.Structure):
+    """Arguments of attention within spans of tokens."""
+
+    _fields_ = [
+        ("counter", INT),  # address of the index of the next task
+        ("num_tasks", INT),
+        ("tasks", INT),  # address of [tasks] SPAN_TASK
+        ("most_rows", INT),  # of a task
+        ("most_scores", INT),  # rows of a task, times the packed keys of its span
+        ("heads", INT),
+        ("dim", INT),  # head_dim, a multiple of 16
+        ("query", INT),  # address of [T, H, D], tokens query_stride elements apart
+        ("query_stride", INT),
+        ("key", INT),
+        ("key_stride", INT),
+        ("value", INT),
+        ("value_stride", INT),
+        ("packed", INT),  # packed keys of a head, P
+        ("keys", INT),  # address of [H, P / 64, D / 2, 64, 2]
+        ("values", INT),  # address of [H, P * D]: panels of each span
+        ("out", INT),  # address of [rows, H, D]
+        ("out_row", INT),  # the token of the first row
+        ("scale", FLOAT),  # times log2(e)
     ]
 
 

@@ -13,15 +13,15 @@ from engine.device.ranks import Ranks
 from engine.layers.linear import Linear
 from engine.layers.mlp import MLP, Activation
 from engine.layers.norm import LayerNorm, RMSNorm
-from engine.layers.span_attention import SpanAttention, Spans
+from engine.layers.span_attention import Attended, SpanAttention, Spans
 from engine.ops.kernels import Kernels
 from engine.ops.norm import Tensors
 from engine.ops.rotary import Angles, apply_rotary
 
 QKV = ("q", "k", "v")
-# The work on an image, which pauses behind each layer and ends with a result. The answers to other
-# requests go on in the pauses.
-Units = Generator[None, None, torch.Tensor]
+# The work on an image, which pauses before each unit and ends with a result. The answers to other
+# requests go on in the pauses. A pause may be sent the most patches of the next unit.
+Units = Generator[None, int | None, torch.Tensor]
 AT_ONCE_CPU, AT_ONCE_GPU = 1024, 2**14  # patches that go through a layer together
 
 
@@ -95,23 +95,51 @@ class VisionBlock(nn.Module):
 
     def forward(
         self, x: torch.Tensor, delta: torch.Tensor | None, spans: Spans, angles: Angles | None
-    ) -> Tensors:
+    ) -> Generator[None, int | None, Tensors]:
         """Return the residual stream [T, hidden] and the MLP's output, not yet added to it.
 
         `x` and `delta` are these two values of the previous block. `angles` are cosines and signed
-        sines [T, 1, D] that queries and keys are rotated by.
+        sines [T, 1, D] that queries and keys are rotated by. Units are rows, first up to their
+        queries, keys and values, then from their attention on. No bit depends on their size.
         """
-        x, normed = self.attention_norm.add(x, delta)
-        x, normed = self.mlp_norm.add(x, self.out(self._attended(normed, spans, angles)))
-        return x, self.mlp(normed)
+        streams, inputs = [], []
+        first = 0
+        while first < len(x):
+            rows = _rows(first, (yield), len(x))
+            stream, normed = self.attention_norm.add(
+                x[rows], None if delta is None else delta[rows]
+            )
+            streams.append(stream)
+            inputs.append(self.qkv(normed))
+            first = rows.stop
+        x = _joined(streams)
+        attended = self._attend(_joined(inputs), spans, angles)
+        streams, deltas = [], []
+        first = 0
+        while first < len(x):
+            rows = _rows(first, (yield), len(x))
+            stream, normed = self.mlp_norm.add(x[rows], self.out(attended(rows)))
+            streams.append(stream)
+            deltas.append(self.mlp(normed))
+            first = rows.stop
+        return _joined(streams), _joined(deltas)
 
-    def _attended(self, x: torch.Tensor, spans: Spans, angles: Angles | None) -> torch.Tensor:
+    def _attend(self, qkv: torch.Tensor, spans: Spans, angles: Angles | None) -> Attended:
         heads = self.attend.spec.num_heads
-        qkv = self.qkv(x).view(len(x), 3 * heads, -1)
+        qkv = qkv.view(len(qkv), 3 * heads, -1)
         qk, v = qkv[:, : 2 * heads], qkv[:, 2 * heads :]
         if angles is not None:
             qk = apply_rotary(qk, *angles, kernels=self.kernels)
-        return self.attend(qk[:, :heads], qk[:, heads:], v, spans)
+        return self.attend.begin(qk[:, :heads], qk[:, heads:], v, spans)
+
+
+def _rows(first: int, most: int | None, count: int) -> slice:
+    """Return the next `most` of `count` rows, or all that are left."""
+    return slice(first, count if most is None else min(first + most, count))
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def under(names: Names, module: str, tensor: str) -> dict[str, str | Mapping[str, str]]:

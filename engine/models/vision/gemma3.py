@@ -22,6 +22,7 @@ from engine.models.base import positive
 from engine.models.vision import siglip
 from engine.models.vision.block import TowerLinear, Units, in_parts, under
 from engine.models.vision.pixels import Normalization, patches
+from engine.models.vision.settings import normalization_of, vision_config
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 
 PROJECTOR = "multi_modal_projector."
@@ -45,7 +46,7 @@ class Gemma3VisionConfig:
 
         Raises ConfigError for an unsupported variant.
         """
-        tower = SiglipConfig.from_hf(config.get("vision_config") or {})
+        tower = SiglipConfig.from_hf(vision_config(config))
         tokens = positive(config, "mm_tokens_per_image", 256)
         side = math.isqrt(tokens)
         pool = tower.side // side
@@ -54,7 +55,7 @@ class Gemma3VisionConfig:
                 f"config.json has mm_tokens_per_image {tokens}, which {tower.side} x {tower.side} "
                 "patches cannot be pooled to."
             )
-        normalization = Normalization.from_hf(config.get("image_processor") or {}, HALF, HALF)
+        normalization = normalization_of(config, HALF, HALF)
         return cls(tower=tower, pool=pool, hidden=hidden, normalization=normalization)
 
 

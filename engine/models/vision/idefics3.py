@@ -19,6 +19,7 @@ from engine.models.base import positive
 from engine.models.vision import siglip
 from engine.models.vision.block import TowerLinear, Units, in_parts, under
 from engine.models.vision.pixels import Normalization, patches
+from engine.models.vision.settings import normalization_of, vision_config
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 
 TOWER_DEFAULTS = siglip.DEFAULTS | {
@@ -44,14 +45,14 @@ class Idefics3VisionConfig:
 
         Raises ConfigError for an unsupported variant.
         """
-        tower = SiglipConfig.from_hf(config.get("vision_config") or {}, TOWER_DEFAULTS)
+        tower = SiglipConfig.from_hf(vision_config(config), TOWER_DEFAULTS)
         scale = positive(config, "scale_factor", 2)
         if tower.side % scale:
             raise ConfigError(
                 f"config.json has scale_factor {scale}, which does not divide the {tower.side} "
                 "patches of a tile's side."
             )
-        normalization = Normalization.from_hf(config.get("image_processor") or {}, HALF, HALF)
+        normalization = normalization_of(config, HALF, HALF)
         return cls(tower=tower, scale=scale, hidden=hidden, normalization=normalization)
 
 

@@ -24,6 +24,7 @@ from engine.models.vision import clip, siglip
 from engine.models.vision.block import TowerLinear, Units, in_parts, under
 from engine.models.vision.clip import ClipTower
 from engine.models.vision.pixels import Normalization, patches
+from engine.models.vision.settings import normalization_of, vision_config
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 from engine.ops.kernels import Kernels
 
@@ -88,9 +89,9 @@ class LlavaVisionConfig:
 
 
 def _vision(config: dict[str, Any], kind: str) -> dict[str, Any]:
-    vision = config.get("vision_config") or {}
+    vision = vision_config(config)
     expect(vision, "model_type", kind)
-    return dict(vision)
+    return vision
 
 
 def _of_projector(config: dict[str, Any]) -> dict[str, Any]:
@@ -98,9 +99,7 @@ def _of_projector(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "activation": config.get("projector_hidden_act", "gelu"),
         "has_bias": bool(config.get("multimodal_projector_bias", True)),
-        "normalization": Normalization.from_hf(
-            config.get("image_processor") or {}, CLIP_MEAN, CLIP_STD
-        ),
+        "normalization": normalization_of(config, CLIP_MEAN, CLIP_STD),
     }
 
 

@@ -13,7 +13,7 @@ from engine.checkpoint.image_config import (
     read_normalization,
 )
 
-CHANNELS = 3
+CHANNELS, LEVELS = 3, 256
 
 
 class Normalization(image_config.Normalization):
@@ -24,20 +24,30 @@ class Normalization(image_config.Normalization):
     """
 
     @classmethod
-    def from_hf(cls, config: dict[str, Any], mean: Colour, std: Colour) -> Self:
-        """Read an image processor's config; `mean` and `std` are the defaults of its class.
+    def from_hf(
+        cls, config: dict[str, Any], mean: Colour, std: Colour, *, normalizes: bool = True
+    ) -> Self:
+        """Read an image processor's config; `mean`, `std` and `normalizes` are its class's
+        defaults.
 
         Raises ConfigError for values that are no numbers, or a standard deviation of 0.
         """
         given = ImageConfig(config, "The image processor's config", {})
-        read = read_normalization(given, mean, std)
+        read = read_normalization(given, mean, std, normalizes=normalizes)
         return cls(read.scale, read.mean, read.std)
 
     def __call__(self, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Pixels uint8 [..., 3, P] -> [..., 3, P], computed in fp32 and rounded to `dtype`."""
-        numbers = (pixels.double() * self.scale).float()
+        """Pixels uint8 [..., 3, P] -> [..., 3, P], computed in fp32 and rounded to `dtype`.
+
+        A table has the number of each level of each channel.
+        """
+        levels = torch.arange(LEVELS, device=pixels.device)
+        numbers = (levels.double() * self.scale).float()
         mean, std = (numbers.new_tensor(x)[:, None] for x in (self.mean, self.std))
-        return numbers.sub_(mean).div_(std).to(dtype)
+        table = numbers.sub(mean).div_(std).to(dtype).flatten()  # [3 * LEVELS]
+        firsts = torch.arange(0, len(table), LEVELS, dtype=torch.int32, device=pixels.device)
+        places = pixels.int() + firsts[:, None]
+        return table.index_select(0, places.flatten()).view(pixels.shape)
 
 
 def patches(pixels: torch.Tensor, size: int) -> torch.Tensor:

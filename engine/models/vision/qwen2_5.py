@@ -28,6 +28,7 @@ from engine.models.vision.qwen_grid import (
     patch_embedding,
     picture_patches,
 )
+from engine.models.vision.settings import normalization_of, vision_config
 
 NAMES = {
     "patches": "patch_embed.proj",
@@ -69,7 +70,7 @@ class Qwen25VisionConfig(QwenTowerConfig):
 
         Raises ConfigError for an unsupported variant.
         """
-        given = DEFAULTS | (config.get("vision_config") or {})
+        given = DEFAULTS | vision_config(config)
         expect(given, "hidden_act", *GATED)
         unit = positive(given, "patch_size") * positive(given, "spatial_merge_size")
         window = positive(given, "window_size") // unit
@@ -83,14 +84,12 @@ class Qwen25VisionConfig(QwenTowerConfig):
                 f"config.json has fullatt_block_indexes = {full!r:.80}; it must be a list of "
                 "layers."
             )
-        image = config.get("image_processor") or {}
-        normalization = Normalization.from_hf(image, CLIP_MEAN, CLIP_STD)
         return cls.from_hf(
             given,
             DEFAULTS,
             window=window,
             full_layers=frozenset(full),
-            normalization=normalization,
+            normalization=normalization_of(config, CLIP_MEAN, CLIP_STD),
         )
 
 
@@ -128,8 +127,7 @@ class Qwen25Vision(nn.Module):
         x, delta = self.patches(in_frames(numbers, c.frames)), None
         for index, block in enumerate(self.blocks):
             spans = everywhere if index in c.full_layers else windowed
-            x, delta = block(x, delta, spans, angles)
-            yield
+            x, delta = yield from block(x, delta, spans, angles)
         normed = self.norm.add(x, delta)[1]
         merged = self.merger(normed.view(len(order), -1))
         return torch.empty_like(merged).index_copy_(0, order, merged)

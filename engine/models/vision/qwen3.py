@@ -34,6 +34,7 @@ from engine.models.vision.qwen_grid import (
     patch_embedding,
     picture_patches,
 )
+from engine.models.vision.settings import normalization_of, vision_config
 
 NAMES = {
     "patches": "patch_embed.proj",
@@ -82,7 +83,7 @@ class Qwen3VisionConfig(QwenTowerConfig):
         `deep_layers` are those of a config without the key. With () there is no DeepStack at all.
         Raises ConfigError for an unsupported variant.
         """
-        given = DEFAULTS | (config.get("vision_config") or {})
+        given = DEFAULTS | vision_config(config)
         expect(given, "hidden_act", *ACTIVATIONS)
         positions = positive(given, "num_position_embeddings")
         if math.isqrt(positions) ** 2 != positions:
@@ -97,14 +98,12 @@ class Qwen3VisionConfig(QwenTowerConfig):
                 f"config.json has deepstack_visual_indexes = {deep!r:.80}; it must be a list of "
                 f"different layers below {depth}."
             )
-        image = config.get("image_processor") or {}
-        normalization = Normalization.from_hf(image, CLIP_MEAN, CLIP_STD)
         return cls.from_hf(
             given,
             DEFAULTS,
             positions=positions,
             deep_layers=tuple(deep),
-            normalization=normalization,
+            normalization=normalization_of(config, CLIP_MEAN, CLIP_STD),
         )
 
 
@@ -158,11 +157,10 @@ class Qwen3Vision(nn.Module):
         spans = Spans((len(x),))
         further: list[torch.Tensor] = []
         for index, block in enumerate(self.blocks):
-            x, delta = block(x, delta, spans, angles)
+            x, delta = yield from block(x, delta, spans, angles)
             if index in c.deep_layers:
                 x, delta = x + delta, None
                 further.append(self.deep[c.deep_layers.index(index)](x.view(units, -1)))
-            yield
         normed = self.norm(x) if delta is None else self.norm.add(x, delta)[1]
         merged = self.merger(normed.view(units, -1))
         return torch.cat((merged, *further), dim=1) if further else merged

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestRejectedError
 from engine.layers.mlp import ACTIVATIONS
 from engine.layers.rotary import rope_theta
 from engine.models.base import expect, layer_count, positive, shared_by
@@ -90,9 +90,20 @@ class Grid:
 
     @classmethod
     def of(cls, pixels: torch.Tensor, config: QwenTowerConfig) -> Grid:
-        """Return the grid of a picture [1, height, width, 3]."""
+        """Return the grid of a picture [1, height, width, 3].
+
+        Raises RequestRejectedError for a side that is not a multiple of the merged squares'.
+        """
+        _, height, width, _ = pixels.shape
         size = config.patch_size
-        return cls(pixels.shape[1] // size, pixels.shape[2] // size, config.merge)
+        unit = size * config.merge
+        if height % unit or width % unit:
+            raise RequestRejectedError(
+                "invalid_value",
+                f"A picture has {height} x {width} pixels, and the model reads multiples of "
+                f"{unit}. The checkpoint's image processor does not fit its config.json.",
+            )
+        return cls(height // size, width // size, config.merge)
 
     @property
     def units(self) -> tuple[int, int]:

@@ -128,8 +128,7 @@ class SiglipTower(nn.Module):
         delta: torch.Tensor | None = None
         spans = Spans((count,) * tiles)
         for block in self.blocks:
-            x, delta = block(x, delta, spans, None)
-            yield
+            x, delta = yield from block(x, delta, spans, None)
         if self.norm is not None:
             x = self.norm.add(x, delta)[1]
         elif delta is not None:

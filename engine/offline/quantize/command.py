@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from torch import nn
 
 from engine.checkpoint.folder import full_path, weight_files
+from engine.checkpoint.image_processor import with_image_processor
 from engine.checkpoint.loader import assign
 from engine.checkpoint.quantized.layer import FLOATS, check_shape
 from engine.checkpoint.stored import StoredTensor
@@ -48,8 +49,9 @@ def quantize_folder(
     if kind not in FORMS:
         raise ConfigError(f"--quantization: {kind!r} is not one of {', '.join(FORMS)}.")
     source = Checkpoint.open(model, "quantised again")
-    _, _, build = model_class(source.config)
-    module = on_meta_device(build, source.config, 1, torch.float32)
+    config = with_image_processor(source.config, source.folder)
+    _, _, build = model_class(config)
+    module = on_meta_device(build, config, 1, torch.float32)
     source = one_by_one(source, module, cast(Model, module).weight_map())
     layers = _layers_of(module, source, FORMS[kind])
     write_quantized(source, out, kind, layers.rounded, layers.ignored, progress)

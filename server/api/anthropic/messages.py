@@ -67,7 +67,8 @@ async def count_tokens(request: Request) -> Response:
     state.check_task("generate")
     size = len(await request.body())
     async with thread_turn(request, size):
-        chat = await with_images(state, await off_loop(size, body.chat), "messages")
+        chat = await off_loop(size, body.chat)
+        chat = await with_images(state, chat, "messages", request.receive)
         text = await chat_text(state, chat)
         ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])

@@ -99,7 +99,7 @@ async def _rendered(request: Request, *, is_own: bool) -> tuple[ChatBody, Chat, 
     async with thread_turn(request, size):
         chat = await off_loop(size, partial(own_chat, state, body) if is_own else body.chat)
         check_tool_choice(chat)
-        chat = await with_images(state, chat, "messages")
+        chat = await with_images(state, chat, "messages", request.receive)
         return body, chat, await chat_text(state, chat)
 
 

@@ -44,7 +44,7 @@ async def tokenize(request: Request) -> Response:
     body = await read_unqueued(request, TokenizeBody)
     size = len(await request.body())
     async with thread_turn(request, size):
-        chat, text, add = await prompt_text(state, body, size)
+        chat, text, add = await prompt_text(request, body, size)
         ids = await encode(state, text, add_special_tokens=add)
     answer: dict[str, Any] = {
         "count": len(ids),
@@ -60,16 +60,17 @@ async def tokenize(request: Request) -> Response:
     return _json(answer, [*body.ignored, *unread_arguments(state, chat)])
 
 
-async def prompt_text(state: AppState, body: TokenizeBody, size: int) -> tuple[Chat, str, bool]:
+async def prompt_text(request: Request, body: TokenizeBody, size: int) -> tuple[Chat, str, bool]:
     """Return the chat, its prompt text, and whether the tokenizer adds special tokens to it.
 
     `size` is that of the body in bytes. A prompt is a chat without messages.
     """
+    state = state_of(request)
     chat = await off_loop(size, body.chat)
     check_tool_choice(chat)
     if body.text is not None:
         return chat, body.text, body.adds_special_tokens
-    chat = await with_images(state, chat, "messages")
+    chat = await with_images(state, chat, "messages", request.receive)
     return chat, await chat_text(state, chat), adds_special_tokens(state, chat)
 
 
@@ -100,7 +101,7 @@ async def render(request: Request) -> Response:
     async with thread_turn(request, size):
         chat = await off_loop(size, body.chat)
         check_tool_choice(chat)
-        chat = await with_images(state, chat, "messages")
+        chat = await with_images(state, chat, "messages", request.receive)
         text = await chat_text(state, chat)
     async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _rendered(state, chat, text))

@@ -95,7 +95,8 @@ async def input_tokens(request: Request) -> Response:
     size = len(await request.body())
     with _errors_name_input():
         async with thread_turn(request, size):
-            chat = await with_images(state, body.chat(turn.messages, turn.tools), "input")
+            chat = body.chat(turn.messages, turn.tools)
+            chat = await with_images(state, chat, "input", request.receive)
             text = await chat_text(state, chat)
             ids = await encode(state, text, add_special_tokens=adds_special_tokens(state, chat))
     headers = ignored_header([*body.ignored, *unread_arguments(state, chat)])

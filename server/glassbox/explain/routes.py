@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from engine.protocol.generate import CUT_CODES, Explain, Explained, GenerateRequest, SamplingParams
 from server.api.openai.schemas.fields import Between, TokenId, TokenIds
@@ -93,7 +94,8 @@ async def explain(request: Request) -> Response:
     state = state_for_ui(request)
     body = await admit_and_read(request, ExplainBody, "generate")
     refuse_unknown([*body.ignored, *[f"params.{name}" for name in body.params.ignored]])
-    wanted = await _with_images(state, body, _request(state, request, body))
+    wanted = _request(state, request, body)
+    wanted = await _with_images(state, body, wanted, request.receive)
     found = await cancel_on_disconnect(request.receive, _explained(state, request, wanted))
     assert wanted.explain is not None
     knows_dice = body.params.seed not in (None, RANDOM_SEED)
@@ -161,13 +163,14 @@ def _request(state: AppState, request: Request, body: ExplainBody) -> GenerateRe
 
 
 async def _with_images(
-    state: AppState, body: ExplainBody, wanted: GenerateRequest
+    state: AppState, body: ExplainBody, wanted: GenerateRequest, receive: Receive
 ) -> GenerateRequest:
     """Return the request with the images of its prompt. Raises a 400 ApiError, or TemplateError."""
     if not body.images:
         return wanted
     parts = [image_part(url, None, "images") for url in body.images]
-    chat = await state.read_images([{"role": "user", "content": parts}], "images")
+    reading = state.read_images([{"role": "user", "content": parts}], "images")
+    chat = await cancel_on_disconnect(receive, reading)
     images = chat.placed(body.prompt_ids, wanted.salt)
     return msgspec.structs.replace(wanted, images=images)
 

@@ -17,9 +17,16 @@ def floats(data: bytes) -> Floats:
     return np.frombuffer(data, np.float32)
 
 
-def head_map(layer: AttentionWeights, head: int) -> Floats:
-    """Return the weights of a head, [queries, keys]."""
-    weights: Floats = floats(layer.weights).reshape(layer.heads, -1)[head]
+def _of_head(layer: AttentionWeights, data: bytes, head: int | None) -> Floats:
+    """Return the weights, or scores, in `data` of a head, or with None their mean over all."""
+    heads = floats(data).reshape(layer.heads, -1)
+    found: Floats = heads.mean(0) if head is None else heads[head]
+    return found
+
+
+def head_map(layer: AttentionWeights, head: int | None) -> Floats:
+    """Return the weights of a head, [queries, keys]; with None the mean of all heads."""
+    weights = _of_head(layer, layer.weights, head)
     if layer.stack != "decoder":
         whole_rows: Floats = weights.reshape(layer.queries, layer.keys)
         return whole_rows
@@ -34,17 +41,18 @@ def shades(weights: Floats) -> Bytes:
     return found
 
 
-def head_row(layer: AttentionWeights, head: int, row: int) -> dict[str, list[float]]:
+def head_row(layer: AttentionWeights, head: int | None, row: int) -> dict[str, list[float]]:
     """Return the weights of one query, and its scores before and after a softcap.
 
-    Only visible keys are listed: in a decoder those up to the query.
+    Only visible keys are listed: in a decoder those up to the query. With None for the head, they
+    are means of all heads, without scores.
     """
     start, end = row * layer.keys, (row + 1) * layer.keys
     if layer.stack == "decoder":
         start, end = row * (row + 1) // 2, (row + 1) * (row + 2) // 2
-    found = {"weights": floats(layer.weights).reshape(layer.heads, -1)[head, start:end].tolist()}
-    if layer.softcap is not None:
-        scores = floats(layer.scores).reshape(layer.heads, -1)[head, start:end].astype(np.float64)
+    found = {"weights": _of_head(layer, layer.weights, head)[start:end].tolist()}
+    if layer.softcap is not None and head is not None:
+        scores = _of_head(layer, layer.scores, head)[start:end].astype(np.float64)
         found["scores"] = scores.tolist()
         found["capped"] = (layer.softcap * np.tanh(scores / layer.softcap)).tolist()
     return found

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from engine.protocol.generate import Image
 from engine.protocol.lens import AttentionWeights, LensRequest, LensResult, Prediction, StateTrace
 from server.glassbox.lens.attention_maps import floats
 from server.text.tokenizer import Tokenizer
@@ -37,6 +38,20 @@ def lens_report(
         shown |= _ids(result.logit_lens)
     report["pieces"] = {str(token): tokenizer.token_text(token) for token in sorted(shown)}
     return report
+
+
+def shown_images(
+    images: Sequence[Image], grids: Sequence[list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return where each image is in the text, and where its tokens are on the picture.
+
+    `runs` are its tokens as [first, count], and `grids` are `PatchGrid` of `server.images`.
+    """
+    found = []
+    for image, parts in zip(images, grids, strict=True):
+        height, width = image.size
+        found.append({"runs": image.runs, "width": width, "height": height, "grids": parts})
+    return found
 
 
 def _ids(predictions: Iterable[Prediction]) -> set[int]:

@@ -16,7 +16,6 @@ from starlette.responses import Response
 from engine.protocol.lens import (
     MAX_EMBEDDINGS,
     MAX_LENS_BYTES,
-    MAX_LENS_TOKENS,
     MAX_LENS_WAIT,
     MAX_LOGIT_POSITIONS,
     MAX_STATE_BYTES,
@@ -28,30 +27,29 @@ from engine.protocol.lens import (
     StateTrace,
 )
 from server.api.openai.schemas.fields import TokenId
-from server.api.receive import read_unqueued, thread_turn
+from server.api.receive import read_unqueued
 from server.generation.limits import check_no_images, check_token_ids
-from server.generation.off_loop import off_loop
-from server.generation.prompts import encode_prompt
 from server.glassbox.access import glassbox_for_ui, refuse_unknown, state_for_ui
 from server.glassbox.lens.attention_maps import floats, head_map, head_row, shades, stacked
 from server.glassbox.lens.captures import LensBusyError, LensFailedError, LensTooLargeError
-from server.glassbox.lens.report import lens_report
+from server.glassbox.lens.report import lens_report, shown_images
+from server.glassbox.lens.text import TextBody, read_text, refuse_ranks
 from server.glassbox.state import glassbox_of
-from server.http.body import MAX_PARTS, Body, Part, Text
+from server.http.body import MAX_PARTS, Body, Part
 from server.http.compression import json_response
 from server.http.disconnect import cancel_on_disconnect
 from server.http.errors import NO_RETRY, ApiError, invalid
 from server.http.openapi import body_schema
-from server.state import AppState, state_of
+from server.state import AppState
 
 router = APIRouter()
 MAX_TOP, DEFAULT_TOP = 20, 10
+MEAN = "mean"  # in place of a head's number
 PartOfAnswer = Literal["thumbs", "residual", "predictions", "states"]
 PARTS: tuple[PartOfAnswer, ...] = ("thumbs", "residual", "predictions", "states")
 Layers = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)
 ]
-Ids = Annotated[list[TokenId], Field(max_length=MAX_LENS_TOKENS)]
 
 
 class LogitLens(Part):
@@ -61,19 +59,6 @@ class LogitLens(Part):
     """Indices of tokens."""
     k: Annotated[int, Field(ge=1, le=MAX_TOP)] = DEFAULT_TOP
     """Tokens in each prediction."""
-
-
-class TextBody(Body):
-    """A text, or token ids. An encoder-decoder needs a source, too."""
-
-    ids: Ids | None = None
-    """Token ids; for an encoder-decoder those of the target, without the start token."""
-    text: Text | None = None
-    """A text instead of `ids`."""
-    source_ids: Ids | None = None
-    """The source's token ids, for an encoder-decoder."""
-    source: Text | None = None
-    """A text instead of `source_ids`."""
 
 
 class LensBody(TextBody):
@@ -121,7 +106,7 @@ async def lens(request: Request) -> Response:
     body = await read_unqueued(request, LensBody)
     refuse_unknown(body.ignored)
     _refuse_adapter(state, body)
-    tokens, source = await _texts(request, body)
+    text = await read_text(request, body)
     want = set(PARTS if body.want is None else body.want)
     if body.want and "states" in want and not state.loaded().state_bytes:
         raise invalid("want", "This model has no recurrent layers, so it has no states.")
@@ -130,12 +115,13 @@ async def lens(request: Request) -> Response:
         positions = tuple(sorted(set(body.logit.positions)))
         if state.loaded().kind == "encoder":
             raise invalid("logit", "This model predicts no tokens, so it has no logit lens.")
-        if positions and positions[-1] >= len(tokens):
-            raise invalid("logit.positions", f"The text has only {len(tokens)} tokens.")
+        if positions and positions[-1] >= len(text.tokens):
+            raise invalid("logit.positions", f"The text has only {len(text.tokens)} tokens.")
     wanted = LensRequest(
         id=state.client.next_id(),
-        tokens=tokens,
-        source=source,
+        tokens=text.tokens,
+        source=text.source,
+        images=tuple(text.images),
         positions=positions,
         top=body.logit.k if body.logit else DEFAULT_TOP,
         attention="thumbs" in want,
@@ -151,6 +137,7 @@ async def lens(request: Request) -> Response:
 
     def answer() -> Response:
         document = lens_report(state.tokenizer, wanted, result, want)
+        document["images"] = shown_images(text.images, text.grids)
         return json_response(request, {"capture": capture, **document})
 
     return await asyncio.to_thread(answer)
@@ -160,9 +147,9 @@ async def lens(request: Request) -> Response:
 async def attention_map(request: Request, capture: str, layer: str, head: str) -> Response:
     """Return the attention weights of one head, row by row: a byte round(255 sqrt(w)) each.
 
-    `?stack=` is decoder, encoder or cross; the default is the first that the capture has. With
-    `?row=i` the answer is JSON with the exact weights of one query and, with a softcap, its scores
-    before and after it.
+    `head` may be `mean`, for the mean of all heads. `?stack=` is decoder, encoder or cross; the
+    default is the first that the capture has. With `?row=i` the answer is JSON with the exact
+    weights of one query and, of one head with a softcap, its scores before and after it.
     """
     found = glassbox_for_ui(request).lens.capture(request.state.tenant, capture)
     if found is None:
@@ -180,7 +167,7 @@ async def attention_map(request: Request, capture: str, layer: str, head: str) -
     if not weights.weights:
         message = f"The capture has no weights of layer {layer}. Make one with 'layers': [{layer}]."
         raise ApiError(404, "not_kept", message)
-    number = _index("head", head, weights.heads)
+    number = None if head == MEAN else _index("head", head, weights.heads)
     if "row" in request.query_params:
         row = _index("row", request.query_params["row"], weights.queries)
         found_row = await asyncio.to_thread(head_row, weights, number, row)
@@ -208,11 +195,12 @@ async def attention(request: Request) -> Response:
     body = await read_unqueued(request, AttentionBody)
     refuse_unknown(body.ignored)
     _refuse_adapter(state, body)
-    tokens, source = await _texts(request, body)
+    text = await read_text(request, body)
     wanted = LensRequest(
         id=state.client.next_id(),
-        tokens=tokens,
-        source=source,
+        tokens=text.tokens,
+        source=text.source,
+        images=tuple(text.images),
         layers=None if body.layers is None else tuple(sorted(set(body.layers))),
         predictions=False,
         states=False,
@@ -267,7 +255,7 @@ def _those(layers: Iterable[int]) -> str:
 
 async def _look(request: Request, state: AppState, wanted: LensRequest) -> LensResult:
     """Return the result of a lens. Raises a 400, 500 or 503 ApiError, or ClientGone."""
-    _refuse_ranks(state)
+    refuse_ranks(state)
     if request.state.limiter is not None:
         request.state.limiter.use_tokens(len(wanted.tokens) + len(wanted.source))
     try:
@@ -292,62 +280,3 @@ def _refuse_adapter(state: AppState, body: TextBody) -> None:
     """Raise a 400 ApiError if the request names an adapter, or a 404 for an unknown model."""
     if state.adapters.find(body.model) is not None:
         raise invalid("model", "The lens shows the base model only, not its adapters.")
-
-
-def _refuse_ranks(state: AppState) -> None:
-    """Raise a 400 ApiError if several processes compute the model: each knows a part of it."""
-    size = state.loaded().tensor_parallel_size
-    if size > 1:
-        message = f"The lens is not possible with --tensor-parallel-size {size}."
-        raise ApiError(400, "lens_unavailable", message)
-
-
-async def _texts(request: Request, body: TextBody) -> tuple[list[int], list[int]]:
-    """Return the tokens and the source of a request. Raises a 400 ApiError."""
-    state = state_of(request)
-    _refuse_ranks(state)
-    start = state.start_token
-    if start is None:
-        if body.source is not None or body.source_ids is not None:
-            raise invalid("source", "This model has no encoder that reads a source.")
-        tokens = await _tokens(request, body.ids, body.text, "ids")
-        return _checked(state, tokens, "ids"), []
-    source = await _tokens(request, body.source_ids, body.source, "source_ids")
-    tokens = []
-    if body.ids is not None or body.text is not None:
-        tokens = await _tokens(request, body.ids, body.text, "ids", add_special_tokens=False)
-    return _checked(state, [start, *tokens], "ids"), _checked(state, source, "source_ids")
-
-
-async def _tokens(
-    request: Request,
-    ids: list[int] | None,
-    text: Text | None,
-    param: str,
-    *,
-    add_special_tokens: bool = True,
-) -> list[int]:
-    """Return `ids`, or the token ids of `text`. Raises a 400 ApiError unless one is given."""
-    if (ids is None) == (text is None):
-        raise invalid(param, f"Give either {param} or a text, and not both.")
-    if text is None:
-        assert ids is not None
-        return ids
-    state = state_of(request)
-    async with thread_turn(request, len(text)):
-        return await off_loop(
-            len(text),
-            lambda: encode_prompt(state, text, param, add_special_tokens=add_special_tokens),
-        )
-
-
-def _checked(state: AppState, tokens: list[int], param: str) -> list[int]:
-    """Return the tokens. Raises a 400 ApiError for unknown ids and a wrong number of them."""
-    check_token_ids(state, tokens, param)
-    most = state.loaded().max_lens_tokens
-    if not tokens:
-        raise invalid(param, "The text has no tokens.")
-    if len(tokens) > most:
-        message = f"The text has {len(tokens)} tokens; the lens takes at most {most}."
-        raise invalid(param, message, "context_length_exceeded")
-    return tokens

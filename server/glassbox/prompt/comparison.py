@@ -60,6 +60,6 @@ async def _record(request: Request, body: TokenizeBody) -> PromptRecord:
     state = state_of(request)
     size = len(await request.body())
     async with thread_turn(request, size):
-        chat, text, add = await prompt_text(state, body, size)
+        chat, text, add = await prompt_text(request, body, size)
         ids = await encode(state, text, add_special_tokens=add)
     return prompt_record(chat, ids, state.loaded().block_size, cache_salt_of(request), adapter=0)

@@ -48,7 +48,7 @@ async def prompt(request: Request) -> Response:
     refuse_unknown([name for name in body.ignored if "." not in name])
     size = len(await request.body())
     async with thread_turn(request, size):
-        chat, text, add = await prompt_text(state, body, size)
+        chat, text, add = await prompt_text(request, body, size)
     async with thread_turn(request, len(text)):
         answer = await off_loop(len(text), lambda: _tokens(state, chat, text, add))
     salt = cache_salt_of(request)

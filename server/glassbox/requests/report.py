@@ -105,8 +105,12 @@ def _stamps(request: RecordedRequest, waterfall: Waterfall) -> Json:
     first = min([c.first_token for c in choices if c.first_token], default=None)
     last = max([c.last_token for c in choices if c.last_token], default=None)
     text_end = max([c.text_end for c in choices if c.text_end], default=None)
+    ready = max([c.admission.images_ready for c in choices if c.admission], default=0.0)
+    encode = [c.admission.encode_begin for c in choices if c.admission]
     stamps = {
         "submitted": waterfall.submitted,
+        "encode_begin": min([begin for begin in encode if begin], default=None),
+        "images_ready": ready or None,
         "admitted": admitted,
         "first_token": first,
         "last_token": last,
@@ -130,6 +134,7 @@ def _choice(choice: ChoiceRecord, arrival: float) -> Json:
         "preemptions": choice.num_preemptions,
         "submitted": since(choice.submitted),
         "admitted": since(choice.admitted),
+        "images": _images(choice),
         "prefills": [
             [since(begin), since(end), chunk.start, chunk.count]
             for begin, end, chunk in choice.prefills
@@ -137,6 +142,24 @@ def _choice(choice: ChoiceRecord, arrival: float) -> Json:
         "first_token": since(choice.first_token),
         "last_token": since(choice.last_token),
         "text_end": since(choice.text_end),
+    }
+
+
+def _images(choice: ChoiceRecord) -> Json | None:
+    """Return what the encoder did for the images of a choice; None if it is known to show none.
+
+    `wait_ms` is the time until they were ready, without that of its own units.
+    """
+    admission = choice.admission
+    if admission is None or not admission.images_ready:
+        return None
+    waited = admission.images_ready - choice.submitted - admission.encode_seconds
+    return {
+        "encoded": admission.images_encoded,
+        "reused": admission.images_reused,
+        "units": admission.encode_units,
+        "encode_ms": _ms(admission.encode_seconds),
+        "wait_ms": _ms(max(waited, 0.0)),
     }
 
 

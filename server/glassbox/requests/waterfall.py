@@ -2,6 +2,7 @@
 
 - `server`: in the API process, before the submission and after the last token
 - `queue`: in the engine, while no step computed anything of the request
+- `encoder`: the image encoder worked on its images
 - `base`: the constant of the steps that computed something of it
 - `own`: its own tokens in these steps
 - `others`: the tokens of other requests in these steps
@@ -83,7 +84,11 @@ def waterfall_of(
     split = _Split(request, kept, begins, ends, model)
     idle = _waited_without_steps(request, submitted, begins, ends)
     idle_waiting = min(idle, split.idle_wait)
-    queue_us = _us(split.queue_seconds + idle - idle_waiting)
+    idle -= idle_waiting
+    encoder = min(_encode_seconds(request), idle + split.queue_seconds)
+    # Units run between steps, also of other requests, whose steps then take longer.
+    split.take_from_queue(max(encoder - idle, 0.0))
+    queue_us = _us(split.queue_seconds + max(idle - encoder, 0.0))
     others, queued = split.by_request(split.shared), split.by_request(split.queued)
     decodes = split.by_request(split.members.decode)
     neighbours = [
@@ -101,6 +106,7 @@ def waterfall_of(
     parts = {
         "server": _us(submitted - request.opened.arrival) + _us(request.ended - engine_end),
         "queue": queue_us,
+        "encoder": _us(encoder),
         "base": _us(float(split.base.sum())),
         "own": _us(float(split.own.sum())),
         "others": sum(one.others_us for one in neighbours),
@@ -121,6 +127,12 @@ def waterfall_of(
 
 def _us(seconds: float) -> int:
     return round(seconds * 1e6)
+
+
+def _encode_seconds(request: RecordedRequest) -> float:
+    """Return the seconds that the image encoder worked for all choices of a request."""
+    admissions = [choice.admission for choice in request.choices]
+    return sum(one.encode_seconds for one in admissions if one is not None)
 
 
 def _waited_without_steps(
@@ -172,6 +184,13 @@ class _Split:
         self._others = np.bincount(members.step, self.shared, count)
         explained = self.base + self.own + self._others
         self.waiting: Floats = runs * share * waits_of(steps, (self._within - explained) / share)
+
+    def take_from_queue(self, seconds: float) -> None:
+        """Take time out of the steps in which the request waited, in the share of each."""
+        if seconds:
+            left = self.queue_seconds - seconds
+            self.queued = self.queued * (left / self.queue_seconds)
+            self.queue_seconds = left
 
     def by_request(self, amounts: np.typing.ArrayLike) -> dict[int, float]:
         """Return the sum of `amounts`, one for each member, by request. Leaves out zeros."""

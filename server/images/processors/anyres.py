@@ -7,10 +7,11 @@ does so for a picture that is alone in its conversation. Of several, each is one
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from server.images.processors.processor import ImageShape
+from server.images.processors.processor import ImageShape, PatchGrid
 from server.images.processors.resize import check_size, resized
 from server.images.processors.tiles import cut
 
@@ -48,12 +49,13 @@ class AnyresProcessor:
         fitted = resized(picture, width, height, self.resample)
         tiles = [overview, *cut(_padded(fitted, *target, (0, 0, 0)), self.edge)]
         rows, columns = target[0] // self.edge, target[1] // self.edge
-        embeddings = self.side**2 + self._tile_embeddings(size, rows, columns)
+        tile_rows, tile_columns = self._tile_grid(size, rows, columns)
+        embeddings = self.side**2 + tile_rows * (tile_columns + 1)  # a newline behind each row
         shape = ImageShape(len(tiles), self.edge, self.edge, rows, columns, embeddings, size)
         return shape, b"".join(tiles)
 
-    def _tile_embeddings(self, size: Size, rows: int, columns: int) -> int:
-        """Return the number of embeddings without padding, with a newline behind each row."""
+    def _tile_grid(self, size: Size, rows: int, columns: int) -> Size:
+        """Return the rows and columns of embeddings of the tiles without padding."""
         height, width = self.side * rows, self.side * columns
         if size[1] / size[0] > width / height:
             real = int(round(size[0] * (width / size[1]), 7))
@@ -65,11 +67,34 @@ class AnyresProcessor:
             ratio = math.sqrt(height * width / (self.max_tiles * self.side**2))
             if ratio > 1.1:
                 height, width = int(height // ratio), int(width // ratio)
-        return height * width + height
+        return height, width
 
     def expansion(self, shape: ImageShape) -> str:
         """Return the placeholders."""
         return self.placeholder * shape.embeddings
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return the overview and one grid for all tiles, which has nothing of their padding.
+
+        A picture among several has padding, so its grid is larger than the picture.
+        """
+        height, width = shape.size
+        if not shape.rows:
+            long = max(height, width)
+            square = PatchGrid(
+                "picture",
+                first=0,
+                rows=self.side,
+                columns=self.side,
+                left=-(long - width) / 2 / width,
+                top=-(long - height) / 2 / height,
+                width=long / width,
+                height=long / height,
+            )
+            return [square]
+        rows, columns = self._tile_grid(shape.size, shape.rows, shape.columns)
+        overview = PatchGrid("overview", 0, self.side, self.side)
+        return [overview, PatchGrid("tiles", self.side**2, rows, columns, row_end=1)]
 
 
 def best_size(size: Size, sizes: tuple[Size, ...]) -> Size:

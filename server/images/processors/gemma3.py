@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.image_config import NESTED_FILE, ImageConfig
-from server.images.processors.processor import ImageShape
+from server.images.processors.processor import ImageShape, PatchGrid, one_grid
 from server.images.processors.resize import resized
 from server.images.processors.settings import (
     check_equal,
@@ -46,6 +47,10 @@ class Gemma3Processor:
     def expansion(self, shape: ImageShape) -> str:
         """Return the placeholders between the tokens of begin and end, and two newlines."""
         return f"\n\n{self.marker}{self.placeholder * shape.embeddings}<end_of_image>\n\n"
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return one grid."""
+        return one_grid(shape)
 
 
 def read_gemma3(config: ImageConfig, model: dict[str, Any]) -> Gemma3Processor:

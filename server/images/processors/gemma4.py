@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.image_config import ImageConfig
-from server.images.processors.processor import ImageShape
+from server.images.processors.processor import ImageShape, PatchGrid, one_grid
 from server.images.processors.resize import resized
 from server.images.processors.settings import (
     check_equal,
@@ -57,6 +58,10 @@ class Gemma4Processor:
     def expansion(self, shape: ImageShape) -> str:
         """Return the placeholders between the tokens of begin and end."""
         return f"<|image>{self.placeholder * shape.embeddings}<image|>"
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return one grid."""
+        return one_grid(shape)
 
 
 def read_gemma4(config: ImageConfig, model: dict[str, Any]) -> Gemma4Processor:

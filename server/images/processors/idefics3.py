@@ -7,12 +7,13 @@ each step in 8 bits.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.checkpoint.image_config import NESTED_FILE, ImageConfig
 from engine.errors import ConfigError
-from server.images.processors.processor import ImageShape
+from server.images.processors.processor import ImageShape, PatchGrid
 from server.images.processors.resize import resized
 from server.images.processors.settings import (
     check_equal,
@@ -96,6 +97,27 @@ class Idefics3Processor:
             lines.append("\n")
         before = "\n" if lines else ""
         return f"{''.join(lines)}{before}{FAKE}<global-img>{tile}{FAKE}"
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return a grid for each tile, and the overview. The picture was stretched to the tiles."""
+        side = math.isqrt(self.tile_embeddings)
+        found: list[PatchGrid] = []
+        for row in range(shape.rows):
+            for column in range(shape.columns):
+                tile = PatchGrid(
+                    "tiles",
+                    first=len(found) * self.tile_embeddings,
+                    rows=side,
+                    columns=side,
+                    left=column / shape.columns,
+                    top=row / shape.rows,
+                    width=1 / shape.columns,
+                    height=1 / shape.rows,
+                )
+                found.append(tile)
+        part: Literal["overview", "picture"] = "overview" if found else "picture"
+        found.append(PatchGrid(part, len(found) * self.tile_embeddings, side, side))
+        return found
 
 
 def _even(side: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.image_config import NESTED_FILE, ImageConfig
-from server.images.processors.processor import ImageShape
+from server.images.processors.processor import ImageShape, PatchGrid, one_grid
 from server.images.processors.resize import resized
 from server.images.processors.settings import (
     check_equal,
@@ -55,6 +56,10 @@ class PixtralProcessor:
         """Return the placeholders, with a token behind each row and another behind the last."""
         row = self.placeholder * shape.columns
         return self.row_end.join([row] * shape.rows) + self.image_end
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return one grid."""
+        return one_grid(shape)
 
 
 def read_pixtral(config: ImageConfig, model: dict[str, Any]) -> PixtralProcessor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +32,29 @@ class ImageShape:
     size: tuple[int, int]  # height and width of the picture as it was given
 
 
+@dataclass(frozen=True, slots=True)
+class PatchGrid:
+    """Embeddings of an image that cover a part of the picture, row by row.
+
+    That of a row and a column is number `first + row * (columns + row_end) + column` of the image.
+    """
+
+    part: Literal["picture", "tiles", "overview"]  # a grid for all, or for a tile, or the overview
+    first: int
+    rows: int
+    columns: int
+    row_end: int = 0  # embeddings behind each row that show nothing
+    left: float = 0.0  # of the covered area, as shares of the picture's width and height
+    top: float = 0.0
+    width: float = 1.0
+    height: float = 1.0
+
+
+def one_grid(shape: ImageShape) -> list[PatchGrid]:
+    """Return the grid of a picture that is one tile, whose `rows` and `columns` are embeddings."""
+    return [PatchGrid("picture", 0, shape.rows, shape.columns)]
+
+
 class Processor(Protocol):
     """Prepares the pictures of one checkpoint. It is frozen, so that processes can share it."""
 
@@ -50,3 +74,6 @@ class Processor(Protocol):
 
     def expansion(self, shape: ImageShape) -> str:
         """Return the text that replaces one marker in the prompt."""
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return where the embeddings of a picture are on it, in their order."""

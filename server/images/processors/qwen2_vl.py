@@ -6,11 +6,12 @@ Both sides become multiples of a merged unit of patches, and the area stays with
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoint.image_config import ImageConfig, is_positive
-from server.images.processors.processor import ImageShape, UnfitPictureError
+from server.images.processors.processor import ImageShape, PatchGrid, UnfitPictureError, one_grid
 from server.images.processors.resize import resized
 from server.images.processors.settings import (
     check_equal,
@@ -73,6 +74,10 @@ class Qwen2VLProcessor:
     def expansion(self, shape: ImageShape) -> str:
         """Return the placeholders. The template writes the tokens around them."""
         return self.placeholder * shape.embeddings
+
+    def grids(self, shape: ImageShape) -> Sequence[PatchGrid]:
+        """Return one grid."""
+        return one_grid(shape)
 
 
 def read_qwen2_vl(config: ImageConfig, model: dict[str, Any]) -> Qwen2VLProcessor:

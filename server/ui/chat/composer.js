@@ -124,7 +124,7 @@ export function Composer() {
     <${Attached} pictures=${pictures} change=${(left) => setAttached({ files, pictures: left })} />
     <${Picker} attach=${attach} />
     <textarea rows="1" ref=${field} value=${text} aria-label="Message"
-      placeholder=${isNarrow ? "Ask something" : "Ask something. Enter sends, Shift+Enter starts a line."}
+      placeholder=${isNarrow ? "Ask something" : "Ask something. Shift+Enter starts a line."}
       onInput=${(event) => setText(event.target.value)} onKeyDown=${onKey} onPaste=${paste} />
     ${active
       ? html`<button type="button" onClick=${active.stop} title="Stop (Esc)">Stop</button>`

@@ -12,7 +12,7 @@ import { Markdown } from "./markdown.js";
 import {
   answerTool, canAsk, current, drop, edit, live, regenerate, retry, show, tick,
 } from "./state.js";
-import { children, picturesTo } from "./tree.js";
+import { children } from "./tree.js";
 
 const NAMES = { user: "You", assistant: "Answer", tool: "Result of a tool" };
 
@@ -160,8 +160,7 @@ function Figures({ node, isGrowing }) {
 function Actions({ node, startEdit }) {
   const isAnswer = node.role === "assistant";
   const isBusy = Object.keys(live.value).length > 0;
-  // The lens reads tokens only, so it cannot show a prompt with pictures.
-  const hasLens = hello.value?.ready.max_lens_tokens > 0 && !picturesTo(current.value, node.id).length;
+  const hasLens = hello.value?.ready.max_lens_tokens > 0;
   const openDrawer = (drawer) => {
     navigate(route.value.page, { ...route.value.params, drawer, answer: node.id });
   };

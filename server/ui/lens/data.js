@@ -3,6 +3,7 @@ import { get, post, request } from "../api.js";
 import { useEffect, useState } from "../html.js";
 
 const PATH = "/ui/api/lens";
+let made = 0; // reports: equal tokens may show other images
 
 /** Ask `load` again whenever `key` changes; return `{value, error, isLoading}`. */
 export function useAnswer(key, load) {
@@ -20,7 +21,11 @@ export function useAnswer(key, load) {
 
 /** The lens of a body `{text | ids, source | source_ids}`, or nothing for null. */
 export function useLens(body) {
-  return useAnswer(body && JSON.stringify(body), (signal) => post(PATH, body, { signal }));
+  return useAnswer(body && JSON.stringify(body), async (signal) => {
+    const report = await post(PATH, body, { signal });
+    made += 1;
+    return { ...report, key: made };
+  });
 }
 
 /** Read something of a layer; make a new capture if the last is gone or has not kept the layer. */
@@ -39,7 +44,7 @@ async function ofCapture(report, body, layer, read) {
 
 /** The shades of a head, row by row. */
 export function useHead(report, body, { stack, layer, head }) {
-  return useAnswer(JSON.stringify([report.tokens, report.source, stack, layer, head]), (signal) => {
+  return useAnswer(JSON.stringify([report.key, stack, layer, head]), (signal) => {
     const path = (capture) => `${PATH}/${capture}/${layer}/${head}?stack=${stack}`;
     return ofCapture(report, body, layer, async (capture) => {
       const answer = await request(path(capture), { signal });
@@ -48,9 +53,12 @@ export function useHead(report, body, { stack, layer, head }) {
   });
 }
 
-/** The exact weights of one row, and its scores before and after a softcap. */
+/**
+ * The exact weights of one row, and its scores before and after a softcap. `head` may be "mean", for
+ * the mean of all heads, which has no scores.
+ */
 export function useRow(report, body, { stack, layer, head }, row) {
-  const key = JSON.stringify([report.tokens, report.source, stack, layer, head, row]);
+  const key = JSON.stringify([report.key, stack, layer, head, row]);
   return useAnswer(row === null ? null : key, async (signal) => {
     await pause(120, signal); // the cursor may only pass
     const path = (capture) => `${PATH}/${capture}/${layer}/${head}?stack=${stack}&row=${row}`;
@@ -60,7 +68,7 @@ export function useRow(report, body, { stack, layer, head }, row) {
 
 /** What a recurrent layer keeps; it is computed if the report, which has many layers, lacks it. */
 export function useTrace(report, body, trace) {
-  const key = JSON.stringify([report.tokens, "states", trace.layer]);
+  const key = JSON.stringify([report.key, "states", trace.layer]);
   const again = useAnswer(trace.norms ? null : key, async (signal) => {
     const wanted = { ...body, want: ["states"], layers: [trace.layer] };
     const { states } = await post(PATH, wanted, { signal });
@@ -83,9 +91,10 @@ export function bytesOf(text) {
 }
 
 /**
- * The answer of the chat with this id: `{body, omitted, answerFrom}`. Tokens at the end that the lens
- * does not take are omitted; they change nothing before them. `answerFrom` is the answer's first
- * position. Throws an Error if the answer is not known.
+ * The answer of the chat with this id: `{body, omitted, answerFrom, pictures}`. Tokens at the end that
+ * the lens does not take are omitted; they change nothing before them. `answerFrom` is the answer's
+ * first position, and `pictures` are the URLs of those in its prompt. Throws an Error if the answer is
+ * not known, or if its prompt has pictures and does not fit.
  */
 export async function bodyOfAnswer(id, facts) {
   let chat;
@@ -103,5 +112,17 @@ export async function bodyOfAnswer(id, facts) {
   }
   const all = [...answer.prompt, ...answer.tokens];
   const answerFrom = Math.min(answer.prompt.length, most - 1);
-  return { body: { ids: all.slice(0, most) }, omitted: Math.max(0, all.length - most), answerFrom };
+  const { pictures } = answer;
+  const body = { ids: all.slice(0, most) };
+  if (pictures.length) {
+    if (answer.prompt.length >= most) throw tooLong(answer.prompt.length, most);
+    body.images = pictures;
+  }
+  return { body, omitted: Math.max(0, all.length - most), answerFrom, pictures };
+}
+
+function tooLong(count, most) {
+  const number = (value) => value.toLocaleString("en");
+  return new Error(`The prompt has ${number(count)} tokens with its pictures, and the lens takes `
+    + `${number(most)} at most. Ask with a smaller picture, or with fewer.`);
 }

@@ -1,6 +1,7 @@
 // Embeddings: the cosine of the angle between the embeddings of any two tokens.
 import { post } from "../api.js";
 import { html, useRef } from "../html.js";
+import { placesOf } from "../images.js";
 import { visible } from "../text.js";
 import { useAnswer } from "./data.js";
 import { HeatMap } from "./heat.js";
@@ -25,7 +26,8 @@ async function load(words, ids, signal) {
 
 export default function Embeddings({ report, params, update }) {
   const field = useRef(null);
-  const ids = [...report.source, ...report.tokens];
+  const shown = new Set(report.images.flatMap(placesOf).map((at) => report.tokens[at]));
+  const ids = [...report.source, ...report.tokens].filter((id) => !shown.has(id));
   const words = params.words ?? "";
   const key = JSON.stringify([words, ids]);
   const { value, error } = useAnswer(key, (signal) => load(words, ids, signal));

@@ -1,6 +1,7 @@
 // Lens: what the model does inside for one text, in tabs.
 import { post } from "../api.js";
 import { html, useEffect, useRef, useState, useStyle } from "../html.js";
+import { boxesOf } from "../images.js";
 import { navigate } from "../router.js";
 import { hello } from "../store.js";
 import { visible } from "../text.js";
@@ -8,6 +9,7 @@ import Attention from "./attention.js";
 import { bodyOfAnswer, useAnswer, useLens } from "./data.js";
 import Embeddings from "./embeddings.js";
 import Logit from "./logit.js";
+import Picture from "./picture.js";
 import Predictions from "./predictions.js";
 import Residual from "./residual.js";
 import State from "./state.js";
@@ -16,6 +18,7 @@ import { piecesOf } from "./text.js";
 const TABS = [
   ["predictions", "Predictions", Predictions],
   ["attention", "Attention", Attention],
+  ["picture", "Picture", Picture],
   ["logit", "Logit lens", Logit],
   ["residual", "Residual", Residual],
   ["state", "State", State],
@@ -43,7 +46,7 @@ export default function Lens({ params }) {
     ${report && html`<${Tokens} report=${report} omitted=${chosen.omitted} facts=${facts}
         answerFrom=${chosen.answerFrom} />
       <${Tabs} report=${report} body=${chosen.body} params=${params} update=${update}
-        facts=${facts} answerFrom=${chosen.answerFrom} />`}
+        facts=${facts} answerFrom=${chosen.answerFrom} pictures=${chosen.pictures} />`}
     ${!report && !problem && !isLoading && html`<p class="empty muted">Give a text to see the
       model's predictions, attention and residual stream for it. It is computed between the steps
       of other requests; nothing of it enters the cache.</p>`}
@@ -115,11 +118,18 @@ function Tokens({ report, omitted, facts, answerFrom }) {
     const first = box.current.querySelector(".lens-answer");
     if (first) box.current.scrollTop = first.offsetTop - box.current.offsetTop;
   }, [report]);
-  const strip = (ids) => piecesOf(report, ids).map((text, at) => {
-    const isFirst = ids === report.tokens && at === answerFrom;
-    return html`<span key=${at} class=${isFirst ? "lens-answer" : ""}
-      title=${`${at}: id ${ids[at]}`}>${visible(text)}</span>`;
-  });
+  const strip = (ids) => {
+    const texts = piecesOf(report, ids);
+    const isText = ids === report.tokens;
+    return boxesOf(isText ? report.images : [], ids.length).map(({ begin, end, place }) => {
+      if (place !== undefined) {
+        return html`<span key=${begin} class="lens-image"
+          title=${`${begin} to ${end - 1}`}>image ${place + 1}</span>`;
+      }
+      return html`<span key=${begin} class=${isText && begin === answerFrom ? "lens-answer" : ""}
+        title=${`${begin}: id ${ids[begin]}`}>${visible(texts[begin])}</span>`;
+    });
+  };
   const count = `${report.tokens.length} of at most ${facts.ready.max_lens_tokens} tokens`;
   return html`<div class="lens-tokens mono" aria-label="Tokens" role="group" ref=${box}
     tabindex="0">
@@ -131,8 +141,9 @@ function Tokens({ report, omitted, facts, answerFrom }) {
   </div>`;
 }
 
-function Tabs({ report, body, params, update, facts, answerFrom }) {
-  const all = TABS.filter(([id]) => id !== "state" || report.states);
+function Tabs({ report, body, params, update, facts, answerFrom, pictures }) {
+  const hidden = [!report.states && "state", !report.images.length && "picture"];
+  const all = TABS.filter(([id]) => !hidden.includes(id));
   const first = facts.ready.kind === "encoder" ? all[1] : all[0]; // an encoder predicts nothing
   const shown = all.find(([id]) => id === params.tab) ?? first;
   const tabs = useRef(null);
@@ -160,6 +171,6 @@ function Tabs({ report, body, params, update, facts, answerFrom }) {
     </div>
     <div class="panel" role="tabpanel" id="lens-panel" aria-labelledby=${`lens-tab-${shown[0]}`}>
       <${shown[2]} report=${report} body=${body} params=${params} update=${update} facts=${facts}
-        answerFrom=${answerFrom} />
+        answerFrom=${answerFrom} pictures=${pictures} />
     </div>`;
 }

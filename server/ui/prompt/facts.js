@@ -31,27 +31,6 @@ export const STATES = {
   new: ["new", "the model computes it"],
 };
 
-/**
- * What is drawn as one box: `{begin, end}` of a token, or of an image with all that separates its
- * tiles. An image also has its `place` in the prompt, from 0.
- */
-export function boxesOf(answer) {
-  const boxes = [];
-  const add = (from, to) => {
-    for (let i = from; i < to; i += 1) boxes.push({ begin: i, end: i + 1 });
-  };
-  let next = 0;
-  for (const [place, { runs }] of answer.images.entries()) {
-    const begin = runs[0][0];
-    const end = runs.at(-1)[0] + runs.at(-1)[1];
-    add(next, begin);
-    boxes.push({ begin, end, place });
-    next = end;
-  }
-  add(next, answer.ids.length);
-  return boxes;
-}
-
 /** How many tokens an image has, and how it was cut: "image 1: 64 tokens, 3 × 4 tiles". */
 export function imageLine(answer, place) {
   const { tokens, tiles, grid: [rows, columns] } = answer.images[place];

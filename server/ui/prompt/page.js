@@ -192,7 +192,7 @@ function Loss({ answer, baseline, keep }) {
 /** The comparison with the prompt of an answer that the API has given. */
 function Compared({ comparison, id, change }) {
   return html`<p class="pr-compared">
-    <label>Compare with the prompt of the answer
+    <label>Compare with the prompt of the answer${" "}
       <input value=${id} placeholder="resp_… or msg_…" spellcheck=${false}
         onInput=${(event) => change(event.target.value)} /></label>
     ${id.trim() && comparison && html` <span role="status">${causeOf(comparison)}</span>`}

@@ -1,7 +1,8 @@
 // The tokens of a prompt as boxes. Arrows move over them; the line below describes the current one.
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
+import { boxesOf } from "../images.js";
 import { Picture } from "../pictures.js";
-import { STATES, boxText, boxesOf, describeBox, stateOfBox } from "./facts.js";
+import { STATES, boxText, describeBox, stateOfBox } from "./facts.js";
 
 const MOST = 4000; // boxes that are drawn; the table has no more either
 const MOVES = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 };
@@ -11,7 +12,7 @@ export function Tokens({ answer }) {
   const [pinned, setPinned] = useState(0);
   const [hovered, setHovered] = useState(null);
   const box = useRef(null);
-  const boxes = useMemo(() => boxesOf(answer).slice(0, MOST), [answer]);
+  const boxes = useMemo(() => boxesOf(answer.images, answer.ids.length).slice(0, MOST), [answer]);
   const count = boxes.length;
   const index = Math.min(hovered ?? pinned, count - 1);
   useEffect(() => setHovered(null), [answer]);

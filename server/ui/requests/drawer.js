@@ -5,7 +5,9 @@ import { saveJson } from "../files.js";
 import { html, useEffect, useState, useStyle } from "../html.js";
 import { hrefOf, route } from "../router.js";
 import { duration, number } from "../text.js";
-import { PARTS, count, isRough, nameOf, neighbourName, shareOf, sumLine } from "./format.js";
+import {
+  count, imagesLine, isRough, nameOf, neighbourName, partsOf, shareOf, sumLine,
+} from "./format.js";
 import { StepRow, StepTable } from "./steps.js";
 
 const MOST_COSTS = 8;
@@ -35,19 +37,18 @@ export default function Waterfall({ params }) {
 
 const pathOf = (id) => `/ui/api/requests/${encodeURIComponent(id)}`;
 
-/** The x-request-id that the parameters name, and whether its chat is known to have pictures. */
+/** The x-request-id that the parameters name. */
 async function requestOf(params) {
-  if (params.request) return { id: params.request, hasPictures: false };
+  if (params.request) return params.request;
   const { answerOf } = await import("../chat/answers.js");
   const answer = await answerOf(params.answer);
   if (!answer?.requestId) throw new Error("This answer has no request id, so its time is not known.");
-  return { id: answer.requestId, hasPictures: answer.pictures.length > 0 };
+  return answer.requestId;
 }
 
 /** The report of a request. */
 async function load(params) {
-  const { id, hasPictures } = await requestOf(params);
-  return { ...await get(pathOf(id)), hasPictures };
+  return get(pathOf(await requestOf(params)));
 }
 
 function Report({ report }) {
@@ -56,8 +57,9 @@ function Report({ report }) {
     <p class="wf-id"><code>${report.id}</code> ${outcome && html`<strong>${outcome}</strong>`}</p>
     <p class="wf-sum">${sumLine(report)}</p>
     <${Parts} report=${report} />
-    ${report.hasPictures && html`<p class="wf-note">The queue includes the time in which its pictures
-      were encoded.</p>`}
+    ${report.choices.filter(({ images }) => images).map(({ index, images }) => html`
+      <p key=${index} class="wf-images">${report.choices.length > 1 && `Choice ${index}: `}
+        ${imagesLine(images)}</p>`)}
     <${StepRow} report=${report} />
     <${Costs} who=${report.who} />
     ${report.choices.length > 1 && html`<${Choices} choices=${report.choices} />`}
@@ -72,7 +74,8 @@ function Report({ report }) {
 
 /** The bar of parts, and a legend with each part's time and share. */
 function Parts({ report }) {
-  const shown = PARTS.filter(([name]) => report.parts[name] > 0);
+  const parts = partsOf(report);
+  const shown = parts.filter(([name]) => report.parts[name] > 0);
   const total = shown.reduce((sum, [name]) => sum + report.parts[name], 0) || 1;
   return html`<section aria-label="Parts of the time">
     <div class="wf-bar" aria-hidden="true">
@@ -82,7 +85,7 @@ function Parts({ report }) {
       })}
     </div>
     <dl class="wf-legend">
-      ${PARTS.map(
+      ${parts.map(
         ([name, meaning]) => html`<div key=${name} title=${meaning}>
           <dt><span class=${`wf-swatch wf-${name}`} aria-hidden="true" />${nameOf(name)}</dt>
           <dd>${duration(report.parts[name])}${" "}<small>${shareOf(report.parts[name], report.wall_ms)}</small></dd>
@@ -169,7 +172,7 @@ function Fit({ fit }) {
   if (fit.r2 === null) return html`<p class="wf-note">No steps are recorded to fit a model to.</p>`;
   const stalls = fit.stalls ? `, ${count(fit.stalls, "stall")} left out` : "";
   return html`<p class="wf-fit">
-    fit: ${count(fit.steps, "step")}${stalls}, R² ${number(fit.r2, 2)}
+    fit: ${count(fit.steps, "step")}${stalls}, R² ${number(fit.r2, 2)}${" "}
     ${isRough(fit) && html`<strong class="wf-rough">rough here</strong>`}
     <br />a step takes ${duration(fit.base_ms)} + ${number(fit.prefill_us_per_token, 1)} µs for each
     prompt token + ${number(fit.decode_us_per_token, 1)} µs for each decode +

@@ -4,14 +4,32 @@ import { duration, number } from "../text.js";
 
 /** The parts of a request's time, in the order in which they are shown, with what they mean. */
 export const PARTS = [
-  ["server", "in the server's own process: tokenising, waiting to send, detokenising"],
+  ["server", "in the server's own process: reading images, tokenising, waiting to send, detokenising"],
   ["queue", "in the engine, while no step computed anything of this request"],
+  ["encoder", "the image encoder worked on its images"],
   ["base", "a step's constant cost, such as reading the weights: nobody's fault"],
   ["own", "this request's own tokens"],
   ["others", "tokens of other requests in the same steps"],
   ["waiting", "threads of the engine waited for a core that other programs had"],
   ["unexplained", "what the steps took beyond the step model"],
 ];
+
+/** The parts of a request: the encoder is one only of those with images. */
+export function partsOf(report) {
+  const hasImages = report.choices.some(({ images }) => images);
+  return PARTS.filter(([name]) => name !== "encoder" || hasImages);
+}
+
+/** What was done for the images of a choice: "1 image, encoded in 340 ms (12 units); ready …". */
+export function imagesLine({ encoded, reused, units, encode_ms: ms, wait_ms: waited }) {
+  const parts = [count(encoded + reused, "image")];
+  if (encoded) {
+    const which = reused ? `${encoded} encoded` : "encoded";
+    parts.push(`${which} in ${duration(ms)} (${count(units, "unit")})`);
+  }
+  if (reused) parts.push(`${encoded ? `${reused} ` : ""}found encoded in the cache`);
+  return `${parts.join(", ")}; ready ${duration(ms + waited)} after the submission.`;
+}
 
 /** The name of a part as it is shown. */
 export const nameOf = (part) => (part === "waiting" ? "waiting for a core" : part);
@@ -34,7 +52,7 @@ export function shareOf(part, whole) {
 
 /** "2.31 s = server 9.10 ms + queue 410 ms + …", as the parts sum to the wall time. */
 export function sumLine(report) {
-  const parts = PARTS.map(([name]) => `${nameOf(name)} ${duration(report.parts[name])}`);
+  const parts = partsOf(report).map(([name]) => `${nameOf(name)} ${duration(report.parts[name])}`);
   return `${duration(report.wall_ms)} = ${parts.join(" + ")}`;
 }
 

@@ -7,9 +7,9 @@ import { count, nameOf, stepLine } from "./format.js";
 const HEIGHT = 64;
 const STACK = ["base", "own", "others", "waiting", "unexplained"];
 
-/** The paths of all steps: one for each part, so that 2,000 steps are seven elements. */
+/** The paths of all steps: one for each part, so that 2,000 steps are eight elements. */
 export function stepPaths(report) {
-  const paths = Object.fromEntries(["server", "queue", ...STACK].map((name) => [name, ""]));
+  const paths = Object.fromEntries(["server", "queue", "encoder", ...STACK].map((name) => [name, ""]));
   const box = (name, at, width, top, height) => {
     if (width > 0 && height > 0) paths[name] += `M${at} ${top}h${width}v${height}h${-width}z`;
   };
@@ -19,6 +19,8 @@ export function stepPaths(report) {
   box("server", engineEnd, ended - engineEnd, 0, HEIGHT);
   const queued = report.stamps.admitted === null ? ended : report.stamps.admitted;
   box("queue", submitted, queued - submitted, 0, HEIGHT);
+  const { encode_begin: begin, images_ready: ready } = report.stamps;
+  if (begin !== null) box("encoder", begin, ready - begin, 0, HEIGHT);
   for (const step of report.steps) {
     if (step.queue) {
       box("queue", step.at, step.ms, 0, HEIGHT);
@@ -51,8 +53,13 @@ function stepAt(steps, time) {
 /** What the request went through, by its stamps: [name, begin, end] in ms. */
 function phases(report) {
   const { submitted, admitted, first_token, last_token, ended } = report.stamps;
-  const found = [["tokenise", 0, submitted]];
-  found.push(["queue", submitted, admitted ?? ended]);
+  const { encode_begin: begin, images_ready: ready } = report.stamps;
+  const found = [[ready === null ? "tokenise" : "read images, tokenise", 0, submitted]];
+  if (begin === null) found.push(["queue", submitted, admitted ?? ended]);
+  else {
+    found.push(["queue", submitted, begin], ["encode images", begin, ready]);
+    found.push(["wait", ready, admitted]);
+  }
   if (admitted === null) return found;
   const chunks = report.choices[0].prefills.map((chunk) => chunk[3]);
   const preempted = report.choices.some((choice) => choice.preemptions > 0);

@@ -36,6 +36,7 @@ class Target:
     one: str
     several: str
     tokens: list[int]
+    browser: str = ""  # the path of Chromium; only for Open WebUI
 
     @property
     def base_url(self) -> str:

@@ -55,6 +55,11 @@ def environment(folder: Path, connections: list[Connection]) -> dict[str, str]:
     }
 
 
+def squeezed(text: str) -> str:
+    """Return `text` with single spaces: a page joins lines."""
+    return " ".join(text.split())
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
@@ -69,17 +74,18 @@ def sent(url: str, body: dict[str, Any], token: str = "") -> Any:
 
 
 @contextlib.contextmanager
-def started(folder: Path, connections: list[Connection]) -> Iterator[str]:
+def started(folder: Path, connections: list[Connection], **settings: str) -> Iterator[str]:
     """Start Open WebUI and yield its URL when it is ready. Its log goes to stderr.
+
+    `settings` are further variables of its environment.
 
     Raises AssertionError if it is not ready in time.
     """
     url = f"http://127.0.0.1:{free_port()}"
     command = [Path(sys.executable).parent / "open-webui", "serve", "--host", "127.0.0.1"]
     command += ["--port", url.rpartition(":")[2]]
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(folder, connections), stdout=sys.stderr
-    )
+    env = environment(folder, connections) | settings
+    process = subprocess.Popen(command, cwd=folder, env=env, stdout=sys.stderr)
     try:
         wait_ready(url, process)
         yield url
@@ -130,6 +136,14 @@ class ChatPage:
             notes.click()
         self._page.locator("#model-selector-model-button").click()
         self._page.locator(f'[role=option][data-value="{model}"]').click()
+
+    def upload(self, name: str, data: bytes) -> None:
+        """Choose a file for the next message; wait until the page shows it as a picture."""
+        shown = self._page.locator('#message-input-container img[data-cy="image"]')
+        count = shown.count()
+        upload = self._page.locator('input[type="file"]').first
+        upload.set_input_files({"name": name, "mimeType": "image/png", "buffer": data})
+        self.wait(lambda: shown.count() > count, "the picture above the message")
 
     def send(self, text: str) -> None:
         self._page.locator("#chat-input").fill(text)

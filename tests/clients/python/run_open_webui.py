@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cells import CITY_SCHEMA, QUESTION, check_usage, run, target
-from open_webui_page import ChatPage, Connection, add_model, browsing, started
+from open_webui_page import ChatPage, Connection, add_model, browsing, squeezed, started
 from recorder import Exchange, Recorder
 
 TARGET = target()
@@ -32,11 +32,6 @@ CONNECTIONS = [
     Connection(TARGET.short_url, TARGET.key, "short"),
     Connection(TARGET.endless_url, TARGET.key, "endless"),
 ]
-
-
-def squeezed(text: str) -> str:
-    """Return `text` with single spaces: a page joins lines."""
-    return " ".join(text.split())
 
 
 def messages(since: int) -> list[Exchange]:

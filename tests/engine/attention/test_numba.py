@@ -62,7 +62,7 @@ def test_numba_each_feature_matches_dense(spec: AttentionSpec, dtype: torch.dtyp
 @dtypes
 @pytest.mark.parametrize("window", [None, 5, 16])
 def test_numba_image_matches_dense(window: int | None, dtype: torch.dtype) -> None:
-    spec = AttentionSpec(6, 2, 8, scale=8**-0.5, window=window)
+    spec = AttentionSpec(6, 2, 8, scale=8**-0.5, window=window, sees_whole_images=True)
     check_image(random_sequences(spec, [40, 28, 30], dtype), NumbaBackend(CPU))
 
 

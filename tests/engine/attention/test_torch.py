@@ -78,12 +78,15 @@ def check_image(sequences: Sequences, backend: AttentionBackend) -> None:
     assert all(map(torch.equal, run.outputs, due))
     run.step([(0, 20, 8), (1, 27, 1)])  # behind a cached prefix
     assert all(map(torch.equal, run.outputs, due))
+    # In the same step, other layers may be causal.
+    causal = replace(shown, spec=replace(shown.spec, sees_whole_images=False))
+    check(causal, PagedRun(causal, 16, backend=backend).whole())
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("window", [None, 5, 16])
 def test_torch_attention_image_matches_dense(window: int | None, dtype: torch.dtype) -> None:
-    spec = AttentionSpec(6, 2, 8, scale=8**-0.5, window=window)
+    spec = AttentionSpec(6, 2, 8, scale=8**-0.5, window=window, sees_whole_images=True)
     check_image(random_sequences(spec, [40, 28, 30], dtype), TorchBackend())
 
 

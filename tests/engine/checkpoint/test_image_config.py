@@ -15,6 +15,7 @@ from engine.checkpoint.image_config import (
     IMAGE_PROCESSORS,
     ImageConfig,
     image_processor_type,
+    missing_tower,
     normalization_of,
     read_image_config,
 )
@@ -127,3 +128,19 @@ def test_nested_settings_that_are_no_object_are_refused(tmp_path: Path) -> None:
 def test_architecture_without_images_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="LlamaForCausalLM takes no images here"):
         normalization_of(ImageConfig({}, FLAT, {}), "LlamaForCausalLM")
+
+
+def test_missing_tower_is_searched_in_the_index_of_several_files(tmp_path: Path) -> None:
+    model: dict[str, Any] = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "vision_config": {},
+    }
+    assert missing_tower(model, tmp_path) is None, "random weights need no files"
+    index, text = "model.safetensors.index.json", "model.language_model.norm.weight"
+    for tower in ("vision_tower.std_bias", "model.vision_tower.std_bias"):
+        names = dict.fromkeys((text, tower), "a.safetensors")
+        (tmp_path / index).write_text(json.dumps({"weight_map": names}))
+        assert missing_tower(model, tmp_path) is None
+    (tmp_path / index).write_text(json.dumps({"weight_map": {text: "a.safetensors"}}))
+    assert missing_tower(model, tmp_path) == f"{index} has no tensors of vision_tower"
+    assert missing_tower(model | {"architectures": [QWEN]}, tmp_path) is None

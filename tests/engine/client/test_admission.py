@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.client.admission import ALWAYS_QUEUED, AdmissionControl, ServiceRate
+from engine.client.admission import (
+    ALWAYS_QUEUED,
+    MAX_PIXEL_BYTES,
+    AdmissionControl,
+    ServiceRate,
+)
 from engine.config import EngineConfig
 from engine.errors import EngineOverloadedError, RequestRejectedError
 from engine.protocol.outputs import EngineStats
@@ -264,3 +269,19 @@ def test_queue_expected_wait_counts_no_requests_behind_the_turn_of_the_tenant(cl
     with pytest.raises(EngineOverloadedError, match="--max-queue-wait"):
         queue.check(1, 1, EngineStats(), "a")
     queue.check(1, 1, EngineStats(), "b")
+
+
+def test_queue_bounds_the_pixels_of_waiting_images(clock: Clock) -> None:
+    queue = AdmissionControl(EngineConfig(max_queue_wait=600), clock)
+    half = MAX_PIXEL_BYTES // 2
+    queue.check(1, 9, EngineStats(), pixels=3 * half)  # an empty queue takes one prompt
+    for number in (1, 2):
+        queue.check(1, 9, EngineStats(), pixels=half)
+        queue.join(number, 1, 9, pixels=half)
+    with pytest.raises(EngineOverloadedError, match=r"have 1024 MiB of pixels; the limit is 1024"):
+        queue.check(1, 9, EngineStats(), pixels=1)
+    queue.check(1, 9, EngineStats())  # texts go on
+    queue.admitted([1], 1.0)
+    queue.check(1, 9, EngineStats(), pixels=half)
+    with pytest.raises(RequestRejectedError, match=r"1536 MiB in all, each counted n times"):
+        queue.check(3, 27, EngineStats(), pixels=3 * half)

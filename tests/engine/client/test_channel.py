@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -26,7 +27,7 @@ from engine.client.channel import (
     remove_sockets,
 )
 from engine.protocol.failure import Fatal
-from engine.protocol.generate import Abort, GenerateRequest, SamplingParams
+from engine.protocol.generate import Abort, GenerateRequest, Image, SamplingParams
 from engine.protocol.outputs import EngineStats, StepOutputs, TokenOutput
 from engine.protocol.ready import Progress, Shutdown
 from engine.protocol.wire import FromEngine, ToEngine
@@ -130,6 +131,42 @@ async def test_channel_bursts_in_both_directions_arrive_in_order(address: str) -
     await client.end(engine)
     assert engine.received == [*map(request, range(COUNT)), Shutdown()]
     assert client.received == [*map(outputs, range(COUNT))]
+
+
+async def test_channel_sends_pixels_behind_the_message_without_encoding_them(
+    address: str,
+) -> None:
+    """Texts and pictures arrive in order, each picture with its own pixels, also empty ones."""
+
+    def showing(number: int) -> GenerateRequest:
+        sizes = (number * 100_000, 0, 1)[: number % 4]
+        images = [
+            Image(b"%d" % index, ((index, 1),), bytes([number]) * size)
+            for index, size in enumerate(sizes)
+        ]
+        return msgspec.structs.replace(request(number), images=tuple(images))
+
+    def echo(endpoint: EngineEndpoint, messages: list[ToEngine]) -> None:
+        for message in messages:
+            if isinstance(message, GenerateRequest):
+                endpoint.send(outputs(message.id))
+
+    client = Client(address)
+    engine = Engine(address, echo)
+    await client.greeted()
+    encode, lengths = client.endpoint._outbox._encode, []
+
+    def measured(message: object) -> bytes:
+        lengths.append(len(encode(message)))
+        return encode(message)
+
+    client.endpoint._outbox._encode = measured
+    for number in range(16):
+        client.endpoint.send(showing(number))
+    await client.until(16)
+    await client.end(engine)
+    assert engine.received == [*map(showing, range(16)), Shutdown()]
+    assert max(lengths) < 1000
 
 
 async def test_channel_single_messages_lose_no_wake_up(address: str) -> None:

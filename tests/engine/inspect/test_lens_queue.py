@@ -17,6 +17,7 @@ from engine.ops.kernels import use_kernels
 from engine.protocol.lens import MAX_LENS_BYTES, LensRequest, LensResult
 from engine.protocol.outputs import StepOutputs
 from engine.protocol.wire import FromEngine, ToEngine
+from engine.vision.requests import ImageRequests
 from tests.support.driver import MODES, Driver, each, tiny_llama
 from tests.support.lens import run_lens
 from tests.support.tiny_bert import tiny_bert
@@ -104,6 +105,21 @@ def test_lens_waits_while_a_request_waits_and_runs_between_steps(checkpoint: Pat
     steps = [message for message in driver.sent if isinstance(message, StepOutputs)]
     assert len(steps) >= 7
     driver.run()
+
+
+def test_lens_waits_while_images_of_a_request_are_encoded(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(checkpoint)
+    images = driver.inspectors._images
+    assert isinstance(images, ImageRequests)
+    monkeypatch.setattr(ImageRequests, "has_work", True)
+    ask(driver)
+    driver.turn(20)
+    assert not results(driver)
+    monkeypatch.setattr(ImageRequests, "has_work", False)
+    while not results(driver):
+        driver.turn()
 
 
 def test_lens_is_computed_in_pieces_with_a_step_after_each(checkpoint: Path) -> None:

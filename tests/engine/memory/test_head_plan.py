@@ -116,6 +116,18 @@ def test_cost_counts_the_experts_of_one_token(tmp_path: Path) -> None:
     assert costs[0] == pytest.approx(costs[1], rel=0.01)
 
 
+def test_cost_counts_no_tower_that_encodes_images(folder: Path, tmp_path: Path) -> None:
+    seeing = plan(checkpoint(tmp_path / "seeing", add_head, inside), speculation="mtp")
+    blind = plan(folder, speculation="mtp")
+    assert seeing.num_parameters > 1.05 * blind.num_parameters
+    costs = [
+        head_plan.draft_cost(each.module, each.prediction.module)
+        for each in (seeing, blind)
+        if each.prediction.module is not None
+    ]
+    assert costs[0] == pytest.approx(costs[1], rel=0.005)
+
+
 @pytest.mark.parametrize("speculation", ["off", "ngram"])
 def test_other_drafts_take_no_head(folder: Path, speculation: str) -> None:
     found = plan(folder, speculation=speculation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from engine.memory import image_plan
 from engine.memory.image_plan import embedding_bytes, encoder_bytes, pixel_bytes
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import IMAGES, LARGEST_STEP, PIXELS, planned_bytes
+from tests.engine.models.test_gemma4_images import config, reference
 from tests.support.driver import tiny_llama
+from tests.support.gemma4_images import PROCESSOR
 from tests.support.tiny_smolvlm import write_seeing
 
 CONTEXT = 1024 * 64 * 4  # bytes: tokens, hidden size, fp32
@@ -54,3 +57,13 @@ def test_largest_step_includes_a_unit_of_encoding(plan: ModelPlan) -> None:
     """A layer reads 1024 rows of 32 numbers, and writes 96 for queries, keys and values."""
     assert encoder_bytes(plan) >= 1024 * (32 + 96) * torch.float32.itemsize
     assert planned_bytes(plan, 8, 1024)[LARGEST_STEP] >= encoder_bytes(plan)
+
+
+def test_unit_of_gemma_4_has_the_patches_of_an_image(tmp_path: Path) -> None:
+    reference(config({"position_embedding_size": 3360}), tmp_path)
+    found = []
+    for budget in (12, 1120):
+        processor = PROCESSOR | {"max_soft_tokens": budget}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+        found.append(encoder_bytes(plan_of(tmp_path)))
+    assert found[1] * 1024 == found[0] * 1120 * 9, "a smaller image is planned as others are"

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.checkpoint.image_config import missing_tower
 from engine.errors import ConfigError
-from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3, other_spellings
+from engine.models.gemma3 import TEXT_DEFAULTS, THETA, Gemma3
+from engine.models.multimodal import other_spellings
 from tests.support.golden import (
-    ANSWER,
     EQUALITIES,
     WINDOW,
     WINDOW_LENGTHS,
@@ -28,7 +29,7 @@ from tests.support.golden import (
     window_is_exact,
 )
 from tests.support.seeing import Shown, check_images, prompt_with
-from tests.support.vision import IMAGE_PROCESSOR, numbers_of, picture
+from tests.support.vision import numbers_of, picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
@@ -182,6 +183,28 @@ def test_gemma3_multimodal_matches_transformers(golden: Golden, equality: Equali
     equality(golden)
 
 
+def blind(config: dict[str, Any], tensors: Tensors) -> None:
+    """Remove the tensors of the tower."""
+    for name in [name for name in tensors if not name.startswith("language_model.")]:
+        del tensors[name]
+
+
+def takes_text_only(golden: Golden) -> None:
+    """A folder without any tensor of the tower has no SeeingGemma3; the server says what lacks."""
+    assert type(golden.runner.model) is Gemma3
+    config = json.loads((golden.folder / "config.json").read_text())
+    found = missing_tower(config, golden.folder)
+    assert found == "model.safetensors has no tensors of vision_tower"
+
+
+@golden_tests(
+    [Case("blind", lambda: multimodal(tied=False), edit=blind)],
+    [full_prefill, takes_text_only],
+)
+def test_gemma3_without_a_tower_is_a_text_model(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
 IMAGE_TOKEN, EDGE, PER_IMAGE = 210, 24, 9
 SEEING = {
     "hidden_size": 32,
@@ -202,6 +225,7 @@ def seeing(**overrides: Any) -> Any:
         vision_config=SEEING,
         mm_tokens_per_image=PER_IMAGE,
         image_token_index=IMAGE_TOKEN,
+        tie_word_embeddings=overrides.get("tie_word_embeddings", True),
     )
 
 
@@ -219,64 +243,24 @@ SEES = [
 ]
 
 
+def square(seed: int) -> Shown:
+    return Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE)
+
+
+def pixel_values(images: Sequence[Shown]) -> dict[str, Any]:
+    return {"pixel_values": numbers_of(torch.cat([each.pixels for each in images]))}
+
+
 @pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize("golden", SEES, indirect=True, ids=lambda case: case.name)
 def test_gemma3_with_images_matches_transformers(golden: Golden, backend: str) -> None:
     def inputs(images: Sequence[Shown]) -> dict[str, Any]:
         prompt, _ = prompt_with(images, IMAGE_TOKEN)
         types = torch.tensor([prompt]) == IMAGE_TOKEN
-        pixels = numbers_of(torch.cat([each.pixels for each in images]))
-        return {"pixel_values": pixels, "token_type_ids": types.long()}
+        return pixel_values(images) | {"token_type_ids": types.long()}
 
-    one, *three = [Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE) for seed in range(4)]
+    one, *three = [square(seed) for seed in range(4)]
     check_images(golden, [[], [one], three], IMAGE_TOKEN, inputs, attention_backend=backend)
-
-
-def greedy_reference(
-    golden: Golden, images: Sequence[Shown], prompt: list[int], answer: list[int]
-) -> list[int]:
-    """Return the reference's likeliest tokens behind a prompt and each part of its answer."""
-    assert IMAGE_TOKEN not in answer
-    tokens = torch.tensor([[*prompt, *answer[:-1]]])
-    inputs: dict[str, Any] = {}
-    if images:
-        pixels = numbers_of(torch.cat([each.pixels for each in images]))
-        inputs = {"pixel_values": pixels, "token_type_ids": (tokens == IMAGE_TOKEN).long()}
-    with torch.inference_mode():
-        logits = golden.reference(tokens, **inputs).logits[0, len(prompt) - 1 :]
-    found: list[int] = logits.argmax(-1).tolist()
-    return found
-
-
-@pytest.mark.parametrize("mode", [{"depth": 0}, {"depth": 1, "late": True}], ids=str)
-@pytest.mark.parametrize("golden", SEES, indirect=True, ids=lambda case: case.name)
-def test_gemma3_answers_about_images_survive_chunks_hits_and_preemptions(
-    golden: Golden, mode: dict[str, Any]
-) -> None:
-    """A step's budget is less than an image, and cached prefixes end inside images."""
-    (golden.folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSOR))
-    a, b, c = [Shown(picture((1, EDGE, EDGE), seed), PER_IMAGE) for seed in range(3)]
-    stories = [[a, b], [], [a, b, c], [a], [c, b, a], [a, b], [a, b, c]]
-    driver = golden.driver(max_num_batched_tokens=5, num_gpu_blocks_override=32, **mode)
-    assert driver.loaded.facts.image_tokens == PER_IMAGE
-    shown = [prompt_with(images, IMAGE_TOKEN) for images in stories]
-    scheduler, inside = driver.core.scheduler, 0
-    for _ in range(2):
-        ids = []
-        for images, (prompt, starts) in zip(stories, shown, strict=True):
-            places = [each.image(first) for each, first in zip(images, starts, strict=True)]
-            ids.append(driver.submit(prompt, ANSWER, images=places))
-        for _ in range(4):
-            driver.turn(7)
-            scheduler._preempt(scheduler.running[-1])
-        driver.run()
-        for images, request_id, (prompt, starts) in zip(stories, ids, shown, strict=True):
-            answer = driver.tokens(request_id)
-            assert answer == greedy_reference(golden, images, prompt, answer)
-            cached = driver.admissions[request_id].cached_tokens
-            inside += any(first < cached < first + PER_IMAGE for first in starts)
-    assert inside > 1
-    assert driver.stats.gauges["images_encoded"] == 3
 
 
 def test_gemma3_text_config_ignores_no_vision_tensors() -> None:

@@ -86,7 +86,7 @@ def multimodal(tied: bool) -> Any:
     audio = {"subsampling_conv_channels": [4, 4], "output_proj_dims": 8}
     return Gemma4Config(
         text_config=SMALL | SHARED | {"tie_word_embeddings": tied},
-        vision_config=small | vision | {"position_embedding_size": 16},
+        vision_config=small | vision | {"position_embedding_size": 840},
         audio_config=small | audio,
         tie_word_embeddings=tied,
         vocab_size=SMALL["vocab_size"],  # read by the golden tests alone

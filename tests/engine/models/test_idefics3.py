@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.models.idefics3 import TEXT_DEFAULTS, Idefics3
+from engine.models.idefics3 import Idefics3
 from tests.support.golden import Case, Equality, Golden, golden_tests
 from tests.support.seeing import Shown, check_images
 from tests.support.vision import numbers_of, picture
@@ -65,11 +65,12 @@ def shown(tiles: int, seed: int) -> Shown:
     return Shown(picture((tiles, EDGE, EDGE), seed), tiles * PER_TILE)
 
 
+def inputs(images: Sequence[Shown]) -> dict[str, Any]:
+    return {"pixel_values": numbers_of(torch.cat([each.pixels for each in images]))[None]}
+
+
 @pytest.mark.parametrize("golden", CASES, indirect=True, ids=lambda case: case.name)
 def test_idefics3_with_images_matches_transformers(golden: Golden) -> None:
-    def inputs(images: Sequence[Shown]) -> dict[str, Any]:
-        return {"pixel_values": numbers_of(torch.cat([each.pixels for each in images]))[None]}
-
     three = [shown(5, 1), shown(1, 2), shown(2, 3)]
     check_images(golden, [[], [shown(1, 0)], three], IMAGE_TOKEN, inputs)
 
@@ -79,6 +80,7 @@ def test_idefics3_with_images_matches_transformers(golden: Golden) -> None:
     [
         ({"text_config": {"model_type": "mistral"}}, "model_type"),
         ({"text_config": 5}, "text_config = 5"),
+        ({"vision_config": 5}, "vision_config = 5"),
         ({"scale_factor": 4}, "scale_factor 4"),
         ({"image_processor": {"image_std": [0, 1, 1]}}, "image_std"),
     ],
@@ -88,10 +90,3 @@ def test_idefics3_unsupported_config_raises_config_error(wrong: dict[str, Any], 
     pytest.importorskip("transformers")
     with pytest.raises(ConfigError, match=said):
         Idefics3.read_config(config().to_dict() | wrong)
-
-
-def test_text_defaults_are_those_of_transformers() -> None:
-    """A published checkpoint's nested config omits values that equal the defaults."""
-    transformers = pytest.importorskip("transformers")
-    defaults = transformers.LlamaConfig().to_dict()
-    assert {key: defaults[key] for key in TEXT_DEFAULTS} == TEXT_DEFAULTS

@@ -110,11 +110,13 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.variants(12)
 @golden_tests(CASES, quick=EQUALITIES)
 def test_llama_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 
 
+@pytest.mark.variants(5)
 @golden_tests(ROPES, [full_prefill, chunked_prefill, greedy])
 def test_llama_rope_scaling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)

@@ -114,38 +114,45 @@ def tiled(rows: int, columns: int, size: tuple[int, int], tokens: int) -> Shown:
     return Shown(pixels, PER_TILE + tokens, (rows, columns), size)
 
 
+def rows_of(size: tuple[int, int], height: int, width: int) -> int:
+    """Return the rows of a grid of embeddings that a picture wider than the grid leaves."""
+    shown = round(size[0] * width / size[1], 7)
+    return height - 2 * ((height - int(shown)) // 2)
+
+
+# 56 x 84 pixels are 8 x 12 embeddings: all rows of a picture of the same form remain, and 6 of one
+# that is lower. Each row has a new line.
+WHOLE = tiled(2, 3, (56, 84), 8 * 13)
+LOW = tiled(2, 3, (40, 82), rows_of((40, 82), 8, 12) * 13)
+SMALL = tiled(1, 1, (28, 28), 4 * 5)
+
+
 def one_tile(seed: int) -> Shown:
     return Shown(picture((1, EDGE, EDGE), seed), PER_TILE + 1, size=(30, 20))
+
+
+def padded_inputs(images: Sequence[Shown]) -> dict[str, Any]:
+    """Return the reference's arguments for LLaVA-NeXT: as many tiles for each picture."""
+    tiles = max(len(each.pixels) for each in images)
+    padded = torch.zeros(len(images), tiles, 3, EDGE, EDGE)
+    for number, each in enumerate(images):
+        padded[number, : len(each.pixels)] = numbers_of(each.pixels)
+    return {"pixel_values": padded, "image_sizes": torch.tensor([each.size for each in images])}
+
+
+def onevision_inputs(images: Sequence[Shown]) -> dict[str, Any]:
+    return padded_inputs(images) | {"batch_num_images": torch.tensor([len(images)])}
 
 
 @pytest.mark.parametrize("golden", CASES, indirect=True, ids=lambda case: case.name)
 def test_llava_with_images_matches_transformers(golden: Golden) -> None:
     """A lone picture is tiled; with others, each is one tile in LLaVA-OneVision."""
     is_next = "next" in golden.case.name
-
-    def inputs(images: Sequence[Shown]) -> dict[str, Any]:
-        tiles = max(len(each.pixels) for each in images)
-        padded = torch.zeros(len(images), tiles, 3, EDGE, EDGE)
-        for number, each in enumerate(images):
-            padded[number, : len(each.pixels)] = numbers_of(each.pixels)
-        sizes = torch.tensor([each.size for each in images])
-        count = {} if is_next else {"batch_num_images": torch.tensor([len(images)])}
-        return {"pixel_values": padded, "image_sizes": sizes, **count}
-
-    # 56 x 84 pixels are 8 x 12 embeddings: all rows of a picture of the same form remain, and 6 of
-    # one that is lower. Each row has a new line.
-    whole = tiled(2, 3, (56, 84), 8 * 13)
-    low = tiled(2, 3, (40, 82), rows_of((40, 82), 8, 12) * 13)
-    several = [whole, low, tiled(1, 1, (28, 28), 4 * 5)]
+    several = [WHOLE, LOW, SMALL]
     if not is_next:
         several = [one_tile(1), one_tile(2), one_tile(3)]
-    check_images(golden, [[], [whole], [low], several], IMAGE_TOKEN, inputs)
-
-
-def rows_of(size: tuple[int, int], height: int, width: int) -> int:
-    """Return the rows of a grid of embeddings that a picture wider than the grid leaves."""
-    shown = round(size[0] * width / size[1], 7)
-    return height - 2 * ((height - int(shown)) // 2)
+    inputs = padded_inputs if is_next else onevision_inputs
+    check_images(golden, [[], [WHOLE], [LOW], several], IMAGE_TOKEN, inputs)
 
 
 @pytest.mark.parametrize(

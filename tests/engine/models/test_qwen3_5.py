@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.checkpoint.image_config import missing_tower
 from engine.errors import ConfigError
-from engine.models.qwen3_5 import Qwen35
+from engine.layers.rotary_sections import RotarySections
+from engine.models.qwen3_5 import Qwen35, SeeingQwen35
 from tests.engine.models.test_qwen3_next import ROTATED, of_own_input, ungated
 from tests.support.delta_rule import without
 from tests.support.forward import forward, whole
@@ -27,6 +31,8 @@ from tests.support.golden import (
     randomise,
     unnormalised,
 )
+from tests.support.qwen_images import PATCH, shown, vision_inputs
+from tests.support.seeing import check_images
 from tests.support.single_steps import in_single_steps, single_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,12 +61,39 @@ VISION = {
     "patch_size": 4,
     "num_position_embeddings": 16,
 }
+IMAGE_TOKEN = 210
+SEEING_VISION = VISION | {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "patch_size": PATCH,
+    "num_position_embeddings": 49,
+}
 
 
 def config(**overrides: Any) -> Any:
     from transformers import Qwen3_5TextConfig
 
     return Qwen3_5TextConfig(**(SMALL | overrides))
+
+
+def seeing_fields(**text: Any) -> dict[str, Any]:
+    """Return the fields of a config with a tower. Of 16 dimensions of a head, 12 are rotated."""
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.75}
+    return {
+        "text_config": SMALL | {"rope_parameters": rope | {"mrope_section": [2, 2, 2]}} | text,
+        "vision_config": SEEING_VISION,
+        "image_token_id": IMAGE_TOKEN,
+        "vision_start_token_id": 207,
+        "vision_end_token_id": 208,
+        "video_token_id": 209,
+    }
+
+
+def seeing(**text: Any) -> Any:
+    from transformers import Qwen3_5Config
+
+    return Qwen3_5Config(**seeing_fields(**text))
 
 
 DELTA = "engine.layers.gated_delta_net."
@@ -94,8 +127,22 @@ def inside(config: dict[str, Any], tensors: Tensors) -> None:
     for name in list(tensors):
         if name.startswith("model."):
             tensors["model.language_model" + name.removeprefix("model")] = tensors.pop(name)
-    for name in ("model.visual.blocks.0.norm1.weight", "mtp.fc.weight"):
-        tensors[name] = torch.ones(2)
+    tensors["mtp.fc.weight"] = torch.ones(2)
+    tensors |= tower_tensors()
+
+
+def tower_tensors() -> Tensors:
+    """Return the tensors of the tower of VISION."""
+    from transformers import Qwen3_5VisionConfig, Qwen3_5VisionModel
+
+    tower = Qwen3_5VisionModel(Qwen3_5VisionConfig(**VISION))
+    return {f"model.visual.{name}": each for name, each in tower.state_dict().items()}
+
+
+def named_as_text(config: dict[str, Any], tensors: Tensors) -> None:
+    """Name the language model in a checkpoint that has a tower, too."""
+    inside(config, tensors)
+    config["architectures"] = ["Qwen3_5ForCausalLM"]
 
 
 def tied_at_the_top(config: dict[str, Any], tensors: Tensors) -> None:
@@ -127,6 +174,7 @@ def yarn() -> Any:
 
 SPELLINGS = [
     Case("inside", config, inside, reference=single_steps),
+    Case("named-as-text", config, named_as_text, reference=single_steps),
     Case("tied-at-the-top", tied, tied_at_the_top, reference=single_steps),
     Case("tied-in-the-text", tied, tied_in_the_text, reference=single_steps),
     Case("old-prefix", config, with_old_prefix, reference=single_steps),
@@ -148,7 +196,9 @@ def test_qwen3_5_spellings_match_transformers(golden: Golden, equality: Equality
 def test_multimodal_model_saved_by_transformers_is_served(kind: str, tmp_path: Path) -> None:
     """Its language model saved again is called Qwen3_5ForCausalLM, but has the same prefix."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.Qwen3_5Config(text_config=SMALL, vision_config=VISION)
+    rope = ROTATED | {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+    text = SMALL | {"rope_parameters": rope}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=VISION)
     model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
     randomise(model, SMALL["hidden_size"])
     model.save_pretrained(tmp_path / "whole")
@@ -159,6 +209,75 @@ def test_multimodal_model_saved_by_transformers_is_served(kind: str, tmp_path: P
         expected = in_single_steps(language)(input_ids=torch.tensor([prompt])).logits[0]
     (found,) = forward(load(tmp_path / kind), [prompt], whole([prompt]))
     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+# ---- images ----------------------------------------------------------------------------------
+
+
+def blind(config: dict[str, Any], tensors: Tensors) -> None:
+    """Remove the tensors of the tower."""
+    for name in [name for name in tensors if "visual" in name]:
+        del tensors[name]
+
+
+BLIND = Case("blind", seeing, reference=single_steps, edit=blind, lengths=(33,))
+
+
+@pytest.mark.parametrize("golden", [BLIND], indirect=True, ids=lambda case: case.name)
+def test_qwen3_5_without_a_tower_is_a_text_model(golden: Golden) -> None:
+    full_prefill(golden)
+    assert not isinstance(golden.runner.model, SeeingQwen35)
+    model = json.loads((golden.folder / "config.json").read_text())
+    assert missing_tower(model, golden.folder) == "model.safetensors has no tensors of visual"
+
+
+SEEING = Case("seeing", seeing, reference=single_steps)
+
+
+@pytest.mark.parametrize("golden", [SEEING], indirect=True, ids=lambda case: case.name)
+def test_qwen3_5_with_images_matches_transformers(golden: Golden) -> None:
+    stories = [[], [shown(3, 5, 0)], [shown(4, 2, 1), shown(1, 1, 2), shown(2, 9, 3)]]
+    check_images(golden, stories, IMAGE_TOKEN, vision_inputs, types=True)
+
+
+@golden_tests([SEEING], [accounts_for_tensors], quick=[])
+def test_qwen3_5_tower_accounts_for_tensors(golden: Golden, equality: Equality) -> None:
+    equality(golden)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda values: values.pop("vision_config"), "lacks 'vision_config'"),
+        (lambda values: values["vision_config"].update(out_hidden_size=64), "out_hidden_size 64"),
+        (
+            lambda values: values["text_config"]["rope_parameters"].pop("mrope_section"),
+            "32 frequencies; the heads have 6",
+        ),
+    ],
+    ids=["tower", "width", "sections"],
+)
+def test_qwen3_5_unsupported_tower_raises_config_error(
+    change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    pytest.importorskip("transformers")
+    values = seeing().to_dict()
+    change(values)
+    with pytest.raises(ConfigError, match=said):
+        SeeingQwen35.read_config(values)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    """They are the sizes of Qwen3.5-9B."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3_5Config(vision_config={"out_hidden_size": 4096})
+    read = SeeingQwen35.read_config(config.to_dict())
+    assert read.sections == RotarySections((11, 11, 10), interleaved=True)
+    assert read.rope_scaling.width(read.head_dim) == 2 * sum(read.sections.counts)
+    assert read.vision.deep_layers == ()
+
+
+# ---- mistakes --------------------------------------------------------------------------------
 
 
 def test_head_that_differs_from_a_tied_embedding_is_refused(tmp_path: Path) -> None:

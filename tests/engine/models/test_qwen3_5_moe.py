@@ -9,7 +9,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.models.qwen3_5_moe import Qwen35Moe
-from tests.engine.models.test_qwen3_5 import SMALL, inside
+from tests.engine.models.test_qwen3_5 import IMAGE_TOKEN, SMALL, inside, seeing_fields
 from tests.support.golden import (
     Case,
     Equality,
@@ -20,25 +20,36 @@ from tests.support.golden import (
     golden_tests,
     refusal,
 )
+from tests.support.qwen_images import shown, vision_inputs
+from tests.support.seeing import check_images
 from tests.support.single_steps import single_steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COUNT = 6
 
 
+MIXTURE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": COUNT,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 24,
+}
+
+
 def config(**overrides: Any) -> Any:
     from transformers import Qwen3_5MoeTextConfig
 
-    small = SMALL | {
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "num_experts": COUNT,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 24,
-    }
+    small = SMALL | MIXTURE
     del small["intermediate_size"]
     return Qwen3_5MoeTextConfig(**(small | overrides))
+
+
+def seeing() -> Any:
+    from transformers import Qwen3_5MoeConfig
+
+    return Qwen3_5MoeConfig(**seeing_fields(**MIXTURE))
 
 
 def as_published(config: dict[str, Any], tensors: Tensors) -> None:
@@ -57,6 +68,7 @@ def as_published(config: dict[str, Any], tensors: Tensors) -> None:
 
 CASE = Case("experts", config, zeroed=["shared_expert.down", "expert_gate"], reference=single_steps)
 PUBLISHED = Case("published", config, as_published, reference=single_steps)
+SEEING = Case("seeing", seeing, reference=single_steps)
 
 
 @golden_tests([CASE], quick=[full_prefill, accounts_for_tensors])
@@ -67,6 +79,12 @@ def test_qwen3_5_moe_matches_transformers(golden: Golden, equality: Equality) ->
 @golden_tests([PUBLISHED], [full_prefill])
 def test_qwen3_5_moe_published_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
+
+
+@pytest.mark.parametrize("golden", [SEEING], indirect=True, ids=lambda case: case.name)
+def test_qwen3_5_moe_with_images_matches_transformers(golden: Golden) -> None:
+    stories = [[], [shown(3, 5, 0)], [shown(4, 2, 1), shown(1, 1, 2), shown(2, 9, 3)]]
+    check_images(golden, stories, IMAGE_TOKEN, vision_inputs, types=True)
 
 
 @pytest.mark.parametrize("golden", [PUBLISHED], indirect=True)

@@ -55,11 +55,34 @@ def config(model: Path, ranks: int, device: str) -> EngineConfig:
 
 
 def printed(
-    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *more: str,
 ) -> list[str]:
-    monkeypatch.setattr(sys, "argv", ["plan", msgspec.json.encode(config).decode()])
+    monkeypatch.setattr(sys, "argv", ["plan", msgspec.json.encode(config).decode(), *more])
     assert plan.main() == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_bytes_are_those_of_the_table_and_follow_the_given_memory(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = config(model, 1, "cpu")
+    lines = printed(given, monkeypatch, capsys)
+    [in_all] = [line for line in lines if line.endswith(" in all")]
+    [text] = printed(given, monkeypatch, capsys, "bytes", "0")
+    total, kv_cache, capacity = msgspec.json.decode(text)
+    assert f"{total:,}" == in_all.split()[0]
+    assert kv_cache <= 1 << 20
+    assert capacity is None
+    free = msgspec.structs.replace(given, kv_cache_memory_bytes=None)
+    sizes = []
+    for available in (2 << 30, 3 << 30):
+        [text] = printed(free, monkeypatch, capsys, "bytes", str(available))
+        sizes.append(msgspec.json.decode(text))
+    assert sizes[1][1] >= sizes[0][1] > 0
+    assert sizes[1][0] - sizes[0][0] == sizes[1][1] - sizes[0][1]
 
 
 def test_plan_of_one_process_has_exact_bytes(

@@ -318,6 +318,22 @@ def test_structure_head_reads_the_embedding_if_it_is_tied(name: str, is_tied: bo
     assert ("embed" in [found.boxes[index].name for index in head.inputs]) == is_tied
 
 
+def test_structure_of_a_model_that_sees_has_its_tower() -> None:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    tower = {key: LLAMA[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads")}
+    tower |= {"num_hidden_layers": 3, "image_size": 8, "patch_size": 4, "vision_use_head": False}
+    config = Gemma3Config(text_config=GEMMA, vision_config=tower, mm_tokens_per_image=1)
+    facts = config.to_dict() | {"architectures": ["Gemma3ForConditionalGeneration"]}
+    with torch.device("meta"):
+        module = model_class(facts)[-1](facts, max_positions=64, dtype=torch.float32)
+        expected = Gemma3ForConditionalGeneration(config).num_parameters()
+    boxes = structure_of(module).boxes
+    blocks = [box for box in boxes if box.name.startswith("vision.") and box.layers]
+    assert [box.layers for box in blocks] == [(0, 1, 2)]
+    assert total(boxes) == expected
+
+
 def test_structure_has_the_prediction_head_if_it_drafts() -> None:
     config = transformers.Qwen3_5TextConfig(
         **LLAMA, layer_types=["linear_attention"] * 3 + ["full_attention"]

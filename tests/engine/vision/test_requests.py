@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
+from typing import cast
 
 import pytest
 import torch
 
 from engine.errors import RequestRejectedError
 from engine.protocol.generate import Abort, GenerateRequest, Image, SamplingParams
-from engine.protocol.outputs import EngineStats, TokenOutput
+from engine.protocol.outputs import Admission, EngineStats, TokenOutput
 from engine.scheduling.between import RetiredStep
+from engine.scheduling.step import Step
 from engine.vision import requests as module
 from engine.vision.requests import ImageRequests
 from engine.vision.store import ImageStore
@@ -25,13 +28,14 @@ class FourUnits:
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
+        self.sizes: list[int | None] = []  # that the pauses were sent
 
     def encode_image(
         self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, int | None, torch.Tensor]:
         self.begun.append(image.digest)
         for _ in range(4):
-            yield
+            self.sizes.append((yield))
         return torch.full((image.num_tokens, 1), float(pixels.flatten()[0]))
 
 
@@ -53,6 +57,10 @@ def drain(part: ImageRequests) -> list[int]:
         outcome = part.work(is_quiet=False)
         ready += [each.id for each in outcome.ready] if outcome else []
     return ready
+
+
+def admitted(part: ImageRequests, number: int) -> Admission:
+    return part.admitted(Admission(number, 0.0, 0))
 
 
 @pytest.fixture
@@ -86,6 +94,29 @@ def test_request_with_images_waits_until_all_are_encoded(
     assert turns >= 8
     assert model.begun == [b"a", b"b"]
     assert store.find(b"a") is not None
+
+
+def test_units_are_small_and_short_only_while_others_are_answered(
+    part: ImageRequests, model: FourUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("engine.vision.requests.time.monotonic", lambda: now[0])
+
+    def slow(request: GenerateRequest, most: int | None) -> bool:
+        now[0] += 0.003  # of each unit
+        return encode(request, most)
+
+    encode = part._encode
+    monkeypatch.setattr(part, "_encode", slow)
+    step = RetiredStep(0.02, EngineStats(), cast(Step, object()), launched_at=0.0)
+    part.stepped(step)  # of 20 ms: 8 ms of encoding follow it
+    part.handle(request(1, picture(b"a")))
+    part.work(is_quiet=False)
+    assert now[0] == pytest.approx(0.006), "a third unit would take too long"
+    assert model.sizes == [module.SMALL_UNIT]
+    part.work(is_quiet=True)
+    assert model.sizes[1:] == [None] * 3
+    assert not part.has_work
 
 
 def test_image_of_several_requests_is_encoded_once(part: ImageRequests, model: FourUnits) -> None:
@@ -150,3 +181,44 @@ def test_requests_that_can_never_run_are_rejected(part: ImageRequests) -> None:
     blind = ImageRequests(None, ImageStore(0), CPU)
     with pytest.raises(RequestRejectedError, match="takes no images"):
         blind.handle(request(1, picture(b"a")))
+
+
+def test_admission_says_what_the_encoder_spent(part: ImageRequests) -> None:
+    part.handle(request(1, picture(b"a")))
+    part.handle(request(2, picture(b"a"), picture(b"b", 4)))
+    part.handle(request(3, picture(b"b")))
+    before = time.monotonic()
+    assert drain(part) == [1, 2, 3]
+    first, second, third = (admitted(part, number) for number in (1, 2, 3))
+    assert (first.images_encoded, first.images_reused, first.encode_units) == (1, 0, 5)
+    assert (second.images_encoded, second.images_reused, second.encode_units) == (1, 1, 5)
+    assert (third.images_encoded, third.images_reused, third.encode_units) == (0, 1, 0)
+    assert (third.encode_begin, third.encode_seconds) == (0.0, 0.0)
+    for one in (first, second):
+        assert before <= one.encode_begin <= one.images_ready - one.encode_seconds
+    assert first.images_ready <= second.encode_begin
+    assert second.images_ready <= third.images_ready
+    assert admitted(part, 2) == Admission(2, 0.0, 0), "it is said once"
+    assert admitted(part, 9) == Admission(9, 0.0, 0)
+
+
+def test_text_apart_takes_kept_embeddings_and_keeps_none(
+    part: ImageRequests, model: FourUnits, store: ImageStore
+) -> None:
+    part.handle(request(1, picture(b"a", value=3)))
+    drain(part)
+    images = [picture(b"a", 2, value=3), picture(b"b", 5, value=4)]
+    units = part.embeddings_of_text(images, 9)
+    pieces = []
+    while True:
+        try:
+            pieces.append(next(units))
+        except StopIteration as end:
+            seen = end.value
+            break
+    assert len(pieces) == 4, "only the second image is encoded"
+    assert seen.index.tolist() == [2, 3, 5, 6]
+    assert seen.embeddings.flatten().tolist() == [3.0, 3.0, 4.0, 4.0]
+    assert seen.last_keys is None
+    assert store.find(b"b") is None
+    assert part.gauges()["images_encoded"] == 1

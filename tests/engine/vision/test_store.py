@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from engine.vision.store import ImageStore
@@ -53,3 +57,32 @@ def test_store_holds_an_image_twice_in_one_request() -> None:
     store.release([b"a", b"a"])
     store.check()
     assert store.find(b"a") is not None
+
+
+def test_store_with_thousands_of_images_counts_its_bytes_without_a_look_at_each() -> None:
+    """Every step reports the bytes, and an image may be as small as one token."""
+
+    class Counted(OrderedDict[bytes, torch.Tensor]):
+        looks = 0
+
+        def values(self) -> Any:
+            Counted.looks += 1
+            return super().values()
+
+        def __iter__(self) -> Iterator[bytes]:
+            for key in super().__iter__():
+                Counted.looks += 1
+                yield key
+
+    store = ImageStore(1000)
+    store._unused = Counted()
+    for number in range(1000):
+        add(store, b"%d" % number, 1)
+        store.release([b"%d" % number])
+    assert store.num_bytes == 1000
+    add(store, b"large", 3)
+    assert store.num_bytes == 1000
+    assert Counted.looks == 3
+    assert store.find(b"2") is None
+    assert store.find(b"3") is not None
+    store.check()

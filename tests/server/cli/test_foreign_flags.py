@@ -37,7 +37,10 @@ def test_flags_of_other_servers_lead_to_flags_that_exist():
         (["--kv-transfer-config", "{}"], "flag of vLLM: prompts and answers are computed by one"),
         (["--context-length", "9"], "a flag of SGLang; Penstock's is --max-model-len."),
         (["--host", "::1", "-ngl", "99"], "-ngl is a flag of llama.cpp: all layers are on the GPU"),
-        (["--mmproj", "a"], "flag of llama.cpp: GGUF files are served without images; see docs/im"),
+        (
+            ["--mmproj", "a"],
+            "flag of llama.cpp: put the mmproj file into the folder of the mod",
+        ),
         (["--limit-mm-per-prompt", "{}"], "flag of vLLM: a request may have 100 images; see docs/"),
         (["--allowed-media-domains", "a"], "flag of vLLM; Penstock's is --image-hosts."),
         (["--", "-c"], ""),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from engine.protocol.generate import Image
 from server.images.shown import ImageTokens, ReadImage, ShownImages, image_parts, marked
 from tests.server.conftest import EOS, byte_tokenizer
 from tests.server.glassbox.explain.test_routes import answer_explain_requests
 from tests.support.fake_engine import FakeEngine
-from tests.support.rig import Served, serving
+from tests.support.rig import Served, eventually, serving
 
 PARTS = (
     "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
@@ -34,13 +38,16 @@ class FakeReader:
     def __init__(self, token_id: int) -> None:
         self.tokens = ImageTokens("<image>", "<image>", token_id)
         self.read_urls: list[str] = []
+        self.pixels: list[bytes] = []
 
     async def read(self, messages: Sequence[dict[str, Any]], param: str) -> ShownImages:
         found = []
         for message in messages:
             for part in image_parts(message):
                 self.read_urls.append(part["url"])
-                image = Image(part["url"][-4:].encode(), (), b"\0" * 12, (1, 2, 2))
+                pixels = bytes(bytearray(12))  # an object of its own
+                self.pixels.append(pixels)
+                image = Image(part["url"][-4:].encode(), (), pixels, (1, 2, 2))
                 found.append(ReadImage(image, 3, "[<image><image>|<image>]"))
         return ShownImages([marked(each, self.tokens) for each in messages], found, self.tokens)
 
@@ -251,6 +258,32 @@ async def test_template_that_shows_no_images_is_named(tmp_path: Path) -> None:
         assert "shows 0 images; the messages have 1" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("tower", "lacks"),
+    [
+        ({"num_hidden_layers": 1}, "model.safetensors has no tensors of vision_tower"),
+        (None, "config.json has no vision_config"),
+    ],
+)
+async def test_model_without_its_tower_says_what_is_missing(
+    tmp_path: Path, tower: dict[str, Any] | None, lacks: str
+) -> None:
+    model = write_model(tmp_path / "model", PARTS)
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "vision_config": tower,
+        "eos_token_id": 257,
+    }
+    (model / "config.json").write_text(json.dumps(config))
+    weights = {"language_model.model.norm.weight": np.ones(3, np.float32)}
+    save_file(weights, model / "model.safetensors")
+    async with serving(engine(), model) as served:
+        response = await chat(served, CAT)
+        assert response.status_code == 400
+        said = f"This model takes no images because {lacks}; send text only."
+        assert response.json()["error"]["message"] == f"messages: {said}"
+
+
 async def test_text_model_refuses_images_of_users(seeing: Served) -> None:
     response = await chat(seeing, CAT)
     assert response.status_code == 400
@@ -262,3 +295,51 @@ async def test_text_model_refuses_images_of_users(seeing: Served) -> None:
         "/v1/chat/completions", json={"messages": [{"role": "system", "content": [CAT]}]}
     )
     assert response.json()["error"]["param"] == "messages.0.content.0.type"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_pixels_are_dropped_once_they_are_sent(seeing: Served, stream: bool) -> None:
+    """An answer of minutes must not hold the megabytes of its images."""
+    reader = with_reader(seeing)
+    seeing.engine.gate.clear()
+    task = asyncio.create_task(chat(seeing, CAT, stream=stream, n=2))
+    await eventually(lambda: len(seeing.engine.requests) == 2, "both choices are submitted")
+    try:
+        [pixels] = reader.pixels
+        # The list, the variable, and the argument of the call.
+        assert sys.getrefcount(pixels) == 3
+    finally:
+        seeing.engine.gate.set()
+    assert (await task).status_code == 200
+
+
+async def test_client_that_leaves_while_its_images_are_read_ends_the_reading(
+    seeing: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = with_reader(seeing)
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def read(messages: Any, param: str) -> ShownImages:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        raise AssertionError
+
+    state = seeing.app.state.penstock
+    seeing.app.state.penstock = dataclasses.replace(state, read_images=read)
+    for send in (
+        lambda: chat(seeing, CAT),
+        lambda: seeing.http.post(
+            "/tokenize", json={"messages": [{"role": "user", "content": [CAT]}]}
+        ),
+    ):
+        begun.clear()
+        ended.clear()
+        task = asyncio.create_task(send())
+        await asyncio.wait_for(begun.wait(), 20)
+        task.cancel()
+        await asyncio.wait_for(ended.wait(), 20)
+    assert not seeing.engine.requests
+    assert reader.read_urls == []

@@ -143,6 +143,21 @@ async def test_answer_of_dns_that_changes_leads_nowhere_else(connections: list[s
     assert here.connections == 1
 
 
+async def test_listed_address_with_a_port_allows_a_name_that_port_only(
+    connections: list[str],
+) -> None:
+    async with site() as here:
+        for port, is_allowed in ((here.port, True), (here.port - 1, False)):
+            entries = [f"pictures.example:{here.port}", f"127.0.0.1:{port}"]
+            fetched = ImageAddresses(entries, Resolver(["127.0.0.1"]))
+            url = f"http://pictures.example:{here.port}/"
+            if is_allowed:
+                assert await fetched.fetch(url) == BODY
+            else:
+                assert "not public" in await refusal(fetched, url)
+    assert connections == ["127.0.0.1"]
+
+
 @pytest.mark.parametrize(
     "answer",
     [

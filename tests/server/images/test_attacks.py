@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,15 +19,12 @@ from server.images.addresses import ImageAddresses
 from server.images.errors import ImageError
 from server.images.pool import LIMITS, ImagePool
 from server.images.source import ImageSource
-from tests.support.pictures import FILES, damaged, file_of, gradient, resized_header
+from tests.support.hostile_pictures import hostile, mutated
+from tests.support.pictures import FILES, damaged, file_of, gradient
 
 MAX_SECONDS = 5.0  # of one image, on a shared machine
 MAX_HELD_S = 0.05  # the event loop, which also answers /health
 QUICK, ALL = range(2), range(2, 14)
-SIZES = [
-    *((1, 1), (65_535, 1), (1, 65_535), (7_000, 7_000), (16_383, 16_383), (65_535, 65_535)),
-]
-WRONG_TYPES = ["BMP", "TIFF", "PPM", "ICO", "JPEG2000", "PDF", "EPS"]
 
 
 @dataclass
@@ -95,29 +91,6 @@ async def attack(files: Iterable[tuple[str, bytes]]) -> Observed:
     print(f"{most(observed.seconds):.2f} s, loop held {most(observed.beats) * 1e3:.0f} ms")
     print(*(f"{count:4} {reason}" for reason, count in observed.reasons.most_common()), sep="\n")
     return observed
-
-
-def mutated(seeds: range) -> Iterator[tuple[str, bytes]]:
-    for name, made in FILES.items():
-        data = made()
-        for seed in seeds:
-            yield f"{name}, seed {seed}", damaged(data, seed)
-
-
-def hostile() -> Iterator[tuple[str, bytes]]:
-    """Every file as it is, headers of any size, files of other types, and noise."""
-    for name, made in FILES.items():
-        yield name, made()
-    for kind in ("PNG", "GIF", "JPEG", "WebP lossy", "WebP lossless", "WebP extended"):
-        for width, height in SIZES:
-            side = 16_383 if "WebP" in kind else 65_535
-            yield kind, resized_header(kind, min(width, side), min(height, side))
-    for kind in WRONG_TYPES:
-        yield kind, file_of(gradient(), kind)
-    for seed in range(20):
-        noise = random.Random(seed).randbytes(300)
-        for beginning in (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a"):
-            yield f"noise {seed} behind {beginning!r}", beginning + noise
 
 
 def check(observed: Observed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import threading
 from collections.abc import AsyncIterator
 
 import psutil
@@ -13,11 +14,12 @@ from PIL import Image
 from engine.errors import ConfigError
 from server.images import pool as pool_module
 from server.images.addresses import ImageAddresses
-from server.images.errors import ImageError, ImageRoomError
-from server.images.pool import ImageCache, ImagePool, ProcessedImage
+from server.images.errors import ImageError, ImageRoomError, ImagesOverloadedError
+from server.images.pool import ImageCache, ImagePool, Job, ProcessedImage
 from server.images.processors.processor import ImageShape
 from server.images.source import ImageSource
 from tests.support.pictures import file_of, gradient
+from tests.support.rig import eventually
 
 MODULE = "tests.support.image_sandbox"
 ROOM = 1000
@@ -189,3 +191,52 @@ def test_cache_does_not_take_an_image_above_its_limit() -> None:
     cache.put(b"b", image_of(11))
     assert cache.get(b"a") is not None
     assert cache.get(b"b") is None
+
+
+async def test_image_that_all_requests_have_left_leaves_the_queue(
+    pool: ImagePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes are busy; images behind them are read by a request that stays alone."""
+    gate = threading.Event()
+    process = pool._process_here
+
+    def slow(job: Job) -> ProcessedImage:
+        gate.wait(20)
+        return process(job)
+
+    monkeypatch.setattr(pool, "_process_here", slow)
+    reads = [asyncio.create_task(pool.read_all([strip(20 + n)], ROOM)) for n in range(6)]
+    await eventually(lambda: len(pool._waiting) == 6, "all images are in the queue")
+    for read in (reads[0], *reads[2:5]):  # one has a process, and three wait
+        read.cancel()
+    await asyncio.wait([reads[0], *reads[2:5]])
+    assert len(pool._running) == 3, "a process that has begun is used to its end"
+    gate.set()
+    for read in (reads[1], reads[5]):
+        assert len(await read) == 1
+    assert len(await pool.read_all([strip(20)], ROOM)) == 1
+    assert pool.num_processed == 3
+    assert not pool._running
+    assert not pool._begun
+
+
+async def test_pixels_of_open_requests_are_bounded(
+    pool: ImagePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of eight pictures has 12,288 bytes, and four of them are over the limit."""
+    monkeypatch.setattr(pool_module, "MAX_OPEN_BYTES", 40_000)
+    monkeypatch.setattr(pool_module, "MAX_TOKEN_BYTES", 3072)  # a picture has 4 tokens or 10
+    monkeypatch.setattr(pool_module, "CACHE_BYTES", 0)
+    pool._cache = ImageCache(0)
+    pictures = [source(Image.new("RGB", (64, 64), (n, 0, 0))) for n in range(8)]
+    held = [await pool.read_all([picture], 10) for picture in pictures[:4]]
+    await eventually(lambda: pool.num_bytes == 4 * 12_288, "four pictures are open")
+    with pytest.raises(ImagesOverloadedError, match="0 MiB"):
+        await pool.read_all([pictures[4]], 10)
+    held.pop()
+    await eventually(lambda: pool.num_bytes == 3 * 12_288, "the room is given back")
+    assert len(await pool.read_all([pictures[4]], 10)) == 1
+    del held
+    await eventually(lambda: pool.num_bytes == 0, "requests that end give the room back")
+    whole = await pool.read_all(pictures, 1000)  # one request that fits the context is read
+    assert pool.num_bytes == len(whole) * 12_288

@@ -179,6 +179,20 @@ async def test_stage_histograms_of_one_answer_are_consistent(served):
     assert await metric("request_time_per_output_token_seconds_count") == 1
 
 
+async def test_encoders_time_is_observed_once_for_each_request_that_needs_it(
+    served: Served,
+) -> None:
+    [observe] = served.engine.step_listeners
+    metrics = observe.__self__
+    encoded = Admission(1, 2.0, 0, images_encoded=2, images_ready=1.5, encode_seconds=0.25)
+    reused = Admission(2, 2.0, 0, images_reused=2, images_ready=1.5)
+    for admission in (encoded, reused, Admission(3, 2.0, 0)):
+        metrics.begin(9, 1.0, admission, 3.0)
+    name = "request_image_encode_time_seconds"
+    assert await served.metric(f"{name}_count") == 1
+    assert await served.metric(f"{name}_sum") == 0.25
+
+
 async def test_metrics_wall_clock_jumps_change_no_interval(model, encode, monkeypatch):
     """At each call, time.time() may jump an hour forward or back."""
     jumps = itertools.cycle((0, 3600, -3600))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -36,6 +37,8 @@ def launch(
     width = 8192 // block_size + 1
     group = GroupLayout(meta(sequences, width, dtype=torch.int64), places, spec.window)
     layout = StepLayout(SLICED, None, None, lengths, starts, [group], places, places, block_size)
+    if spec.sees_whole_images:
+        layout = replace(layout, last_keys=meta(tokens, dtype=torch.int64))
     kv_dtype = kv_dtype or dtype
     has_values = spec.value_dim is None
     copies = 2 if has_values else 1
@@ -88,6 +91,15 @@ def published() -> Iterator[str]:
         for spec in attention_specs("gemma-2-2b"):
             launch(spec, torch.bfloat16, block_size)
         yield f"gemma-2-2b, blocks of {block_size}"
+
+
+def whole_images() -> Iterator[str]:
+    """Launch for tokens of images that see each other, in full and in windowed layers."""
+    specs = [replace(spec, sees_whole_images=True) for spec in attention_specs("gemma-3-4b")]
+    for kv_dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
+        for spec in specs:
+            launch(spec, torch.bfloat16, kv_dtype=kv_dtype)
+        yield f"gemma-3-4b {str(kv_dtype).removeprefix('torch.')}"
 
 
 def with_sinks() -> Iterator[str]:

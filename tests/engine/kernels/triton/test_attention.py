@@ -114,10 +114,11 @@ def test_attention_each_feature_equals_reference(spec: AttentionSpec) -> None:
     run.step([(0, 16, 1), (1, 38, 2), (2, 20, 30), (3, 0, 9)])
 
 
-@pytest.mark.parametrize("window", [None, 5, 20])
-def test_attention_images_are_seen_both_ways(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "sees"), [(None, True), (5, True), (20, True), (None, False)])
+def test_attention_images_are_seen_both_ways(window: int | None, sees: bool) -> None:
     """The image is longer than a tile of queries; a chunk begins before it, at it or inside it."""
-    run = run_of(replace(PLAIN, num_heads=4, window=window), [71, 80, 68, 3])
+    spec = replace(PLAIN, num_heads=4, window=window, sees_whole_images=sees)
+    run = run_of(spec, [71, 80, 68, 3])
     run.sequences = replace(run.sequences, image=(7, 67))
     run.step([(0, 70, 1), (1, 2, 70), (2, 7, 60), (3, 0, 3)])
     run.step([(2, 67, 1), (0, 30, 41), (1, 66, 2)])

@@ -29,6 +29,14 @@ def test_attention_kernels_of_published_models_compile_without_spills() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kernels_for_whole_images_compile_without_spills() -> None:
+    reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "whole_images")
+    kernels = {"decode_kernel", "extend_kernel", "reduce_kernel", "store_kernel"}
+    assert {report.kernel for report in reports} == kernels | {"store_codes_kernel"}
+
+
+@pytest.mark.slow
 def test_kernels_with_sinks_compile_without_spills() -> None:
     reports = compile_ahead("tests.engine.kernels.triton.attention_launches", "with_sinks")
     assert {"decode_kernel", "extend_kernel", "reduce_kernel"} <= {r.kernel for r in reports}

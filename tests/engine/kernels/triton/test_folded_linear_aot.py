@@ -58,6 +58,7 @@ def test_events_of_ptx_have_the_pointers_they_come_from() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_folded_layers_of_the_smallest_model_compile_and_read_weights_before_they_wait() -> None:
     reports = compile_ahead("tests.engine.kernels.triton.folded_launches", "benchmarked")
@@ -73,6 +74,7 @@ def test_folded_layers_of_published_sizes_compile_and_read_weights_before_they_w
     check_overlap([report for report in reports if "Features" not in report.used_by])
 
 
+@pytest.mark.slow
 def test_kernels_trigger_the_next_one_before_they_wait() -> None:
     """They wait before they read anything."""
     reports = compile_ahead("tests.engine.kernels.triton.folded_launches", "small_kernels")
@@ -83,6 +85,7 @@ def test_kernels_trigger_the_next_one_before_they_wait() -> None:
         assert report.waits == 1
 
 
+@pytest.mark.slow
 def test_linear_prefetches_weights_in_no_more_programs_than_start_early() -> None:
     """The kernel without folding: programs that start later would read a weight twice."""
     reports = compile_ahead("tests.engine.kernels.triton.folded_launches", "of_few_rows")

@@ -34,6 +34,7 @@ def test_fused_decode_of_published_models_compiles_without_spills() -> None:
     assert [report for report in reports if report.local] == []
 
 
+@pytest.mark.slow
 def test_fused_decode_reduces_behind_an_acquire_without_waiting_split_by_split() -> None:
     """The reduction of other chips loads one split and its stats in each round of a loop."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

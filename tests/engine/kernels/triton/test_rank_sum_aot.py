@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from engine.kernels.triton.rank_sum import BLOCK_BYTES, programs_of
 from tests.engine.kernels.triton import rank_sum_launches
 from tests.engine.kernels.triton.rank_sum_launches import SIZES
@@ -17,6 +19,7 @@ BEFORE = ["load", "store", "barrier", "load", "release", "load"]
 BEHIND = ["barrier", "acquire", "barrier", "read a part", "narrow store"]  # the number of the sum
 
 
+@pytest.mark.slow
 def test_all_programs_of_a_sum_are_on_the_device_at_once() -> None:
     """They wait for programs of other ranks, which may be on the device in another order."""
     reports = compile_ahead(rank_sum_launches.__name__, "everything")
@@ -30,6 +33,7 @@ def test_all_programs_of_a_sum_are_on_the_device_at_once() -> None:
         assert places >= programs_of(block_bytes), report
 
 
+@pytest.mark.slow
 def test_part_is_written_before_its_flag_and_read_behind_the_flags_of_others() -> None:
     """The flags are released and acquired for all GPUs; threads of a program wait in between."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

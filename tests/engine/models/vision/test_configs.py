@@ -9,6 +9,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.models.vision.gemma3 import Gemma3VisionConfig
+from engine.models.vision.gemma4 import DEFAULTS, THETA, Gemma4VisionConfig
 from engine.models.vision.idefics3 import Idefics3VisionConfig
 from engine.models.vision.llava import LlavaVisionConfig
 from engine.models.vision.qwen2_5 import Qwen25VisionConfig
@@ -26,6 +27,10 @@ def idefics3(config: dict[str, Any]) -> Idefics3VisionConfig:
 
 def gemma3(config: dict[str, Any]) -> Gemma3VisionConfig:
     return Gemma3VisionConfig.from_hf(config, HIDDEN)
+
+
+def gemma4(config: dict[str, Any]) -> Gemma4VisionConfig:
+    return Gemma4VisionConfig.from_hf({"vision_config": {}} | config, HIDDEN)
 
 
 def llava_next(config: dict[str, Any]) -> LlavaVisionConfig:
@@ -55,6 +60,10 @@ def test_an_empty_config_has_the_defaults_of_transformers() -> None:
     qwen = transformers.Qwen3VLConfig().vision_config
     check_qwen(Qwen3VisionConfig.read({}), qwen)
     assert Qwen3VisionConfig.read({}).deep_layers == tuple(qwen.deepstack_visual_indexes)
+    gemma = transformers.Gemma4VisionConfig()
+    assert {name: getattr(gemma, name) for name in DEFAULTS} == DEFAULTS
+    assert gemma.rope_parameters == {"rope_type": "axial", "rope_theta": THETA}
+    assert gemma4({}).theta == THETA
 
 
 def check_siglip(found: SiglipConfig, theirs: Any) -> None:
@@ -83,6 +92,12 @@ def check_qwen(found: QwenTowerConfig, theirs: Any) -> None:
         (idefics3, {"vision_config": {"image_size": 8, "patch_size": 16}}, "image_size"),
         (gemma3, {"mm_tokens_per_image": 48}, "mm_tokens_per_image"),
         (gemma3, {"mm_tokens_per_image": 256}, "mm_tokens_per_image"),
+        (gemma4, {"vision_config": {"head_dim": 30}}, "head_dim 30"),
+        (gemma4, {"vision_config": {"num_key_value_heads": 6}}, "num_key_value_heads"),
+        (gemma4, {"vision_config": {"hidden_activation": "mish"}}, "hidden_activation"),
+        (gemma4, {"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_type"),
+        (gemma4, {"image_processor": {"max_soft_tokens": 0}}, "max_soft_tokens"),
+        (gemma4, {"image_processor": {"max_soft_tokens": 3414}}, "position_embedding_size"),
         (llava_next, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy"),
         (llava_next, {"vision_feature_layer": [-2, -5]}, "vision_feature_layer"),
         (llava_next, {"vision_feature_layer": -14}, "vision_feature_layer"),

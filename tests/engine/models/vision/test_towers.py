@@ -15,10 +15,12 @@ from torch import nn
 from engine.checkpoint.weight_map import Names, Target, WeightMap, targets_by_module
 from engine.errors import ConfigError
 from engine.models.vision.gemma3 import Gemma3Vision, Gemma3VisionConfig, with_projection
+from engine.models.vision.gemma4 import Gemma4Vision, Gemma4VisionConfig
 from engine.models.vision.idefics3 import Idefics3Vision, Idefics3VisionConfig
 from engine.models.vision.llava import LlavaVision, LlavaVisionConfig
 from engine.models.vision.qwen2_5 import Qwen25Vision, Qwen25VisionConfig
 from engine.models.vision.qwen3 import Qwen3Vision, Qwen3VisionConfig
+from tests.support.gemma4_images import BUDGET, padded
 from tests.support.qwen_images import in_merge_order
 from tests.support.vision import Vision, VisionCase, bfloat16, embeddings, picture
 
@@ -124,6 +126,54 @@ def gemma3(edge: int, tokens: int) -> VisionCase:
         weight_map(Gemma3Vision.names, ""),
         reference,
         [(1, edge, edge), (4, edge, edge)],
+    )
+
+
+# ---- Gemma 4 ---------------------------------------------------------------------------------
+
+
+def gemma4(pool: int, *, is_clipped: bool) -> VisionCase:
+    """Return a tower with a norm as its end, or with clipped layers and without."""
+    patch = 6
+
+    def model() -> Any:
+        from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+        vision = SIGLIP | {"num_key_value_heads": 4, "head_dim": 12, "patch_size": patch}
+        config = Gemma4Config(
+            text_config=TEXT | {"hidden_size_per_layer_input": 0},
+            vision_config=vision
+            | {"pooling_kernel_size": pool, "position_embedding_size": BUDGET * pool}
+            | {"use_clipped_linears": is_clipped, "standardize": not is_clipped},
+        )
+        made = Gemma4ForConditionalGeneration(config)
+        generator = torch.Generator().manual_seed(3)
+        for name, buffer in made.model.vision_tower.named_buffers():
+            if name.endswith("_min") and "k_proj" not in name:  # the others stay infinite
+                buffer.copy_(-0.5 - torch.rand((), generator=generator))
+            elif name.endswith("_max") and "up_proj" not in name:
+                buffer.copy_(0.5 + torch.rand((), generator=generator))
+            elif name.startswith("std_"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator))
+        return made
+
+    def build(config: dict[str, Any], dtype: torch.dtype) -> nn.Module:
+        processor = config["image_processor"] | {"do_normalize": True, "max_soft_tokens": BUDGET}
+        config = config | {"image_processor": processor}
+        return Gemma4Vision(Gemma4VisionConfig.from_hf(config, HIDDEN), dtype=dtype)
+
+    def reference(model: Any, numbers: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+        pixels, positions = padded(numbers, patch, pool)
+        return model.model.get_image_features(pixels, positions).pooler_output[0]
+
+    unit = patch * pool
+    return VisionCase(
+        f"Gemma4-{'clipped' if is_clipped else 'standardized'}",
+        model,
+        build,
+        weight_map(Gemma4Vision.names, "model."),
+        reference,
+        [(1, unit * u, unit * v) for u, v in ((1, 1), (3, 4), (1, 12), (5, 2))],
     )
 
 
@@ -263,6 +313,8 @@ CASES = [
     idefics3("Idefics3", 19, image_size=57, patch_size=3),
     gemma3(50, 4),
     gemma3(54, 9),
+    gemma4(3, is_clipped=False),
+    gemma4(2, is_clipped=True),
     llava("LlavaOnevision", vision_aspect_ratio="anyres_max_4"),
     llava("LlavaOnevision", vision_feature_layer=2),
     llava("LlavaNext"),
@@ -323,6 +375,31 @@ def is_ours(name: str, ending: str) -> bool:
         "visual.",
         "model.visual.",
     )
+
+
+PLACED = [CASES[0], CASES[4], CASES[8], CASES[10]]
+
+
+@pytest.mark.parametrize("vision", PLACED, indirect=True, ids=lambda case: case.name)
+def test_embeddings_of_a_tile_are_in_its_order_row_by_row(vision: Vision) -> None:
+    """Without attention an embedding depends on its own pixels only, so each tells its place."""
+    module = vision.module()
+    for name, parameter in module.named_parameters():
+        if ".out." in name:
+            parameter.data.zero_()
+    sizes = vision.case.sizes
+    size = next((each for each in sizes if each[1] != each[2]), sizes[0])
+    pixels = picture(size)
+    before = vision.encode(module, pixels, size)
+    count = len(before) // size[0]
+    columns = round((count * size[2] / size[1]) ** 0.5)
+    rows = count // columns
+    for row, column in ((0, columns - 1), (rows - 1, 0), (rows // 2, columns // 2)):
+        y, x = int((row + 0.5) * size[1] / rows), int((column + 0.5) * size[2] / columns)
+        changed = pixels.clone()
+        changed[0, y, x] = 255 - changed[0, y, x]
+        differs = (vision.encode(module, changed, size) != before).any(dim=1)
+        assert differs.nonzero().flatten().tolist() == [row * columns + column]
 
 
 def test_tiles_of_an_image_have_the_bits_that_each_has_alone(

@@ -238,6 +238,7 @@ def test_merge_output_folder_is_complete_and_records_inputs(make: Make, tmp_path
     pooling = base / "1_Pooling" / "config.json"
     pooling.parent.mkdir()
     kept = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "modules.json"]
+    kept += ["preprocessor_config.json", "processor_config.json"]
     left = ["modeling_evil.py", "pytorch_model.bin", "optimizer.pt", "README.md", "model.gguf"]
     for name in [*kept, *left]:
         (base / name).write_text(name)

@@ -179,6 +179,7 @@ async def test_completion_of_several_candidates_has_the_schema(
     spec.check_completion(response.json())
 
 
+@pytest.mark.variants(20)
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
 @pytest.mark.parametrize("fields", COMPLETIONS.values(), ids=COMPLETIONS)
 async def test_completion_chunks_have_the_schema(

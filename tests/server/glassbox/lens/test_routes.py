@@ -29,7 +29,7 @@ from engine.protocol.lens import (
 )
 from engine.protocol.ready import Ready
 from server.glassbox.lens import captures as desk
-from server.glassbox.lens import routes as lens_route
+from server.glassbox.lens import text as lens_text
 from tests.support.fake_engine import INFO, FakeEngine
 from tests.support.rig import Served, eventually, serving
 
@@ -250,6 +250,23 @@ async def test_head_that_does_not_exist_is_refused(lensed: Served, place: str, p
     assert await refusal(await get(lensed, f"{capture}/{place}"), 400) == ("invalid_value", param)
 
 
+async def test_mean_is_that_of_all_heads(lensed: Served) -> None:
+    capture = (await post(lensed, {"ids": TOKENS})).json()["capture"]
+    whole = await get(lensed, f"{capture}/1/mean")
+    expected = np.rint(255 * np.sqrt(MAPS[1].mean(0)))
+    assert np.abs(np.frombuffer(whole.content, np.uint8).reshape(45, 45) - expected).max() <= 1
+    row = (await get(lensed, f"{capture}/1/mean?row=30")).json()
+    assert row.keys() == {"weights"}, "scores of several heads have no mean"
+    assert row["weights"] == pytest.approx(MAPS[1][:, 30, :31].mean(0).tolist(), abs=1e-6)
+    assert sum(row["weights"]) == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_images_of_a_text_model_are_refused(lensed: Served) -> None:
+    body = {"ids": TOKENS, "images": ["data:image/png;base64,iVBORw0KGgo="]}
+    assert await refusal(await post(lensed, body), 400) == ("unsupported_parameter", "images")
+    assert (await post(lensed, {"ids": TOKENS})).json()["images"] == []
+
+
 async def test_text_becomes_tokens_with_bos(lensed: Served, encode: Any) -> None:
     assert (await post(lensed, {"text": "Hi"})).json()["tokens"] == [256, *encode("Hi")]
 
@@ -270,7 +287,7 @@ async def test_lens_with_several_ranks_is_refused(
         ({}, "invalid_value", "ids"),
         ({"ids": []}, "invalid_value", "ids"),
         ({"ids": [1] * 101}, "context_length_exceeded", "ids"),
-        ({"ids": [1] * 1025}, "invalid_value", "ids"),
+        ({"ids": [1] * 2049}, "invalid_value", "ids"),
         ({"text": "x" * 100}, "context_length_exceeded", "ids"),
         ({"ids": [258]}, "invalid_value", "ids"),
         ({"ids": [1], "text": "x"}, "invalid_value", "ids"),
@@ -480,13 +497,13 @@ async def test_long_text_is_tokenised_off_the_event_loop(
     lensed: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    encode = lens_route.encode_prompt
+    encode = lens_text.encode_prompt
 
     def noting(*args: Any, **options: Any) -> list[int]:
         threads.append(threading.current_thread())
         return encode(*args, **options)
 
-    monkeypatch.setattr(lens_route, "encode_prompt", noting)
+    monkeypatch.setattr(lens_text, "encode_prompt", noting)
     refused = await post(lensed, {"text": "x" * 20_000})
     assert await refusal(refused, 400) == ("context_length_exceeded", "ids")
     assert threads != [threading.main_thread()]

@@ -7,9 +7,12 @@ from itertools import chain
 
 import pytest
 
+from engine.protocol.outputs import Admission
+from server.glassbox.requests.report import Reader, report
 from server.glassbox.requests.step_log import Recorder
 from server.glassbox.requests.step_model import fit
 from server.glassbox.requests.waterfall import Waterfall, waterfall_of
+from server.telemetry.phases import phases
 from tests.support.scripted_steps import (
     CONSTANT,
     CONTEXT,
@@ -61,6 +64,7 @@ def check(found: Waterfall, expected: dict[str, float]) -> None:
     assert list(found.parts) == [
         "server",
         "queue",
+        "encoder",
         "base",
         "own",
         "others",
@@ -245,8 +249,68 @@ def test_waterfall_without_steps_is_queue_and_unexplained(recorder: Recorder) ->
     engine.wait(0.02)
     run = engine.step({OWN: 50}, finishes={OWN: "length"})
     engine.end(recorder, opened, after=0.0)
-    assert job.admitted == run.begin
+    assert job.admission is not None
+    assert job.admission.at == run.begin
     check(waterfall(recorder), {"queue": 0.02, "unexplained": run.end - run.begin})
+
+
+def encoded(begin: float, ready: float, seconds: float) -> Admission:
+    """Return what an admission says of one image, and another that had been encoded before."""
+    return Admission(
+        0,
+        0.0,
+        0,
+        images_encoded=1,
+        images_reused=1,
+        images_ready=ready,
+        encode_begin=begin,
+        encode_seconds=seconds,
+        encode_units=4,
+    )
+
+
+def test_encoder_of_an_idle_engine_is_taken_out_of_the_queue(
+    recorder: Recorder, engine: ScriptedSteps
+) -> None:
+    job = engine.submit(OWN, 50)
+    opened = recorder.begin("req_a", "", engine.now, [OWN])
+    job.images = encoded(engine.now + 0.004, engine.now + 0.044, 0.040)
+    engine.wait(0.050)
+    run = engine.step({OWN: 50}, finishes={OWN: "length"})
+    request = engine.end(recorder, opened, after=0.0)
+    found = waterfall(recorder)
+    parts = {"queue": 0.010, "encoder": 0.040, "base": CONSTANT, "own": run.costs[OWN]}
+    check(found, parts)
+    document = report(request, found, fit(recorder.steps_for_fit()), Reader(True, {}))
+    stamps = document["stamps"]
+    assert (stamps["encode_begin"], stamps["images_ready"]) == pytest.approx((4.0, 44.0))
+    shown = {"encoded": 1, "reused": 1, "units": 4, "encode_ms": 40.0, "wait_ms": 4.0}
+    assert document["choices"][0]["images"] == pytest.approx(shown)
+    names = [phase.name for phase in phases(request.choices[0], engine.now)]
+    assert names == ["queue", "encode images", "prefill", "decode", "detokenise"]
+
+
+def test_encoder_between_steps_of_others_costs_no_neighbour(
+    recorder: Recorder, engine: ScriptedSteps
+) -> None:
+    engine.submit(LONG, 300)
+    engine.submit(SHORT, 30)
+    engine.step({SHORT: 30, LONG: 100})
+    job = engine.submit(OWN, 50)
+    opened = recorder.begin("req_a", "", engine.now, [OWN])
+    job.images = encoded(engine.now, engine.now + 0.030, 0.030)
+    waited = engine.step({LONG: 200}, (SHORT,), stall=0.030)  # a unit before the step
+    ran = engine.step({OWN: 50}, (LONG,), finishes={OWN: "length"})
+    engine.end(recorder, opened, after=0.0)
+    # The model is fitted to the stall too, so take that of the steps without it.
+    model = fit([s for s in recorder.steps_for_fit() if s.end <= waited.begin])
+    request = recorder.requests[-1]
+    found = waterfall_of(request, recorder.steps_of(request), model)
+    queue = waited.end - waited.begin - 0.030
+    own, others = ran.costs[OWN], ran.costs[LONG]
+    parts = {"queue": queue, "encoder": 0.030, "base": CONSTANT, "own": own, "others": others}
+    check(found, parts)
+    assert abs(sum(one.queue_us for one in found.neighbours) - us(queue)) <= 2
 
 
 def test_waits_for_a_core_are_a_part_of_their_own(
