@@ -17,7 +17,8 @@ from engine.models.idefics3 import Idefics3Config
 from engine.models.vision.siglip import SiglipConfig
 from engine.offline.demo_training.network import Batch, DemoModel, Example, linears, padded
 
-LABEL_WEIGHTS = (2.0, 2.0, 6.0)  # of things, colours and middles, of which a picture has few
+# Of things, colours and middles. Few patches have a middle.
+LABEL_WEIGHTS = (2.0, 2.0, 6.0)
 PATCHES = "model.vision_model.embeddings.patch_embedding.weight"
 
 
@@ -66,6 +67,8 @@ class TowerLayer(nn.Module):
 
 
 class Embeddings(nn.Module):
+    """Patches as vectors, and a vector for each place."""
+
     def __init__(self, config: SiglipConfig) -> None:
         super().__init__()
         self.patch_embedding = nn.Linear(config.patch_numbers, config.hidden)
@@ -73,6 +76,8 @@ class Embeddings(nn.Module):
 
 
 class Encoder(nn.Module):
+    """The layers of the tower."""
+
     def __init__(self, config: SiglipConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(TowerLayer(config) for _ in range(config.layers))

@@ -38,12 +38,17 @@ class Album:
             painted = paint(rng, draw_scene(rng, kind))
             tiles += tile(painted.image)
             marks += labels(painted, side)
-        shape = (count, TILE, TILE, 3)
-        self.tiles_NSSC = torch.frombuffer(tiles, dtype=torch.uint8).view(shape)
-        self.labels_NKP = torch.frombuffer(marks, dtype=torch.uint8).view(count, len(LABELS), -1)
+        self.tiles_NSSC = bytes_of(tiles, count).unflatten(1, (TILE, TILE, 3))
+        self.labels_NKP = bytes_of(marks, count).unflatten(1, (len(LABELS), -1))
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.tiles_NSSC[rows], self.labels_NKP[rows]
+
+
+def bytes_of(content: bytearray, rows: int) -> Tensor:
+    """Return bytes as uint8 [rows, bytes of a row], on the GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.frombuffer(content, dtype=torch.uint8).view(rows, -1).to(device)
 
 
 def learn_tower(tower: Tower, seed: int, steps: int, save: Callable[[], None]) -> None:

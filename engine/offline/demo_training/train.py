@@ -8,7 +8,7 @@ The chat model has four stages. The first makes the tokenizer and teaches the pl
 second continues from its weights, and teaches tools of many kinds, thoughts and JSON that a grammar
 holds. The third continues from those, and teaches to report results of all kinds and to answer
 behind long prompts. The fourth repeats what the earlier ones teach. `--stage` trains one of them.
-The seeing model has two stages: its tower, then answers about what the tower sees.
+The seeing model has four stages: its tower, answers about what the tower sees, a review, counts.
 
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
@@ -43,7 +43,12 @@ from engine.offline.demo_training.practice_text import PracticeAuthor
 from engine.offline.demo_training.text import Author, held_out_of
 from engine.offline.demo_training.trainer import Network, Trainer, lesson
 from engine.offline.demo_training.translation import Grammar, Sentence
-from engine.offline.demo_training.vision_course import Vision, VisionTower
+from engine.offline.demo_training.vision_course import (
+    Vision,
+    VisionCounts,
+    VisionReview,
+    VisionTower,
+)
 from engine.offline.demo_training.vocabulary import chat_tokenizer, encode, translate_tokenizer
 
 # The context of the first two stages. The third one extends it as config.json says.
@@ -181,7 +186,7 @@ Course = Lessons | VisionTower
 STAGES: dict[str, tuple[type[Course], ...]] = {
     "demo": (Chat, Practice, Agent, Review),
     "translate": (Translate,),
-    "vision": (VisionTower, Vision),
+    "vision": (VisionTower, Vision, VisionReview, VisionCounts),
 }
 
 

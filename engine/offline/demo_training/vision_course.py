@@ -22,12 +22,14 @@ from engine.offline.demo_training.vision_material import vision_material
 from engine.offline.demo_training.vision_text import PROBES, Looker, Talk, probe_talk
 from engine.offline.demo_training.vocabulary import chat_tokenizer, encode_text
 
+# Kinds of scenes in the last stage: most have several things, which take longer to learn.
+CROWDED = {"single": 8, "several": 30, "mixed": 52, "digit": 10}
 HELD_OUT = range(10_000, 10_040)  # seeds
 IMAGE, IMAGE_ENDS = "<image>", "<fake_token_around_image>"
 
 
 class VisionCourse:
-    """What both stages of the seeing demo's training have."""
+    """The seeing demo's settings, which both stages of its training share."""
 
     folder = FOLDER.with_name("vision")
 
@@ -103,3 +105,25 @@ class Vision(VisionCourse):
         text = self.rendered(talk.messages).replace(IMAGE, self.shown)
         example = encode_text(tokenizer, text)
         return example._replace(pictures=tuple(tile(p.image) for p in talk.pictures))
+
+
+class VisionReview(Vision):
+    """Training data of the third stage, which continues with more things in each picture."""
+
+    peak = 0.6
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.steps = vision_material().review_steps
+        self.looker = Looker(SEED + 3, CROWDED)
+
+
+class VisionCounts(Vision):
+    """Training data of the fourth stage, which counts in half of its questions."""
+
+    peak = 0.6
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.steps = vision_material().count_steps
+        self.looker = Looker(SEED + 4, CROWDED, counts=0.4)

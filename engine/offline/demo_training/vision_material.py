@@ -19,6 +19,8 @@ class VisionMaterial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tower: TowerTraining
     answer_steps: int
+    review_steps: int
+    count_steps: int
     counts: list[str]
     unseen: list[str]
     colours: dict[str, list[float]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -10,6 +10,7 @@ from PIL import Image
 from engine.offline.demo_training.chat import Message
 from engine.offline.demo_training.draws import Draws
 from engine.offline.demo_training.pictures import (
+    KINDS,
     SHAPES,
     Group,
     Painted,
@@ -50,7 +51,7 @@ class Talk(NamedTuple):
 
 
 def plural(name: str) -> str:
-    return f"{name}es" if name == "cross" else f"{name}s"
+    return f"{name}es" if name.endswith("cross") else f"{name}s"
 
 
 def amount(count: int, name: str) -> str:
@@ -153,8 +154,11 @@ def fitting(scene: Scene) -> list[str]:
 class Looker:
     """Draws chats about pictures from one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, kinds: Mapping[str, float] = KINDS, counts: float = 0) -> None:
+        """`kinds` are the weights of the kinds of scenes, `counts` a share of questions."""
         self.rng = Draws(seed)
+        self.kinds = kinds
+        self.counts = counts
 
     def talk(self, *, paints: bool = True) -> Talk:
         """Return the next chat of the training: questions about one picture, seldom about two.
@@ -169,7 +173,7 @@ class Looker:
             return Talk(messages + self.without_picture(), ())
         pictures = []
         for _ in range(2 if rng.chance(0.08) else 1):
-            scene = draw_scene(rng)
+            scene = draw_scene(rng, rng.weighted(self.kinds))
             if paints:
                 pictures.append(paint(rng, scene))
             for index in range(rng.randint(2, 6)):
@@ -178,7 +182,8 @@ class Looker:
 
     def turn(self, scene: Scene, *, is_first: bool) -> list[Message]:
         """Return a question, with the picture if it is the first about it, and its answer."""
-        question = ask(self.rng, scene)
+        is_count = self.counts > 0 and not scene.is_digit and self.rng.chance(self.counts)
+        question = ask(self.rng, scene, "count" if is_count else "")
         text = question.text
         if self.rng.chance(0.1):
             text = text.lower().rstrip("?.")
