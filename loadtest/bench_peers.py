@@ -75,8 +75,9 @@ LLAMA_KINDS = {
     "llama.cpp Q8_0": "Q8_0",
     "llama.cpp Q4_0": "Q4_0",
     "llama.cpp Q4_K_M": "Q4_K_M",
+    "llama.cpp IQ4_XS": "IQ4_XS",
 }
-OWN_FILES = {f"{OURS} Q4_K_M": "Q4_K_M"}  # Penstock with such a file
+OWN_FILES = {f"{OURS} {kind}": kind for kind in ("Q4_K_M", "IQ4_XS")}  # Penstock with such a file
 SETTER = "vllm"  # its rate sets that of the workload ARRIVING, so it is the first of a round
 
 

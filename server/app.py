@@ -61,6 +61,7 @@ from server.http.openapi import RESPONSES
 from server.http.openapi_app import OpenApiApp
 from server.http.polled import polled_paths
 from server.images.reader import image_reader
+from server.ollama import wing as ollama
 from server.replay import wing as replay
 from server.state import VERSION, AppState
 from server.telemetry.exposition import Exposition
@@ -96,25 +97,13 @@ WINGS = (
     vllm.WING,
     tei.WING,
     llamacpp.WING,
+    ollama.WING,
     glassbox.WING,
 )
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 ROUTERS = [file.router for file in SPINE]
 for _wing in WINGS:
     ROUTERS += _wing.routers
-# Paths of Ollama's own API, which clients of Ollama try first.
-_OPENAI = "this is Ollama's API. Set the client to OpenAI's API, with a base URL that ends in /v1"
-OLLAMA = {
-    "/api/chat": f"{_OPENAI}, and use /v1/chat/completions.",
-    "/api/generate": f"{_OPENAI}, and use /v1/completions.",
-    "/api/embed": f"{_OPENAI}, and use /v1/embeddings.",
-    "/api/embeddings": f"{_OPENAI}, and use /v1/embeddings.",
-    "/api/tags": f"{_OPENAI}. /v1/models lists the models.",
-    "/api/show": f"{_OPENAI}. /v1/models describes the models.",
-    "/api/ps": f"{_OPENAI}. /v1/models lists the models.",
-    "/api/version": f"{_OPENAI}. /version has the version.",
-    "/api/pull": "models are downloaded by the command `penstock pull ORG/NAME`.",
-}
 PATHS = {
     route.path
     for router in ROUTERS
@@ -312,9 +301,7 @@ def _hint(path: str) -> str:
             advice = "Anthropic's clients add /v1 to the base URL."
         return f"Not Found: did you mean {meant}? {advice}"
     meant = "/".join(["", *names])
-    if meant in PATHS:
-        return f"Not Found: did you mean {meant}?"
-    return f"Not Found: {OLLAMA[meant]}" if meant in OLLAMA else ""
+    return f"Not Found: did you mean {meant}?" if meant in PATHS else ""
 
 
 @asynccontextmanager

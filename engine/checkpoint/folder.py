@@ -39,6 +39,7 @@ DEMO_FOLDERS = {  # in engine/demo
 # `merge` copies them. They never include code or pickles.
 CHECKPOINT_FILES = (
     "config.json",
+    "hf_quant_config.json",  # quantization settings of modelopt; see `read_config`
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -124,6 +125,21 @@ def model_folder(model: str) -> Path:
             return _folder_of_gguf(file)
         raise ConfigError(f"{folder} has no config.json, so it is not a Hugging Face model folder.")
     return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the JSON object of config.json, with the settings of quantised weights.
+
+    NVIDIA's Model Optimizer writes them to hf_quant_config.json, and newer versions to config.json
+    too. Raises ConfigError if a file is not such JSON.
+    """
+    config = read_json(folder / "config.json")
+    if config.get("quantization_config") or config.get("compression_config"):
+        return config
+    settings = read_optional(folder / "hf_quant_config.json")
+    if not settings:
+        return config
+    return config | {"quantization_config": {"quant_method": "modelopt", **settings}}
 
 
 def only_gguf(folder: Path) -> Path | None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.folder import image_encoder_file, weight_files
+from engine.checkpoint.folder import image_encoder_file, read_config, weight_files
 from engine.checkpoint.gguf.encoder_tensors import seeing_tensors
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.gguf.tensors import GGUFTensor, StackedTensor, read_tensors
@@ -31,5 +30,5 @@ def checkpoint_tensors(folder: Path) -> Mapping[str, CheckpointTensor]:
         encoder = image_encoder_file(folder)
         return read_tensors(files) if encoder is None else seeing_tensors(files[:-1], encoder)
     stored = stored_tensors(files)
-    storage = storage_format(read_json(folder / "config.json"))
+    storage = storage_format(read_config(folder))
     return stored if storage is None else original_tensors(stored, storage)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.folder import model_folder
+from engine.checkpoint.folder import model_folder, read_config
 from engine.checkpoint.image_processor import with_image_processor
 from engine.checkpoint.tokenizer_file import check_tokenizer_file
 from engine.errors import ConfigError
@@ -63,7 +62,7 @@ def draft_kv_bytes(draft: ModelPlan) -> int:
 
 def _plan(plan: ModelPlan, name: str) -> ModelPlan:
     folder = model_folder(name)
-    hf_config = with_image_processor(read_json(folder / "config.json"), folder)
+    hf_config = with_image_processor(read_config(folder), folder)
     architecture, kind, build = model_class(hf_config)
     if kind != "decoder":
         raise ConfigError(f"{architecture} is an {kind}; a draft model must be a decoder.")

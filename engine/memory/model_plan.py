@@ -15,7 +15,7 @@ from engine.attention.kv_cache import block_bytes, group_layers
 from engine.attention.select import select_backend
 from engine.attention.weights_size import lens_bytes
 from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.folder import model_folder
+from engine.checkpoint.folder import model_folder, read_config
 from engine.checkpoint.image_processor import with_image_processor
 from engine.checkpoint.loader import stored_codes
 from engine.checkpoint.logit_score import read_logit_score
@@ -97,7 +97,7 @@ class ModelPlan:
         self.config = config
         self.ranks = Ranks(rank, config.tensor_parallel_size)
         self.folder = model_folder(config.model)
-        hf_config = with_image_processor(read_json(self.folder / "config.json"), self.folder)
+        hf_config = with_image_processor(read_config(self.folder), self.folder)
         self.architecture, self.kind, build = model_class(hf_config)
         self.has_trunk = self.kind == "decoder" and is_trunk(config, self.folder, self.architecture)
         if self.has_trunk:  # of a decoder, which is served as an encoder

@@ -18,6 +18,7 @@ from engine.models.llama import NAMES, Llama, LlamaConfig
 HEAD_DIM = 64  # if config.json has no head_dim
 LIMIT, SHARPNESS = 7.0, 1.702  # of the activation, if config.json has none
 EXPERTS = ".mlp.experts."
+ROWS = "expert_rows"  # of GGUF files: "outputs", as in quantised checkpoints
 
 
 class GptOss(Llama):
@@ -30,7 +31,7 @@ class GptOss(Llama):
 
     def __init__(self, config: dict[str, Any], **options: Any) -> None:
         super().__init__(config, **options)
-        self._is_quantized = quantization_key(config) is not None
+        self._rows_are_outputs = bool(config.get(ROWS)) or quantization_key(config) is not None
 
     @staticmethod
     def read_config(config: dict[str, Any]) -> LlamaConfig:
@@ -58,7 +59,10 @@ class GptOss(Llama):
         )
 
     def weight_map(self) -> WeightMap:
-        """Return the map. A tensor holds all experts, plain ones with inputs before outputs."""
+        """Return the map. A tensor holds all experts.
+
+        Those of plain safetensors have inputs before outputs.
+        """
         plain = super().weight_map()
         targets: dict[str, Target] = {}
         for name, target in plain.targets.items():
@@ -68,7 +72,7 @@ class GptOss(Llama):
             module, _, kind = name.rpartition(".")
             if kind == "bias":
                 targets[f"{module}_bias"] = replace(target, experts=self._count)
-            elif self._is_quantized:
+            elif self._rows_are_outputs:
                 targets[module] = target
             else:
                 targets[module] = replace(target, experts=self._count, transpose=True)

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.bounded_json import read_json
-from engine.checkpoint.folder import model_folder, weight_files
+from engine.checkpoint.folder import model_folder, read_config, weight_files
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.checkpoint.quantized.formats import quantization_key
 from engine.checkpoint.stored import StoredTensor, stored_tensors
@@ -32,7 +31,7 @@ class Checkpoint:
         not a valid model folder, or if it is a GGUF file or quantised.
         """
         folder = model_folder(model)
-        config = read_json(folder / "config.json")
+        config = read_config(folder)
         if key := quantization_key(config):
             raise ConfigError(
                 f"{folder} has {key} in config.json: quantised checkpoints cannot be {to_be}. Use "

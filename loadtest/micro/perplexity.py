@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -54,29 +55,28 @@ async def windows_of(client: httpx2.AsyncClient, text: str, tokens: int) -> list
     return [ids[first : first + WINDOW] for first in range(0, tokens, WINDOW)]
 
 
-async def loss(client: httpx2.AsyncClient, windows: Sequence[list[int]]) -> tuple[float, int]:
-    """Return the sum of -log p over all tokens but the first of each window, and their number."""
+async def losses(client: httpx2.AsyncClient, windows: Sequence[list[int]]) -> list[float]:
+    """Return -log p of all tokens but the first of each window."""
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def one(ids: list[int]) -> tuple[float, int]:
+    async def one(ids: list[int]) -> list[float]:
         body = {"prompt": ids, "max_tokens": 0, "prompt_logprobs": 0, "echo": True}
         async with room:
             answer = await client.post("/v1/completions", json=body)
         choice: dict[str, Any] = answer.raise_for_status().json()["choices"][0]
         scored = [entry for entry in choice["prompt_logprobs"] if entry]
-        found = [entry[str(token)]["logprob"] for entry, token in zip(scored, ids[1:], strict=True)]
-        return -sum(found), len(found)
+        pairs = zip(scored, ids[1:], strict=True)
+        return [-entry[str(token)]["logprob"] for entry, token in pairs]
 
     parts = await asyncio.gather(*(one(ids) for ids in windows))
-    return sum(part[0] for part in parts), sum(part[1] for part in parts)
+    return [loss for part in parts for loss in part]
 
 
 async def score(server: Server, text: str, tokens: int) -> float:
     """Return the perplexity: e to the mean of -log p."""
     async with httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=600) as client:
         windows = await windows_of(client, text, tokens)
-        total, count = await loss(client, windows)
-    return math.exp(total / count)
+        return math.exp(statistics.fmean(await losses(client, windows)))
 
 
 def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:

@@ -148,11 +148,13 @@ def llama_server(folder: Path) -> Path:
     return folder / "build" / "bin" / "llama-server"
 
 
-def quantized_gguf(whole: Path, out: Path, kind: str, root: Path) -> None:
-    """Write the GGUF file `whole` in a mixture of K-quants, as Q4_K_M. Raises InstallError."""
+def quantized_gguf(
+    whole: Path, out: Path, kind: str, root: Path, options: Sequence[str] = ()
+) -> None:
+    """Write the GGUF file `whole` in a mixture of types, as Q4_K_M. Raises InstallError."""
     folder = environment("llama.cpp", root)
     _build_target("llama-quantize", folder)
-    run([folder / "build" / "bin" / "llama-quantize", whole, out, kind])
+    run([folder / "build" / "bin" / "llama-quantize", *options, whole, out, kind])
 
 
 def converted(model: Path, out: Path, kind: str, root: Path, *flags: str) -> None:

@@ -26,6 +26,7 @@ from server.state import AppState
 # whose kernel does not.
 AFTER_KERNEL_S = 5.0
 PIECE = 65536  # bytes; asyncio stops a writer with more unsent bytes until only 16 KiB are left
+PINGS = (b":", b" ")  # how the bytes of a ping begin: as a comment, or with white space before JSON
 # Clients that split a stream into text lines would split an event here. JSON can escape them.
 LINE_SEPARATORS = [(c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029"]
 
@@ -152,7 +153,7 @@ class TimedSend:
 
     async def __call__(self, message: Message) -> None:
         body = message.get("body", b"")
-        if body.startswith(b":"):
+        if body.startswith(PINGS):
             await self._send_ping(message)
             return
         if self._owner is None:  # Python 3.11 takes a microsecond to find the current task

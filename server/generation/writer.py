@@ -29,7 +29,7 @@ class Writer(Protocol):
         """Return the bytes of events, or none if they change nothing that the client sees."""
 
     def ping(self) -> bytes:
-        """Return the bytes that keep a silent stream alive. They begin with a comment."""
+        """Return the bytes that keep a silent stream alive. They begin with `:` or a space."""
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last bytes of a complete stream."""

@@ -1,13 +1,14 @@
 """The error contract: one table from exceptions to error responses.
 
 Every response outside 2xx has the body {"error": {message, type, param, code}} of OpenAI's API,
-with a string or null as `code`. On the paths of Anthropic's API it has the body of that API, and
-on vLLM's /pooling the types of vLLM. The message of a 5xx is fixed. An exception's own
-text may contain paths or addresses and goes to the log only.
+with a string or null as `code`. On the paths of Anthropic's and Ollama's APIs it has the body of
+that API, and on vLLM's /pooling the types of vLLM. The message of a 5xx is fixed. An exception's
+own text may contain paths or addresses and goes to the log only.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -24,6 +25,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_
 # Paths of Anthropic's API, also behind a base URL that ends in /v1, which its clients add.
 ANTHROPIC_PATH = re.compile(r"(/v1)*/messages(/.*)?")
 VLLM_PATH = re.compile(r"/pooling")
+OLLAMA_PATH = re.compile(r"/api/.*|/v1/systemone")
 VLLM_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
 ANTHROPIC_TYPES = TYPES | {
     404: "not_found_error",
@@ -70,6 +72,8 @@ class ApiError(Exception):
         if ANTHROPIC_PATH.fullmatch(path):
             return self._anthropic_body(request_id)
         server_side = self.status >= 500
+        if OLLAMA_PATH.fullmatch(path):
+            return self._ollama_body(request_id if server_side else "")
         message = self.message
         if self.code in FIELD_CODES:  # clients know OpenAI's words for the others
             message = self._message_with_field()
@@ -89,6 +93,13 @@ class ApiError(Exception):
         kind = ANTHROPIC_TYPES.get(self.status, default)
         error = {"type": kind, "message": self._message_with_field()}
         return orjson.dumps({"type": "error", "error": error, "request_id": request_id})
+
+    def _ollama_body(self, request_id: str) -> bytes:
+        """Return the error of Ollama's API, also as a line of a stream: in ASCII."""
+        text = self._message_with_field()
+        if request_id:
+            text += f" (request {request_id})"
+        return json.dumps({"error": text}).encode()
 
     def _message_with_field(self) -> str:
         """Return the message, which names the field: Anthropic's errors have no `param`, and many

@@ -10,6 +10,8 @@ from pydantic import AliasChoices
 from server.http.body import JSON, Body
 
 REFERENCE = "#/components/schemas/{model}"
+# The media types of streams: server-sent events, and lines of JSON.
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 TOKEN_ID = "Token id"  # the title of schemas of token ids, which depend on the model
 TASK = "x-task"  # the member of an operation that names its task
 Task = Literal["generate", "embed", "score", "classify"]
@@ -56,7 +58,7 @@ def body_schema(
     place = f"{kind.__module__}:{kind.__qualname__}"
     extra: dict[str, Any] = {"requestBody": {"required": True, "content": {JSON: {BODY: place}}}}
     if streams:
-        extra["responses"] = {"200": {"content": {"text/event-stream": {}}}}
+        extra["responses"] = {"200": {"content": {EVENTS: {}}}}
         task = "generate"
     if binary:
         extra["responses"] = {"200": {"content": {"application/octet-stream": {}}}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.http.body import JSON
-from server.http.openapi import TASK, Task
+from server.http.openapi import EVENTS, LINES, TASK, Task
 
 Schema = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ def _operation(document: Schema, method: str, path: str, operation: Schema) -> O
         parameters=body.get("properties", {}),
         required=frozenset(body.get("required", ())),
         task=operation.get(TASK),
-        streams="text/event-stream" in answers,
+        streams=EVENTS in answers or LINES in answers,
     )
 
 

@@ -59,6 +59,14 @@ IMAGES: dict[str, tuple[str, ...]] = {
     "llama_index": ("llama-index-llms-openai-like==0.8.1",),
     "litellm": ("litellm==1.110.2",),
 }
+# The packages of each runner of Ollama's clients.
+OLLAMA: dict[str, tuple[str, ...]] = {
+    "ollama": ("ollama==0.6.3",),
+    "langchain": ("langchain-ollama==1.1.0",),
+    "llama_index": ("llama-index-llms-ollama==0.11.0",),
+    "llm": ("llm==0.36", "llm-ollama==0.19.1"),
+}
+OLLAMA_NODE = ("ollama@0.6.4",)
 # PyPI's torch brings 3 GB of CUDA libraries. The CPU build has an index of its own.
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 NODE: dict[str, tuple[str, ...]] = {
@@ -117,6 +125,11 @@ def images_python_of(name: str) -> Path:
     return installed(f"images_{name}", IMAGES[name])
 
 
+def ollama_python_of(name: str) -> Path:
+    """Return the interpreter of a client of Ollama."""
+    return installed(f"ollama_{name}", OLLAMA[name])
+
+
 def installed(name: str, packages: tuple[str, ...]) -> Path:
     """Return the interpreter of an environment; install its packages if they have changed."""
     folder = FOLDER / name
@@ -145,6 +158,11 @@ def script_of(name: str) -> Path:
 def images_script_of(name: str) -> Path:
     """Return the script of a Node client that sends images, as `script_of` does."""
     return _script(f"images_{name}", IMAGES_NODE[name])
+
+
+def ollama_script() -> Path:
+    """Return the script of Ollama's client for JavaScript, as `script_of` does."""
+    return _script("ollama", OLLAMA_NODE)
 
 
 def _script(name: str, packages: tuple[str, ...]) -> Path:

@@ -13,6 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.support import gguf_converted as by_converter
+from tests.support import gguf_llamas as llamas
 from tests.support.tiny_gguf import add_setting
 
 NORMAL, CONTROL, BYTE = 1, 3, 6
@@ -43,6 +44,7 @@ SETTINGS = {
     "use_parallel_residual": "add_parallel_residual",
     "logit_scale": "add_logit_scale",
     "num_experts": "add_expert_count",
+    "num_local_experts": "add_expert_count",
     "num_experts_per_tok": "add_expert_used_count",
     "moe_intermediate_size": "add_expert_feed_forward_length",
     "shared_expert_intermediate_size": "add_expert_shared_feed_forward_length",
@@ -81,6 +83,8 @@ def write_gguf(
     original = config
     if architecture in GRANITES:
         config = by_converter.granite_config(writer, config)
+    elif architecture in llamas.CHANGED:
+        config = llamas.settings(writer, architecture, config)
     elif architecture == "deepseek2":
         config = by_converter.latent_config(writer, config, is_old=is_old)
     elif architecture == "gemma4":
@@ -97,7 +101,7 @@ def write_gguf(
             heads = config["num_attention_heads"]
             width = config.get("head_dim") or config["hidden_size"] // heads
             writer.add_rope_dimension_count(int(width * share))
-        if "factor" in given:
+        if given.get("factor") is not None:
             add_scaling(writer, given, config)
     if architecture in DELTAS:
         add_delta(writer, architecture, config)
@@ -112,6 +116,8 @@ def write_gguf(
         tensors = delta_tensors(tensors, architecture, config)
     elif architecture in GRANITES:
         tensors = by_converter.granite_tensors(tensors, original)
+    elif architecture in llamas.CHANGED:
+        tensors = llamas.tensors(tensors, architecture, config)
     elif architecture == "deepseek2":
         tensors = by_converter.latent_tensors(tensors, original, is_old=is_old)
     for name, tensor in tensors.items() if weights else ():
@@ -119,6 +125,8 @@ def write_gguf(
         known = name.replace(".expert_bias", ".expert_bias.bias")
         if ".feed_forward.experts." in name:
             known = name.removeprefix("model.")
+        if ".block_sparse_moe.experts." in name:
+            known = name.removeprefix("model.").replace("block_sparse_moe", "feed_forward")
         if name.endswith((".experts.gate_up_proj", ".experts.down_proj", ".layer_scalar")):
             known = f"{name}.weight"
         stored = names.get_name(known, try_suffixes=(".weight", ".bias"))
@@ -301,7 +309,7 @@ def converted(
     """Change a tensor as the converter does."""
     heads = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
     for part, key in heads.items():
-        if architecture in ("llama", "mistral3") and part in name:
+        if architecture in ("llama", "mistral3", "arcee", "smollm3") and part in name:
             halves = tensor.reshape(config[key], 2, -1, *tensor.shape[1:])
             return halves.swapaxes(1, 2).reshape(tensor.shape)
     gemmas = ("gemma", "gemma2", "gemma3", "gemma-embedding")

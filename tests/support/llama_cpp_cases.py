@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from tests.support import tiny_gemma4, tiny_granite, tiny_latent
+from tests.support import tiny_gemma4, tiny_granite, tiny_latent, tiny_llamas
 from tests.support.tiny_gguf import ARCHITECTURES, HIDDEN, INNER, LAYERS, TOKENS, WIDTH, write_tiny
 
 ANSWERS = Path(__file__).parents[1] / "data" / "llama_cpp.json"
@@ -341,6 +341,52 @@ def latent_cases() -> dict[str, TinyCase]:
     }
 
 
+def close_to_llama_cases() -> dict[str, TinyCase]:
+    """Return Mixtral, and what changes the numbers of other models that are close to Llama."""
+    linear, factors = {f"{ROPE}factor": 4.0}, [1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    lists = {"rope_factors_short.weight": factors[:4], "rope_factors_long.weight": factors[4:]}
+    changes: dict[str, dict[str, dict[str, Any]]] = {
+        "arcee": {"linear": linear, "yarn": YARN},
+        "smollm3": {"linear": linear},
+        "seed_oss": {"yarn": YARN},
+        "chatglm": {"all dimensions": {"rope.dimension_count": None}},
+        "gptneox": {
+            "in turn": {"use_parallel_residual": False},
+            "all dimensions": {"rope.dimension_count": None},
+            "other base": {"rope.freq_base": 5e5},
+        },
+        "qwen3moe": {"three experts": {"expert_used_count": 3}, "yarn": YARN},
+        "olmoe": {"three experts": {"expert_used_count": 3}},
+        "phi3": {"all dimensions": {"rope.dimension_count": None}, "linear": linear},
+        "gpt-oss": {
+            "three experts": {"expert_used_count": 3},
+            "other window": {"attention.sliding_window": 5},
+            "every third layer": {"attention.sliding_window_pattern": 3},
+            "linear": linear,
+        },
+    }
+    found = {
+        f"{name} close: {case}": TinyCase(name, change)
+        for name, each in changes.items()
+        for case, change in each.items()
+    }
+    qkv = ("attn_q", "attn_k", "attn_v")
+    short, scale = {f"{ROPE}original_context_length": 64}, {f"{ROPE}attn_factor": 1.2}
+    head = {"output.weight": (len(TOKENS), HIDDEN)}
+    return found | {
+        "llama close: Mixtral": TinyCase("llama", *tiny_llamas.mixtral()),
+        "phi3 close: long factors": TinyCase("phi3", short | scale, lists),
+        "phi3 close: short factors": TinyCase("phi3", scale, lists),
+        "arcee close: rope_freqs": TinyCase("arcee", {}, {"rope_freqs.weight": factors}),
+        "smollm3 close: head": TinyCase("smollm3", {}, head),
+        "smollm3 close: biases": TinyCase("smollm3", {}, biases(*qkv, blocks=4)),
+        **{f"{name} close: biases": TinyCase(name, {}, biases(*qkv)) for name in BIASED},
+    }
+
+
+BIASED = ("arcee", "seed_oss", "chatglm", "qwen3moe")
+
+
 def layer_cases() -> dict[str, TinyCase]:
     found = {}
     for name in (*ROTATING, "gpt2"):
@@ -363,6 +409,7 @@ CASES = (
     | gemma4_cases()
     | granite_cases()
     | latent_cases()
+    | close_to_llama_cases()
 )
 
 
@@ -382,9 +429,11 @@ def next_tokens(file: Path) -> list[list[float]]:
 
 
 def main() -> None:
-    answers = {}
+    """Ask llama.cpp for the cases whose names begin with an argument; without any, for all."""
+    answers = json.loads(ANSWERS.read_text()) if sys.argv[1:] else {}
+    asked = [name for name in CASES if name.startswith(tuple(sys.argv[1:]) or "")]
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in CASES.items():
+        for name, case in ((name, CASES[name]) for name in asked):
             reader, writer = os.pipe()
             if not os.fork():  # a process for each, because the library ends on some files
                 ids = next_tokens(case.write(Path(folder, "tiny.gguf")))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-Matrix = np.ndarray
-Stored = dict[str, torch.Tensor]  # by ending, such as qweight
+from tests.support.quantized_base import (
+    E4M3,
+    EVEN_FIRST,
+    Format,
+    Matrix,
+    Stored,
+    compressed,
+    tensor,
+)
+from tests.support.quantized_floats import FLOAT_FORMATS
+
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # nibble i of a word holds this one of eight outputs
-
-
-@dataclass(frozen=True)
-class Format:
-    settings: dict[str, Any]  # quantization_config
-    quantize: Callable[[Matrix], tuple[Stored, Matrix]]  # [outputs, inputs] -> stored, numbers
-    keeps_codes: bool = True  # False: the weight is dequantised while it is loaded
 
 
 def rounded(
@@ -70,11 +71,6 @@ def words(codes: Matrix, bits: int) -> Matrix:
         shift = np.uint32(bits * (column % per_word))
         found[:, column // per_word] |= codes[:, column].astype(np.uint32) << shift
     return found.view(np.int32)
-
-
-def tensor(array: Matrix, dtype: torch.dtype | None = None) -> torch.Tensor:
-    found = torch.from_numpy(np.ascontiguousarray(array))
-    return found if dtype is None else found.to(dtype)
 
 
 def runs(inputs: int, size: int | None) -> Matrix:
@@ -139,14 +135,6 @@ class GPTQ:
         return Format(settings | {"checkpoint_format": self.form}, self.quantize, keeps_codes)
 
 
-def compressed(form: str, **weights: Any) -> dict[str, Any]:
-    """Return the quantization_config of a checkpoint with one group."""
-    weights = {"group_size": None, "block_structure": None, "actorder": None} | weights
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"dynamic": True}}
-    found = {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"]}
-    return found | {"quantization_status": "compressed", "config_groups": {"group_0": group}}
-
-
 @dataclass(frozen=True)
 class Whole:
     """Whole numbers of compressed-tensors."""
@@ -200,18 +188,6 @@ class Whole:
         weights |= {"group_size": self.size, "symmetric": self.symmetric}
         keeps_codes = fills_groups(self.size, reorders=self.reorders)
         return Format(compressed(form, **weights), self.quantize, keeps_codes)
-
-
-def e4m3(code: int) -> float:
-    """Return what a byte stands for: a sign, 4 bits of exponent with bias 7, 3 bits of fraction."""
-    sign, exponent, fraction = code >> 7, code >> 3 & 15, code & 7
-    size = (1 + fraction / 8) * 2.0 ** (exponent - 7) if exponent else fraction / 8 * 2.0**-6
-    return -size if sign else size
-
-
-E4M3 = np.array([e4m3(code) if code & 127 != 127 else np.inf for code in range(256)], np.float32)
-
-EVEN_FIRST = np.argsort(np.arange(256) % 2, kind="stable")  # of two equally near, the even code
 
 
 def fp8(weight: Matrix, height: int, width: int) -> tuple[torch.Tensor, Matrix, Matrix]:
@@ -290,6 +266,7 @@ FORMATS: dict[str, Format] = {
     ).format,
     "fp8 tensor": Floats(ACTIVATION, 0, 0, shape=()).format,
     "fbgemm": Floats({"quant_method": "fbgemm_fp8"}, 1, 0).format,
+    **FLOAT_FORMATS,
 }
 
 

@@ -20,7 +20,7 @@ from engine.config import EngineConfig, Pooling
 from server.app import create_app
 from server.cli.lifetime import uvicorn_config
 from server.config import ServerConfig
-from server.http.errors import ANTHROPIC_PATH, VLLM_PATH, VLLM_TYPES
+from server.http.errors import ANTHROPIC_PATH, OLLAMA_PATH, VLLM_PATH, VLLM_TYPES
 from server.http.listener import listen
 from tests.support.fake_engine import FakeEngine
 from tests.support.prometheus import metric
@@ -111,6 +111,9 @@ async def check_error(response: httpx2.Response) -> None:
         check_anthropic_error_body(response.json(), response.status_code)
         assert response.json()["request_id"] == response.headers["request-id"]
         return
+    if OLLAMA_PATH.fullmatch(path):
+        check_ollama_error_body(response.json(), response.status_code)
+        return
     types = VLLM_TYPES if VLLM_PATH.fullmatch(path) else {}
     is_llamacpp = response.json()["error"]["type"] == "exceed_context_size_error"
     assert not (is_llamacpp and path.startswith("/v1/")), "OpenAI's routes have OpenAI's errors"
@@ -158,6 +161,13 @@ def check_anthropic_error_body(body: Any, status: int) -> None:
     assert body["error"]["type"] == kinds.get(status, default)
     if status >= 500:
         assert not re.search(r"0x|/home|Traceback|File \"", body["error"]["message"])
+
+
+def check_ollama_error_body(body: Any, status: int) -> None:
+    assert list(body) == ["error"]
+    assert isinstance(body["error"], str)
+    if status >= 500:
+        assert not re.search(r"0x|/home|Traceback|File \"", body["error"])
 
 
 @contextlib.asynccontextmanager

@@ -9,14 +9,20 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tests.support import tiny_gemma4, tiny_granite, tiny_latent
+from tests.support import tiny_gemma4, tiny_granite, tiny_latent, tiny_llamas
 
 ARCHITECTURES = (
     *("llama", "mistral3", "qwen2", "qwen2moe", "qwen3", "gemma", "gemma2", "gemma3"),
     *("olmo2", "command-r", "cohere2", "gpt2", "glm4", "exaone4", "starcoder2", "stablelm"),
     *("lfm2", "lfm2moe", "gemma4", "granitehybrid", "deepseek2"),
+    *tiny_llamas.NAMES,
 )
-OTHERS = {"gemma4": tiny_gemma4, "granitehybrid": tiny_granite, "deepseek2": tiny_latent}
+OTHERS = {
+    "gemma4": tiny_gemma4,
+    "granitehybrid": tiny_granite,
+    "deepseek2": tiny_latent,
+    **tiny_llamas.modules(),
+}
 HIDDEN, INNER, HEADS, WIDTH = 32, 64, 2, 16  # and one head of keys and values
 LAYERS = {"gemma2": 4, "gemma4": 4, "gemma3": 7, "olmo2": 4, "cohere2": 4, "lfm2": 3, "lfm2moe": 3}
 HYBRIDS = ("lfm2", "lfm2moe")  # their second layer attends

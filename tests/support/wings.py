@@ -44,6 +44,7 @@ PARTS = {
     "vllm": Parts(("server/api/vllm",), "/pooling"),
     "tei": Parts(("server/api/tei",), "/embed"),
     "llamacpp": Parts(("server/api/llamacpp",), "/completion"),
+    "ollama": Parts(("server/ollama",), "/api/chat"),
     "glassbox": Parts(
         ("server/glassbox", "server/ui"),
         "/ui/",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from engine.checkpoint.gguf import delta, gemma4, granite, latent
+from engine.checkpoint.gguf import delta, gemma4, gpt_oss, granite, latent, llamas
 from engine.checkpoint.gguf.encoders import BERT_BLOCKS, BERT_NAMES
 from engine.checkpoint.gguf.families import GEMMAS
+from engine.checkpoint.gguf.gpt_oss import GPT_OSS
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.hybrids import LFM2_NAMES
 from engine.checkpoint.gguf.latent import LATENT
@@ -87,14 +88,24 @@ NAMES = {
     **dict.fromkeys(("granitemoe", GRANITE), LLAMA_NAMES | granite.NAMES),
     LATENT: QWEN2_MOE_NAMES | latent.NAMES,
     "qwen2moe": QWEN2_MOE_NAMES,
+    **dict.fromkeys(llamas.WITH_EXPERTS, QWEN2_MOE_NAMES),
+    **{name: LLAMA_NAMES | names for name, names in llamas.NAMES.items()},
+    "llama": LLAMA_NAMES | llamas.MIXTRAL_NAMES,
+    "gptneox": llamas.NEOX_NAMES,
+    GPT_OSS: LLAMA_NAMES | gpt_oss.NAMES,
     "stablelm": STABLELM_NAMES,
     "starcoder2": STARCODER2_NAMES,
 }
-BLOCKS = {"gpt2": "h", **BERT_BLOCKS}  # the beginning of the names in blocks
+BLOCKS = {
+    "gpt2": "h",
+    "gptneox": llamas.NEOX_BLOCKS,
+    **BERT_BLOCKS,
+}  # the beginning of the names in blocks
 # Tensors that are no weight of a module in a checkpoint.
 WHOLE_NAMES = {
     "lfm2moe": {"exp_probs_b.bias": "feed_forward.expert_bias"},
     gemma4.GEMMA4: gemma4.WHOLE_NAMES,
+    GPT_OSS: gpt_oss.WHOLE_NAMES,
     GRANITE: granite.WHOLE_NAMES,
     LATENT: latent.WHOLE_NAMES,
     **dict.fromkeys(DELTAS, delta.WHOLE_NAMES),

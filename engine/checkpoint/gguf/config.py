@@ -10,6 +10,7 @@ from engine.checkpoint.gguf.encoders import bert_config
 from engine.checkpoint.gguf.end_tokens import token_id
 from engine.checkpoint.gguf.families import GEMMAS, WINDOW, check_positive, family_config
 from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH, proportional, tensors_config
+from engine.checkpoint.gguf.gpt_oss import GPT_OSS
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.latent import LATENT, MULTIPLIER, latent_config
 from engine.checkpoint.gguf.settings import (
@@ -47,7 +48,13 @@ GPT2_SHARED = {
 }
 # Windowed layers have a base of their own, and no scaling.
 OWN_BASE = ("gemma3", GEMMA4, "gemma-embedding", "modern-bert")
-ONE_BASE = ("gemma2", "olmo2", "cohere2", "exaone4")  # windowed layers have the base of the others
+ONE_BASE = (
+    "gemma2",
+    "olmo2",
+    "cohere2",
+    "exaone4",
+    GPT_OSS,
+)  # windowed layers have the base of the others
 THETA = 10_000.0  # llama.cpp's default
 LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_POSITIONS = 1.0, 4.0, 8192  # of every released Llama 3
 
@@ -216,6 +223,8 @@ def _yarn(
         "attention_factor": (growth + 1) * attention_factor,
         "original_max_position_embeddings": _original_length(own),
     }
+    if name == GPT_OSS:
+        return found | {"truncate": False}  # of every released model; llama.cpp truncates
     if name == LATENT:
         multiplier = own.get(MULTIPLIER) or 0.0
         check_positive(name, {MULTIPLIER: multiplier} if multiplier else {})

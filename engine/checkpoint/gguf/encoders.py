@@ -1,4 +1,4 @@
-"""BERT, Nomic BERT and ModernBERT in GGUF files, and how an encoder's file pools a text.
+"""BERT, Nomic BERT, Jina v3 and ModernBERT in GGUF files, and how an encoder's file pools a text.
 
 RoBERTa's files are BERT's: the converter removes the rows of positions that no text reaches.
 """
@@ -24,6 +24,7 @@ BERT_BLOCKS = {
     "bert": "encoder.layer",
     "nomic-bert": "encoder.layers",
     "modern-bert": "layers",
+    "jina-bert-v3": "encoder.layers",
 }
 BERT_NAMES = {
     "bert": {
@@ -49,6 +50,17 @@ BERT_NAMES = {
         "attn_output_norm": "norm1",
         "ffn_up": "mlp.fc11",
         "ffn_gate": "mlp.fc12",
+        "ffn_down": "mlp.fc2",
+        "layer_output_norm": "norm2",
+    },
+    "jina-bert-v3": {
+        "token_embd": "embeddings.word_embeddings",
+        "token_types": "embeddings.token_type_embeddings",
+        "token_embd_norm": "emb_ln",
+        "attn_qkv": "mixer.Wqkv",
+        "attn_output": "mixer.out_proj",
+        "attn_output_norm": "norm1",
+        "ffn_up": "mlp.fc1",
         "ffn_down": "mlp.fc2",
         "layer_output_norm": "norm2",
     },
@@ -90,7 +102,7 @@ def bert_config(
     if name == "modern-bert":
         return _modern_bert_config(own)
     types = _type_count(settings) if TYPES in tensors else 1
-    activation = "gelu" if name == "bert" else "silu"
+    activation = "silu" if name == "nomic-bert" else "gelu"
     return {
         "type_vocab_size": types,
         "layer_norm_eps": own[LAYER_NORM],
@@ -180,8 +192,10 @@ def bert_block(name: str, own: Settings, number: int) -> dict[str, Shape]:
     if name == "bert":
         parts |= dict.fromkeys(("attn_q", "attn_k", "attn_v"), (hidden, hidden))
     else:
-        parts |= {"attn_qkv": (3 * hidden, hidden), "ffn_gate": (inner, hidden)}
-    biased = parts if name == "bert" else norms
+        parts["attn_qkv"] = (3 * hidden, hidden)
+    if name == "nomic-bert":
+        parts["ffn_gate"] = (inner, hidden)
+    biased = norms if name == "nomic-bert" else parts
     return {f"{part}.weight": shape for part, shape in parts.items()} | {
         f"{part}.bias": parts[part][:1] for part in biased
     }

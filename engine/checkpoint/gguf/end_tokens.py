@@ -19,6 +19,7 @@ DEFAULT_IDS = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "bert": {"bos": 101, "unknown": 100, "seperator": 102, "padding": 0},
+    "t5": {"eos": 1, "unknown": 2, "padding": 0},
 }
 ENDS = frozenset(
     (

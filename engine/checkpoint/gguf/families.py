@@ -8,13 +8,14 @@ from typing import Any
 
 from engine.checkpoint.gguf.delta import head_sizes, recurrent_layers
 from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_config
+from engine.checkpoint.gguf.gpt_oss import GPT_OSS, gpt_oss_config
 from engine.checkpoint.gguf.granite import GRANITE, SCALES, granite_config, granite_scales
 from engine.checkpoint.gguf.hybrids import lfm2_config
+from engine.checkpoint.gguf.llamas import CONFIGS, rotated_share
 from engine.checkpoint.gguf.settings import (
     EXAONE_LAYERS,
     LAYER_NORM,
     MIXTURES,
-    ROTATED,
     TEMPERATURE,
     Settings,
 )
@@ -31,6 +32,7 @@ PERIODS = {
     "cohere2": 4,
     "exaone4": 4,
     "gemma-embedding": 6,
+    GPT_OSS: 2,
 }
 SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}  # Gemma 2's defaults
 DEFAULT_WINDOW = 4096  # Gemma 2's and EXAONE 4's
@@ -95,18 +97,17 @@ def _exaone_config(name: str, own: Settings) -> dict[str, Any]:
     return _windows(name, own, window)
 
 
+def _gpt_oss_config(name: str, own: Settings) -> dict[str, Any]:
+    check_positive(name, {WINDOW: own[WINDOW]})
+    return gpt_oss_config(own) | _windows(name, own, own[WINDOW])
+
+
 def _starcoder_config(name: str, own: Settings) -> dict[str, Any]:
     return {"norm_epsilon": own[LAYER_NORM], "hidden_act": "gelu_pytorch_tanh"}
 
 
 def _partly_rotated(name: str, own: Settings) -> dict[str, Any]:
-    """Return the share of each head's dimensions that is rotated."""
-    width = own["attention.key_length"]
-    rotated = own.get(ROTATED, width)
-    share = rotated / width
-    if int(share * width) < rotated:  # the quotient was rounded down
-        share = math.nextafter(share, 1.0)
-    return {"partial_rotary_factor": share}
+    return {"partial_rotary_factor": rotated_share(own)}
 
 
 def _stablelm_config(name: str, own: Settings) -> dict[str, Any]:
@@ -180,6 +181,8 @@ def _sliding_layers(name: str, own: Settings) -> list[bool]:
 
 
 FAMILIES: dict[str, Callable[[str, Settings], dict[str, Any]]] = {
+    **CONFIGS,
+    GPT_OSS: _gpt_oss_config,
     "gemma2": _gemma_config,
     "gemma3": _gemma_config,
     GEMMA4: gemma4_config,

@@ -23,11 +23,12 @@ from engine.checkpoint.gguf.encoders import pooling_files
 from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.header import read_floats, read_header
 from engine.checkpoint.gguf.latent import latent_notes
+from engine.checkpoint.gguf.llamas import longrope_config
 from engine.checkpoint.gguf.pairing import encoders_beside, paired
 from engine.checkpoint.gguf.parts import name_of, present_parts
 from engine.checkpoint.gguf.sampling import sampling_of
 from engine.checkpoint.gguf.settings import notes_on, own_settings
-from engine.checkpoint.gguf.shapes import ROPE_FACTORS, all_tensors, checked_tensors
+from engine.checkpoint.gguf.shapes import FACTORS, all_tensors, checked_tensors
 from engine.checkpoint.gguf.tokenizer import (
     build_tokenizer,
     end_tokens,
@@ -78,8 +79,11 @@ def _write(folder: Path, files: Sequence[Path], encoders: list[Path]) -> None:
     count = len(tokens_of(settings))
     tensors = without_drafter(all_tensors(headers), own)
     tensors = checked_tensors(settings, count, tensors)
-    factors = read_floats(ROPE_FACTORS, tensors[ROPE_FACTORS]) if ROPE_FACTORS in tensors else []
+    factors, short, long = (
+        read_floats(name, tensors[name]) if name in tensors else [] for name in FACTORS
+    )
     config = config_of(settings, count, tensors, factors)
+    config |= longrope_config(own, short, long, config.get("rope_scaling"))
     pair = paired(settings, config, encoders)
     config = pair.config
     ends = end_tokens(settings)

@@ -42,6 +42,8 @@ def with_fused_experts(required: Mapping[str, Shape], present: Collection[str]) 
     """Return the `required` shapes in the form, fused or apart, in which a file has experts."""
     found = dict(required)
     for name in required:
+        if not name.endswith(".weight"):
+            continue
         gate, up = (name.replace(f".{GATE_UP}.", f".{part}.") for part in GATE_AND_UP)
         if name != gate and name not in present and gate in present:
             count, rows, inputs = found.pop(name)

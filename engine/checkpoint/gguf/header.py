@@ -43,13 +43,17 @@ SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file. `shape` is torch's order: the last dimension is contiguous."""
+    """A tensor in a file. `shape` is torch's order: the last dimension is contiguous.
+
+    `scales` are further factors of the numbers: none, one, or one for each expert.
+    """
 
     file: Path
     kind: TensorKind
     shape: tuple[int, ...]
     offset: int  # from the beginning of the file
     nbytes: int
+    scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from engine.checkpoint.gguf.delta import ENDINGS, RATE_NAMES, head_sizes
+from engine.checkpoint.gguf.llamas import PERMUTED
 from engine.checkpoint.gguf.settings import DELTAS, Settings
 from engine.errors import ConfigError
 
-PAIRED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid")  # rows of queries and keys
+# Rows of queries and keys.
+PAIRED = ("llama", "mistral3", "granite", "granitemoe", "granitehybrid", *PERMUTED)
 TILED = ("qwen35", "qwen35moe")  # value heads of these
 
 
@@ -20,6 +22,8 @@ def row_order(name: str, architecture: str, own: Settings, rows: int) -> torch.T
     """
     if architecture in DELTAS:
         return _value_order(name, architecture, own)
+    if architecture == "gptneox" and ".attn_qkv." in name:
+        return _by_heads(name, own["attention.head_count"], rows)
     if architecture not in PAIRED:
         return None
     keys = {".attn_q.": "attention.head_count", ".attn_k.": "attention.head_count_kv"}
@@ -31,6 +35,13 @@ def row_order(name: str, architecture: str, own: Settings, rows: int) -> torch.T
         raise ConfigError(f"{name} in the GGUF file has {rows} rows for {heads} heads.")
     # Of each head, the converter takes one row from each half in turn.
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+
+def _by_heads(name: str, heads: int, rows: int) -> torch.Tensor:
+    """Return where rows are that a checkpoint has head by head: query, key and value of each."""
+    if rows % (3 * heads):
+        raise ConfigError(f"{name} in the GGUF file has {rows} rows for {heads} heads.")
+    return torch.arange(rows).view(3, heads, -1).transpose(0, 1).flatten()
 
 
 def rows_of_rates(own: Settings) -> dict[str, torch.Tensor]:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engine.checkpoint.gguf import gemma4, granite, latent
+from engine.checkpoint.gguf import gemma4, granite, latent, llamas
 from engine.checkpoint.gguf.gemma4 import GEMMA4, SLIDING_WIDTH
+from engine.checkpoint.gguf.gpt_oss import GPT_OSS
 from engine.checkpoint.gguf.granite import GRANITE
 from engine.checkpoint.gguf.latent import LATENT
-from engine.checkpoint.gguf.unread import READ, UNREAD, WIDTHS
+from engine.checkpoint.gguf.unread import NEUTRAL, READ, UNREAD, WIDTHS
 from engine.errors import ConfigError
 
 Settings = Mapping[str, Any]
@@ -50,7 +51,10 @@ CLASSES = {
     "bert": "BertModel",
     "nomic-bert": "NomicBertModel",
     "modern-bert": "ModernBertModel",
+    "jina-bert-v3": "JinaEmbeddingsV3Model",
     "gemma-embedding": "Gemma3TextModel",
+    GPT_OSS: "GptOssForCausalLM",
+    **llamas.CLASSES,
 }
 COUNTS = (
     "block_count",
@@ -78,7 +82,7 @@ EXPERTS = ("expert_count", "expert_used_count")
 EXPERT_SIZES = ("expert_feed_forward_length", "expert_shared_feed_forward_length")
 DELTAS = ("qwen3next", "qwen35", "qwen35moe")
 MIXTURES = ("qwen2moe", "qwen3next", "qwen35moe")  # each layer also has a shared expert
-WITH_EXPERTS = (*MIXTURES, "lfm2moe", "granitemoe", GRANITE, LATENT)
+WITH_EXPERTS = (*MIXTURES, "lfm2moe", "granitemoe", GRANITE, LATENT, GPT_OSS, *llamas.WITH_EXPERTS)
 RECURRENT_LAYERS = "attention.recurrent_layers"  # llama.cpp's key for DELTAS
 SSM = (
     "ssm.conv_kernel",
@@ -94,11 +98,11 @@ YARN = (
     "rope.scaling.yarn_beta_slow",
 )
 RMS, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-BERTS = ("bert", "nomic-bert", "modern-bert")
+BERTS = ("bert", "nomic-bert", "modern-bert", "jina-bert-v3")
 ENCODERS = (*BERTS, "gemma-embedding")
-LAYER_NORMED = ("command-r", "cohere2", "gpt2", "starcoder2", "stablelm", *BERTS)
+LAYER_NORMED = ("command-r", "cohere2", "gpt2", "gptneox", "starcoder2", "stablelm", *BERTS)
 ROTATED = "rope.dimension_count"
-PARTLY_ROTATED = ("glm4", "stablelm", *DELTAS)  # others rotate whole heads
+PARTLY_ROTATED = ("glm4", "stablelm", *DELTAS, *llamas.PARTLY_ROTATED)  # others rotate whole heads
 EXAONE_LAYERS = 64  # of the model with windows
 KV_HEADS = "attention.head_count_kv"
 HYBRIDS = ("lfm2", "lfm2moe", GRANITE)  # a layer without key/value heads is recurrent
@@ -125,6 +129,8 @@ NEEDED = {
     LATENT: (*EXPERTS, EXPERT_SIZES[0], *latent.NEEDED),
     **dict.fromkeys(BERTS, (CAUSAL,)),
     "gemma-embedding": WINDOWS[:1],
+    GPT_OSS: (*EXPERTS, EXPERT_SIZES[0], WINDOWS[0]),
+    **llamas.NEEDED,
 }
 KEY_WIDTHS = ("attention.key_length", SLIDING_WIDTH)
 # Of the models in engine/models.
@@ -139,7 +145,8 @@ DELTA_KEYS = (
     SECTIONS,
 )
 COMPUTED = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
+    "llama": (*ALL, *ROPE, RMS, *EXPERTS),  # with experts, it is Mixtral
+    **dict.fromkeys(("qwen2", "qwen3", "gemma"), (*ALL, *ROPE, RMS)),
     **dict.fromkeys(("qwen2vl", "qwen3vl"), (*ALL, *ROPE, RMS, SECTIONS, NUM_DEEP)),
     "mistral3": (*ALL, *ROPE, RMS, TEMPERATURE, *YARN),
     "qwen2moe": (*ALL, *ROPE, RMS, *EXPERTS, *EXPERT_SIZES),
@@ -162,9 +169,14 @@ COMPUTED = {
     GRANITE: (*ALL, *ROPE, RMS, *SSM, *EXPERTS, EXPERT_SIZES[1], *granite.KEYS),
     LATENT: (*ALL, RMS, *EXPERTS, *latent.KEYS),
     "bert": (*ALL, LAYER_NORM),
-    "nomic-bert": (*ALL, *ROPE, LAYER_NORM),
+    **dict.fromkeys(("nomic-bert", "jina-bert-v3"), (*ALL, *ROPE, LAYER_NORM)),
     "modern-bert": (*ALL, *ROPE, LAYER_NORM, *WINDOWS[:3], HIDDEN_ACT),
     "gemma-embedding": (*ALL, *ROPE, RMS, *WINDOWS[:3]),
+    GPT_OSS: (*ALL, *ROPE, RMS, *EXPERTS, EXPERT_SIZES[0], *WINDOWS[:3]),
+    **{
+        name: (*ALL, *ROPE, (LAYER_NORM if name in LAYER_NORMED else RMS), *keys)
+        for name, keys in llamas.KEYS.items()
+    },
     **dict.fromkeys(DELTAS, (*ALL, *ROPE, RMS, ROTATED, *SSM, RECURRENT_LAYERS, *DELTA_KEYS)),
 }
 # No value of these changes a number, in llama.cpp or here.
@@ -179,25 +191,6 @@ HARMLESS = {
     "expert_group_used_count",
     "rope.scaling.finetuned",
     "rope.scaling.alpha",
-}
-# Each may have one of these values, which have no effect.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    CAUSAL: (True,),  # False for ENCODERS
-    "attention.clamp_kqv": (0,),
-    "attention.sliding_window": (0,),
-    "attention.max_alibi_bias": (0,),
-    "attention.scale": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
-    "embedding_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "logit_scale": (0, 1),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "expert_shared_count": (0,),
-    "expert_group_count": (0,),
-    "nextn_predict_layers": (0,),
-    "use_parallel_residual": (False,),
 }
 
 
@@ -234,9 +227,12 @@ def own_settings(settings: Settings) -> dict[str, Any]:
         own.setdefault("feed_forward_length", own.get(EXPERT_SIZES[0], 0))
     norm = LAYER_NORM if name in LAYER_NORMED else RMS
     needed = (*COUNTS, norm, *NEEDED.get(name, ()))
-    has_experts = name in WITH_EXPERTS or (name == GEMMA4 and bool(own.get(EXPERTS[0])))
+    may_have_experts = name in (GEMMA4, "llama") and bool(own.get(EXPERTS[0]))
+    has_experts = name in WITH_EXPERTS or may_have_experts
     if has_experts and name == GEMMA4:
         needed += gemma4.NEEDED_OF_EXPERTS
+    if has_experts and name == "llama":
+        needed += EXPERTS
     if missing := [key for key in needed if key not in own]:
         raise ConfigError(f"The GGUF file lacks {start}{missing[0]}; convert the model again.")
     if name == GRANITE:

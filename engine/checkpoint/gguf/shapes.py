@@ -10,15 +10,26 @@ from engine.checkpoint.gguf.delta import ENDINGS, delta_parts, recurrent_layers
 from engine.checkpoint.gguf.encoders import TYPES, bert_block, bert_tables
 from engine.checkpoint.gguf.fused import qkv_apart, with_fused_experts
 from engine.checkpoint.gguf.gemma4 import GEMMA4, gemma4_shapes
+from engine.checkpoint.gguf.gpt_oss import GPT_OSS, gpt_oss_block
 from engine.checkpoint.gguf.granite import GRANITE, granite_block
 from engine.checkpoint.gguf.header import Header, StoredTensor
 from engine.checkpoint.gguf.hybrids import lfm2_block
 from engine.checkpoint.gguf.kinds import KINDS
 from engine.checkpoint.gguf.latent import LATENT, latent_block
+from engine.checkpoint.gguf.llamas import (
+    CLASSES,
+    LONG_FACTORS,
+    SHORT_FACTORS,
+    has_mixtral_experts,
+    llama_block,
+)
+from engine.checkpoint.gguf.llamas import WITH_HEAD as LLAMAS_WITH_HEAD
+from engine.checkpoint.gguf.scale_tensors import with_scales
 from engine.checkpoint.gguf.settings import (
     BERTS,
     DELTAS,
     MIXTURES,
+    ROTATED,
     Settings,
     architecture_of,
     own_settings,
@@ -27,13 +38,20 @@ from engine.errors import ConfigError
 
 Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"
+FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)  # they become settings of config.json
 ATTENTION = ("attn_q", "attn_k", "attn_v")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 # llama.cpp reads no head for these, or does not use it.
 TIED = ("gemma", "gemma2", "gemma-embedding", "command-r", "cohere2")
-WITH_HEAD = ("olmo2", "qwen2moe", "stablelm")  # and requires one for these
+WITH_HEAD = (
+    "olmo2",
+    "qwen2moe",
+    "stablelm",
+    GPT_OSS,
+    *LLAMAS_WITH_HEAD,
+)  # and requires one for these
 STACKED = "_exps"  # the end of a tensor's name that holds all experts
-BIASED_NORMS = ("gpt2", "starcoder2", "stablelm")
+BIASED_NORMS = ("gpt2", "gptneox", "starcoder2", "stablelm")
 # Parts of a block that always have a bias.
 BIASED = {
     "starcoder2": ("attn_norm", "attn_output", "ffn_norm", "ffn_up", "ffn_down"),
@@ -46,6 +64,8 @@ BLOCKS = {
     **dict.fromkeys(("lfm2", "lfm2moe"), lfm2_block),
     **dict.fromkeys(("granitemoe", GRANITE), granite_block),
     LATENT: latent_block,
+    GPT_OSS: gpt_oss_block,
+    **dict.fromkeys(CLASSES, llama_block),
 }
 HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 POST_NORMS = ("post_attention_norm", "post_ffw_norm")
@@ -97,18 +117,22 @@ def shapes_of(settings: Settings, vocab_size: int) -> Shapes:
         required["output.weight"] = (vocab_size, hidden)
     elif name not in TIED:
         optional["output.weight"] = (vocab_size, hidden)
-    if name in ("llama", "mistral3", "exaone4", "granite"):
+    if name in ("llama", "mistral3", "exaone4", "granite", "arcee"):
         optional[ROPE_FACTORS] = (own["attention.key_length"] // 2,)
+    if name == "phi3":
+        rotated = own.get(ROTATED, own["attention.key_length"])
+        optional |= dict.fromkeys((SHORT_FACTORS, LONG_FACTORS), (rotated // 2,))
     if name == "gpt2":
         required["position_embd.weight"] = (own["context_length"], hidden)
     if name in BIASED_NORMS:
         required["output_norm.bias"] = (hidden,)
     if name in ("lfm2", "lfm2moe"):
         required["token_embd_norm.weight"] = required.pop("output_norm.weight")
-    if name in BLOCKS:
+    block = llama_block if has_mixtral_experts(name, own) else BLOCKS.get(name)
+    if block is not None:
         plain = {f"{part}.weight": shape for part, shape in _block(name, own)[0].items()}
         for number in range(own["block_count"]):
-            needed, others = BLOCKS[name](name, own, plain, number)
+            needed, others = block(name, own, plain, number)
             required |= {f"blk.{number}.{part}": shape for part, shape in needed.items()}
             optional |= {f"blk.{number}.{part}": shape for part, shape in others.items()}
         return Shapes(required, optional)
@@ -216,16 +240,23 @@ def split_parts(stored: StoredTensor) -> list[StoredTensor]:
     """Return the tensor of each expert or head, of one with all of them."""
     count = stored.shape[0]
     nbytes = stored.nbytes // count
+    own = len(stored.scales) > 1
     return [
-        replace(stored, shape=stored.shape[1:], offset=stored.offset + e * nbytes, nbytes=nbytes)
+        replace(
+            stored,
+            shape=stored.shape[1:],
+            offset=stored.offset + e * nbytes,
+            nbytes=nbytes,
+            scales=stored.scales[e : e + 1] if own else stored.scales,
+        )
         for e in range(count)
     ]
 
 
 def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
-    """Return the tensors of all parts by their names in the files.
+    """Return the tensors of all parts by their names in the files. Scales are in their weights.
 
-    Raises ConfigError if a tensor is in two files.
+    Raises ConfigError if a tensor is in two files, or scales do not fit.
     """
     found: dict[str, StoredTensor] = {}
     for header in headers:
@@ -235,7 +266,7 @@ def all_tensors(headers: Sequence[Header]) -> dict[str, StoredTensor]:
                     f"{name} is in both {found[name].file} and {stored.file}; remove one."
                 )
             found[name] = stored
-    return found
+    return with_scales(found)
 
 
 def absent_biases(
@@ -250,11 +281,11 @@ def absent_biases(
         shape = (1, embedding.shape[-1])
         has_types = architecture == "modern-bert" or TYPES in tensors
         return {} if has_types else {TYPES: StoredTensor(embedding.file, KINDS[0], shape, 0, 0)}
-    if architecture == "gpt2":
+    if architecture in ("gpt2", "gptneox", GPT_OSS):
         return {}
     groups: list[tuple[str, ...]] = [(*ATTENTION, "attn_output"), MLP]
     groups = [parts for parts in groups if has_bias(tensors, parts)]
-    if architecture in ("glm4", "stablelm") and groups:
+    if architecture in ("glm4", "chatglm", "seed_oss", "stablelm") and groups:
         groups = [ATTENTION]  # never one of the output
     if architecture in ("qwen2", "qwen2moe", "qwen2vl", "starcoder2"):
         groups = [ATTENTION]  # always there; that of the output is never absent alone

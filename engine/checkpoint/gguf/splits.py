@@ -1,4 +1,4 @@
-"""How DeepSeek's tokenizers split texts, as in the tokenizer.json of DeepSeek-V2 and V3."""
+"""Splits of texts that name scripts by their characters: DeepSeek-V2, V3, and others."""
 
 from __future__ import annotations
 
@@ -38,3 +38,17 @@ DEEPSEEK_V3 = (
     rf"[{ASCII_MARKS}][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+# Of AFMoE: Chinese, Japanese, Thai, Lao, Khmer, Burmese and Korean.
+CJK = (
+    r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{8C48}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF}"
+    r"\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{E40}-\x{E7F}\x{E80}-\x{EFF}\x{1780}-\x{17FF}"
+    r"\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}"
+)
+# Of Youtu: Korean, punctuation, Bopomofo, and Chinese with Japanese.
+KOREAN_AND_MARKS = (
+    r"[\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+"
+    r"|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C}"
+    r"\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+"
+    r"|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+"
+)
+BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"

@@ -15,15 +15,16 @@ from engine.checkpoint.gguf.architecture import (
     stored_offset,
     tensor_name,
 )
-from engine.checkpoint.gguf.blocks import FORMS, PLAIN, QUANTIZED, regrouped
+from engine.checkpoint.gguf.blocks import FORMS, KEPT, PLAIN, QUANTIZED, regrouped
 from engine.checkpoint.gguf.delta import RATES, without_drafter
 from engine.checkpoint.gguf.end_tokens import tokens_of
 from engine.checkpoint.gguf.fused import GATE_AND_UP, GATE_UP
+from engine.checkpoint.gguf.gpt_oss import DOWN, GATE, GPT_OSS, UP
 from engine.checkpoint.gguf.header import StoredTensor, read_header
 from engine.checkpoint.gguf.orders import row_order, rows_of_rates
 from engine.checkpoint.gguf.settings import DELTAS, architecture_of, own_settings
 from engine.checkpoint.gguf.shapes import (
-    ROPE_FACTORS,
+    FACTORS,
     STACKED,
     absent_biases,
     all_tensors,
@@ -69,12 +70,12 @@ class GGUFTensor:
     def codes(self) -> Codes:
         """Return the codes that the file stores, of a tensor with a form.
 
-        Scales and offsets of K-quants are products, which are rounded to fp16. Q6_K has groups of
-        16, and is rounded to int8.
+        Scales and offsets that are products are rounded to fp16. Groups of 16 are rounded to int8.
         """
         outputs, inputs = self.stored.shape
-        groups = QUANTIZED[self.stored.kind.name](_blocks(self.stored))
-        form = FORMS[self.stored.kind.name]
+        kind = self.stored.kind.name
+        form = FORMS[kind]
+        groups = KEPT.get(kind, QUANTIZED[kind])(_blocks(self.stored))
         found = regrouped(groups, form, outputs, inputs)
         return found if self.order is None else found.of_outputs(self.order)
 
@@ -94,12 +95,14 @@ class GGUFTensor:
 class StackedTensor:
     """Tensors whose rows follow each other in one tensor of the checkpoint.
 
-    Of its `shape`, -1 is as many as there are. With another `axis`, it is not the rows.
+    Of its `shape`, -1 is as many as there are. With another `axis`, it is not the rows. `order` is
+    where the rows are in the parts together; None: one after the other.
     """
 
     parts: tuple[GGUFTensor, ...]
     shape: tuple[int, ...]
     axis: int = 0
+    order: torch.Tensor | None = None
 
     @property
     def file(self) -> Path:
@@ -117,12 +120,13 @@ class StackedTensor:
 
     def codes(self) -> Codes:
         """Return the codes of all rows, of parts that have a form each."""
-        return stacked([part.codes() for part in self.parts])
+        found = stacked([part.codes() for part in self.parts])
+        return found if self.order is None else found.of_outputs(self.order)
 
     def read(self) -> torch.Tensor:
         """Return the tensor as a checkpoint has it: in its own dtype, or fp32 if quantised."""
         joined = torch.cat([part.read() for part in self.parts], dim=self.axis)
-        return joined.reshape(self.shape)
+        return (joined if self.order is None else joined[self.order]).reshape(self.shape)
 
 
 def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]:
@@ -137,7 +141,10 @@ def read_tensors(files: Sequence[Path]) -> dict[str, GGUFTensor | StackedTensor]
     tensors = without_drafter(all_tensors(headers), own)
     tensors = checked_tensors(settings, len(tokens_of(settings)), tensors)
     for name, stored in (tensors | absent_biases(architecture, tensors)).items():
-        if name == ROPE_FACTORS:  # they became settings of config.json
+        if name in FACTORS:
+            continue
+        if architecture == GPT_OSS and f"{STACKED}." in name:
+            found |= _experts_in_turn(name, tensors)
             continue
         if joined := joined_names(name, architecture):
             if name == joined[0]:
@@ -172,7 +179,11 @@ def _gates_and_ups(
     They stay together if a checkpoint of the architecture has them so.
     """
     experts, outputs, inputs = stored.shape
-    halves = split_parts(replace(stored, shape=(2 * experts, outputs // 2, inputs)))
+    scales = stored.scales
+    if len(scales) > 1:
+        scales = tuple(scale for scale in scales for _ in GATE_AND_UP)
+    shape = (2 * experts, outputs // 2, inputs)
+    halves = split_parts(replace(stored, shape=shape, scales=scales))
     tensors = [GGUFTensor(half, None, 0.0, transposed=False) for half in halves]
     gate, up = (name.replace(GATE_UP, part) for part in GATE_AND_UP)
     if joined_names(gate, architecture):
@@ -182,6 +193,30 @@ def _gates_and_ups(
         tensor_name((gate, up)[number % 2], architecture, number // 2): tensor
         for number, tensor in enumerate(tensors)
     }
+
+
+def _experts_in_turn(
+    name: str, tensors: Mapping[str, StoredTensor]
+) -> dict[str, GGUFTensor | StackedTensor]:
+    """Return gpt-oss' matrices of all experts, [experts * outputs, inputs], or their biases.
+
+    A checkpoint has the rows of gates and ups in turn. Of the ups alone, return none.
+    """
+    stored = tensors[name]
+    if f".{UP}." in name:
+        return {}
+    pair = [stored, tensors[name.replace(GATE, UP)]] if f".{GATE}." in name else [stored]
+    experts, is_bias = stored.shape[0], name.endswith(".bias")
+    rest = () if is_bias else stored.shape[2:]
+    shape = (experts * stored.shape[1], *rest)
+    parts = tuple(GGUFTensor(replace(each, shape=shape), None, 0.0, False) for each in pair)
+    order = None
+    if f".{GATE}." in name:
+        order = torch.arange(2 * shape[0]).view(2, -1).t().flatten()
+    elif f".{DOWN}." not in name:  # of a file with fused experts
+        order = torch.arange(shape[0]).view(experts, 2, -1).transpose(1, 2).flatten()
+    target = (experts, -1) if is_bias else (-1, *rest)
+    return {tensor_name(name, GPT_OSS): StackedTensor(parts, target, order=order)}
 
 
 def _in_form(name: str, stored: StoredTensor) -> list[StoredTensor]:
@@ -225,7 +260,10 @@ def decode(stored: StoredTensor) -> torch.Tensor:
     name = stored.kind.name
     if name in PLAIN:
         return blocks.flatten().view(PLAIN[name]).reshape(stored.shape)
-    return QUANTIZED[name](blocks).dequantize().reshape(stored.shape)
+    numbers = QUANTIZED[name](blocks).dequantize()
+    for scale in stored.scales:
+        numbers *= scale
+    return numbers.reshape(stored.shape)
 
 
 def _blocks(stored: StoredTensor) -> torch.Tensor:

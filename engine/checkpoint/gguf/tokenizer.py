@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file, as tokenizer.json and its settings.
 
 The file names the kind of tokenizer, its tokens and merges. Of how a text is split before merging
-it only names the model that did it first, so that each name needs an entry in SPLITS. Where it
-names none, the architecture decides if its models all split in one way; if not, DEFAULT applies.
+it only names the model that did it first: see `pre_tokenizers`. Where it names none, the
+architecture decides if its models all split in one way; if not, llama.cpp's default applies.
 """
 
 from __future__ import annotations
@@ -24,47 +24,21 @@ from engine.checkpoint.gguf.end_tokens import (
     token_id,
     tokens_of,
 )
-from engine.checkpoint.gguf.splits import DEEPSEEK_V2, DEEPSEEK_V3
+from engine.checkpoint.gguf.pre_tokenizers import (
+    BEGINS_WITH_BOS,
+    NORMALISED,
+    REFUSED,
+    SPACED,
+    SPLIT_OF_ARCHITECTURE,
+    SPLITS,
+    WHOLE_TOKENS_FIRST,
+)
+from engine.checkpoint.gguf.unigram import unigram
 from engine.checkpoint.gguf.wordpiece import wordpiece
 from engine.checkpoint.tokenizer_file import check_added_tokens, check_tokens
 from engine.errors import ConfigError, listed
 
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace("{1,3}", "")
-QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
-UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-DEFAULT = (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9]{3}")
-# tokenizer.ggml.pre -> the patterns that split a text, one after the other.
-SPLITS: dict[str, tuple[str, ...]] = {
-    "default": DEFAULT,
-    **dict.fromkeys(("gpt-2", "exaone4", "olmo", "modern-bert"), (GPT2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), (r"\p{N}", GPT2)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx"), (LLAMA3,)),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (QWEN2,)),
-    "qwen35": (QWEN35,),
-    "tekken": (TEKKEN,),
-    "deepseek-llm": DEEPSEEK_V2,
-    "deepseek-v3": DEEPSEEK_V3,
-}
-SPLIT_OF_ARCHITECTURE = {
-    "gpt2": "gpt-2",
-    **dict.fromkeys(("qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3vl", "qwen3next"), "qwen2"),
-    **dict.fromkeys(("qwen35", "qwen35moe"), "qwen35"),
-}
-# Unless add_bos_token is there.
-BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
-WHOLE_TOKENS_FIRST = BEGINS_WITH_BOS  # a piece that is a token is not built from merges
 SPECIAL = (UNKNOWN, CONTROL)
-NORMALISED = ("qwen2", "deepseek-r1-qwen", "qwen35")  # by NFC
 SPACE = "▁"
 # The pairs that make Llama 2's 32,000 tokens have 329,061 characters.
 MAX_MERGES = 1 << 26  # characters of all pairs
@@ -193,7 +167,7 @@ def _list(settings: Settings, name: str, default: Any = None) -> list[Any]:
 def _kind(settings: Settings) -> Any:
     """Return the key in BUILDERS: Gemma 4's may also be the name of a split."""
     kind, pre = settings.get(f"{KEY}model"), settings.get(f"{KEY}pre")
-    return pre if kind == "gpt2" and pre == "gemma4" else kind
+    return "gemma4" if kind == "gpt2" and pre in SPACED else kind
 
 
 def _split_name(settings: Settings) -> str:
@@ -201,6 +175,11 @@ def _split_name(settings: Settings) -> str:
     pre = settings.get(f"{KEY}pre", "default")
     if pre == "default":
         return SPLIT_OF_ARCHITECTURE.get(str(settings.get("general.architecture")), "default")
+    if pre in REFUSED:
+        raise ConfigError(
+            f"The GGUF file splits texts like {pre!r} ({KEY}pre), which is not served: "
+            f"{REFUSED[pre]}."
+        )
     if pre not in SPLITS:
         raise ConfigError(
             f"The GGUF file splits texts like {pre!r:.99} ({KEY}pre), which is not served; served "
@@ -213,6 +192,8 @@ def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]
     """Return GPT-2's tokenizer, or a successor of it, and whether a text begins with BOS."""
     pre = _split_name(settings)
     given = settings.get(f"{KEY}merges") or []
+    if pre == "kimi-k2" and not given:
+        raise ConfigError(f"The GGUF file lacks {KEY}merges; convert the model again.")
     merges = [_pair(merge) for merge in given]
     ids = {token: number for number, token in enumerate(tokens)}
     model = models.BPE(ids, merges, ignore_merges=pre in WHOLE_TOKENS_FIRST)
@@ -228,6 +209,10 @@ def _byte_level(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]
 
 def _wordpiece(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
     return wordpiece(settings, tokens), True
+
+
+def _unigram(settings: Settings, tokens: list[str]) -> tuple[Tokenizer, bool]:
+    return unigram(settings, tokens, _list(settings, "scores", 0.0)), False
 
 
 def _pair(merge: Any) -> tuple[str, str]:
@@ -307,7 +292,8 @@ def _add_ends(
     bos, eos = special_token(settings, "bos"), special_token(settings, "eos")
     always = _kind(settings) == "gemma4"  # llama.cpp overrides the setting
     before = bos if always or settings.get(f"{KEY}add_bos_token", has_bos) else None
-    after = eos if settings.get(f"{KEY}add_eos_token", False) else None
+    has_eos = _kind(settings) == "t5"
+    after = eos if settings.get(f"{KEY}add_eos_token", has_eos) else None
     around = {token: tokens.index(token) for token in (before, after) if token is not None}
     if around:
         form = " ".join(part for part in (before, "$A", after) if part is not None)
@@ -321,4 +307,5 @@ BUILDERS = {
     "llama": _sentencepiece,
     "gemma4": _spaced_bpe,
     "bert": _wordpiece,
+    "t5": _unigram,
 }

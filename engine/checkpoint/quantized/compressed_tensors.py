@@ -1,4 +1,4 @@
-"""compressed-tensors: whole numbers, packed or not, and fp8, with scales of many kinds.
+"""compressed-tensors: whole numbers, packed or not, fp8 and fp4, with scales of many kinds.
 
 The layouts are those of github.com/vllm-project/compressed-tensors. The tensors in the files say
 which layers are quantised. Every one of them must fit a group in config.json.
@@ -15,20 +15,21 @@ import torch
 from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.groups import Grouped, form_of, in_blocks, unpack
 from engine.checkpoint.quantized.layer import (
-    FLOATS,
     Layer,
     Shape,
     check_divides,
     check_shape,
     read_groups,
 )
-from engine.checkpoint.quantized.scheme import NAME, Scheme, words
+from engine.checkpoint.quantized.scheme import MXFP4, NAME, NVFP4, Scheme, words
 from engine.checkpoint.quantized.settings import Settings, refuse
+from engine.checkpoint.quantized.small_floats import e2m1, e8m0
 from engine.checkpoint.stored import StoredTensor
 from engine.errors import ConfigError
 from engine.ops.quantize import CodesForm
 
 CODES = ("weight_packed", "weight")
+NOT_MICRO = ("weight_zero_point", "weight_g_idx")  # tensors that small scales exclude
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,31 @@ class CompressedTensors(StorageFormat):
     - weight_g_idx [inputs] int32, the group of each input, if inputs were reordered. -1 stands for
       groups in order.
 
-    A weight is (code - zero) * scale.
+    A weight is (code - zero) * scale. Three formats have scales [outputs, inputs / 16 or 32] in
+    small floats:
+
+    - nvfp4: weight_packed [outputs, inputs / 2] uint8, see `e2m1`; weight_scale e4m3, which
+      weight_global_scale [1] fp32 divides;
+    - mxfp4: the same weight_packed; weight_scale uint8, see `e8m0`;
+    - mxfp8: weight fp8, and the scales of mxfp4.
     """
 
     schemes: Sequence[Scheme]
     has_kv_scales: bool
 
     kind = NAME
-    endings = frozenset(
-        {*CODES, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"}
-    )
+    endings = frozenset({*CODES, "weight_scale", "weight_global_scale", *NOT_MICRO, "weight_shape"})
     marks = endings - {"weight"}
-    unused = frozenset({"input_scale", "input_zero_point", "output_scale", "output_zero_point"})
+    unused = frozenset(
+        {
+            "input_scale",
+            "input_global_scale",
+            "input_zero_point",
+            "output_scale",
+            "output_global_scale",
+            "output_zero_point",
+        }
+    )
 
     @classmethod
     def of(cls, settings: Settings) -> CompressedTensors:
@@ -89,6 +103,10 @@ class CompressedTensors(StorageFormat):
         scales = layer.parts["weight_scale"]
         if scheme.strategy == "group":
             check_divides(scales, inputs, scheme.group_size, "inputs")
+        if scheme.is_micro:
+            _check_micro(layer, scheme)
+            return
+        layer.refuse("weight_global_scale", f"the format {scheme.form}")
         if not scheme.symmetric or "weight_zero_point" in layer.parts:
             _check_zeros(layer, scheme, outputs)
         if "weight_g_idx" in layer.parts:
@@ -111,7 +129,9 @@ class CompressedTensors(StorageFormat):
             )
         codes_shapes = [(scheme.codes_shape(outputs, inputs),) for scheme in schemes]
         schemes = _fitting(codes, schemes, codes_shapes)
-        scales = layer.part("weight_scale", FLOATS)
+        dtypes = list(dict.fromkeys(itertools.chain(*(scheme.scale_dtypes for scheme in schemes))))
+        scales = layer.part("weight_scale", dtypes)
+        schemes = [scheme for scheme in schemes if scales.dtype in scheme.scale_dtypes]
         scales_shapes = [scheme.scale_shapes(outputs, inputs) for scheme in schemes]
         schemes = _fitting(scales, schemes, scales_shapes)
         has_zeros = "weight_zero_point" in layer.parts
@@ -126,6 +146,8 @@ class CompressedTensors(StorageFormat):
         scheme = self._scheme_of(layer, outputs, inputs)
         scales = layer.parts["weight_scale"]
         groups = scales.shape[1] if len(scales.shape) > 1 else 1
+        if scheme.form == MXFP4:  # twice e2m1 is whole, as in mxfp4.py
+            return form_of(8, inputs, groups, has_zeros=False)
         if scheme.is_float or scheme.strategy == "block":
             return None
         if inputs % groups or _groups(layer, groups) is not None:
@@ -137,6 +159,8 @@ class CompressedTensors(StorageFormat):
         """Return the weights [outputs, inputs] of a checked layer."""
         outputs, inputs = _sizes(layer)
         scheme = self._scheme_of(layer, outputs, inputs)
+        if scheme.is_micro:
+            return _read_micro(layer, scheme)
         scales = layer.parts["weight_scale"].read()
         codes = _codes(layer, scheme, inputs)
         if scheme.strategy == "block":
@@ -147,6 +171,26 @@ class CompressedTensors(StorageFormat):
         if zeros is not None:
             zeros = zeros.reshape(scales.shape)
         return Grouped(codes, scales, zeros, _groups(layer, scales.shape[1]))
+
+
+def _check_micro(layer: Layer, scheme: Scheme) -> None:
+    """Raise ConfigError if the tensors of a layer with small scales do not fit its format."""
+    for ending in NOT_MICRO:
+        layer.refuse(ending, f"the format {scheme.form}")
+    if scheme.form == NVFP4:
+        check_shape(layer.part("weight_global_scale", ("F32",)), (1,), ())
+    else:
+        layer.refuse("weight_global_scale", f"the format {scheme.form}")
+
+
+def _read_micro(layer: Layer, scheme: Scheme) -> Grouped:
+    scales = layer.parts["weight_scale"].read()
+    if scheme.form == NVFP4:
+        divisor = layer.parts["weight_global_scale"].read()
+        return e2m1(layer.parts["weight_packed"].read(), scales.float() / divisor)
+    if scheme.form == MXFP4:
+        return e2m1(layer.parts["weight_packed"].read(), e8m0(scales))
+    return Grouped(layer.parts["weight"].read(), e8m0(scales))
 
 
 def _check_zeros(layer: Layer, scheme: Scheme, outputs: int) -> None:
@@ -186,7 +230,10 @@ def _sizes(layer: Layer) -> tuple[int, int]:
         outputs, inputs = layer.part("weight", ("I8", "F8_E4M3"), 2).shape
         return outputs, inputs
     layer.refuse_both("weight", "weight_packed")
-    codes = layer.part("weight_packed", ("I32",), 2)
+    codes = layer.part("weight_packed", ("I32", "U8"), 2)
+    if codes.dtype == "U8":
+        layer.refuse("weight_shape", "codes in bytes")
+        return codes.shape[0], 2 * codes.shape[1]
     stored = layer.part("weight_shape", ("I64", "I32"))
     check_shape(stored, (2,))
     outputs, inputs = stored.read().tolist()

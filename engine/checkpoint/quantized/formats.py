@@ -6,21 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.checkpoint.quantized.awq import AWQ
+from engine.checkpoint.quantized.bitsandbytes import BitsAndBytes
 from engine.checkpoint.quantized.compressed_tensors import CompressedTensors
 from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.fp8 import FP8
 from engine.checkpoint.quantized.gptq import GPTQ
+from engine.checkpoint.quantized.modelopt import ModelOpt
 from engine.checkpoint.quantized.mxfp4 import MXFP4
+from engine.checkpoint.quantized.torchao import TorchAO
 from engine.errors import ConfigError
 
 KEYS = ("quantization_config", "compression_config")  # the second is older
 STORAGE_FORMATS: dict[str, type[StorageFormat]] = {
     "awq": AWQ,
+    "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
     "fbgemm_fp8": FP8,
     "fp8": FP8,
     "gptq": GPTQ,
+    "modelopt": ModelOpt,
     "mxfp4": MXFP4,
+    "torchao": TorchAO,
 }
 
 

@@ -24,6 +24,7 @@ class Names:
 
 OF_MODULE = Names(".", ".weight")
 OF_PARAMETER = Names("_", "")
+OF_WEIGHT = Names(".weight", ".weight")  # .weight itself, and .weight.absmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,15 @@ class Layer:
 
     name: str
     parts: Mapping[str, StoredTensor]
+    names: Names = OF_MODULE
 
     def part(self, ending: str, dtypes: Collection[str], ndim: int | None = None) -> StoredTensor:
         """Return a tensor. Raises ConfigError if it is missing or of another dtype or rank."""
         tensor = self.parts.get(ending)
         if tensor is None:
             other = next(iter(self.parts.values()))
-            raise ConfigError(f"{self.name}.{ending} is missing: {other.file} has {other.name}.")
+            missing = self.name + self.names.separator + ending
+            raise ConfigError(f"{missing} is missing: {other.file} has {other.name}.")
         if tensor.dtype not in dtypes:
             raise ConfigError(
                 f"{tensor.name} in {tensor.file} has dtype {tensor.dtype}; its method stores "
@@ -50,6 +53,12 @@ class Layer:
                 f"{ndim} dimensions above 0."
             )
         return tensor
+
+    def refuse(self, ending: str, form: str) -> None:
+        """Raise ConfigError if a layer has a tensor that its form does not allow."""
+        tensor = self.parts.get(ending)
+        if tensor is not None:
+            raise ConfigError(f"{tensor.name} in {tensor.file} has no meaning in {form}.")
 
     def refuse_both(self, one: str, other: str) -> None:
         """Raise ConfigError if a layer has two tensors that exclude each other."""

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from engine.checkpoint.quantized.format import StorageFormat
 from engine.checkpoint.quantized.groups import Grouped, form_of
 from engine.checkpoint.quantized.layer import OF_PARAMETER, Layer, check_shape
 from engine.checkpoint.quantized.settings import Settings
+from engine.checkpoint.quantized.small_floats import e2m1, e8m0
 from engine.ops.quantize import GROUP, CodesForm
 
 NAME = "mxfp4"
-# Twice the number of each code, which is whole. The codes from 8 on are negative.
-DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12)
-BIAS = 127  # of a scale's exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +50,4 @@ class MXFP4(StorageFormat):
     def read(self, layer: Layer) -> Grouped:
         """Return the weights [experts * outputs, inputs] of a checked layer."""
         packed = layer.parts["blocks"].read().flatten(0, 1).flatten(1)
-        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
-        negative = [-number for number in DOUBLED]
-        table = torch.tensor([*DOUBLED, *negative], dtype=torch.int8)
-        exponents = layer.parts["scales"].read().flatten(0, 1).int() - BIAS
-        halves = torch.full(exponents.shape, 0.5)
-        scales = torch.ldexp(halves, exponents)
-        return Grouped(table[codes.int()], scales)
+        return e2m1(packed, e8m0(layer.parts["scales"].read().flatten(0, 1)))

@@ -90,4 +90,4 @@ def _layers_of(stored: Mapping[str, StoredTensor], storage: StorageFormat) -> di
             parts[base][ending] = tensor
         elif base in names and ending == "weight":
             raise ConfigError(f"{name} in {tensor.file} is stored twice: plain and quantised.")
-    return {name: Layer(name, found) for name, found in parts.items()}
+    return {name: Layer(name, found, storage.names) for name, found in parts.items()}

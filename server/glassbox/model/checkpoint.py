@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint.bounded_json import read_json, read_optional
-from engine.checkpoint.folder import safetensors_header, weight_files
+from engine.checkpoint.bounded_json import read_optional
+from engine.checkpoint.folder import read_config, safetensors_header, weight_files
 from engine.checkpoint.gguf.header import read_header
 from engine.checkpoint.gguf.parts import is_gguf
 from engine.errors import ConfigError
@@ -52,7 +52,7 @@ class CheckpointFacts:
             headers: dict[str, Any] = {}
             for file in files:
                 headers |= safetensors_header(file)
-            config = read_json(self._folder / "config.json")
+            config = read_config(self._folder)
             return _sorted(_safetensors_formats(headers, config, weight_parts))
         except (ConfigError, OSError, ValueError):  # weights of --load-format dummy, for instance
             return []

@@ -70,7 +70,7 @@ def check(model: Path, kind: str) -> None:
 
 
 @pytest.mark.variants(5)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"])
 def test_codes_of_gguf_are_kept(kind: str, source: Path, tmp_path: Path) -> None:
     check(write_gguf(tmp_path / "model.gguf", source, "llama", kind), kind)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint.quantized.mxfp4 import DOUBLED
+from engine.checkpoint.quantized.small_floats import DOUBLED
 from engine.errors import ConfigError
 from engine.kernels.numba.codes import has_instructions
 from engine.models.gpt_oss import GptOss

@@ -84,9 +84,6 @@ async def test_unknown_path_returns_404_with_suggestion(served):
         ("/v1/completions/", "did you mean /v1/completions?"),
         ("/v1/health", "did you mean /health?"),
         ("/responses/compact", "did you mean /v1/responses/compact?"),
-        ("/api/chat", "base URL that ends in /v1, and use /v1/chat/completions."),
-        ("/v1/api/embed", "/v1/embeddings"),
-        ("/api/pull", "`penstock pull ORG/NAME`"),
         ("/v1/images/generations", "Not Found. GET /openapi.json"),
     ):
         response = await served.http.post(path, json={})

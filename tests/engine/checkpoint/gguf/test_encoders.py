@@ -16,6 +16,7 @@ from tests.engine.models import (
     test_bert,
     test_distilbert,
     test_embedding_gemma,
+    test_jina_v3,
     test_modernbert,
     test_nomic_bert,
     test_qwen3,
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[str, Any]] = {
     "xlm-roberta": ("bert", lambda: test_roberta.config(**LARGER)),
     "distilbert": ("bert", lambda: test_distilbert.config(**LARGER)),
     "nomic": ("nomic-bert", lambda: test_nomic_bert.config(**LARGER)),
+    "jina-v3": ("jina-bert-v3", lambda: test_jina_v3.config(**LARGER)),
     "modernbert": ("modern-bert", lambda: test_modernbert.config(**LARGER)),
     "modernbert-silu": (
         "modern-bert",

@@ -103,8 +103,8 @@ DAMAGED = {
         "of shape \\[31\\] cannot be Q8_0",
     ),
     "not served": (
-        begin(1) + tensor("t", (256,), kind=10),
-        "'t' in .* has the type Q2_K, which is",
+        begin(1) + tensor("t", (256,), kind=15),
+        "'t' in .* has the type Q8_K, which is not served. Served are",
     ),
     "removed": (begin(1) + tensor("t", (256,), kind=4), "type Q4_2, which llama.cpp has removed"),
     "unknown encoding": (
@@ -130,9 +130,14 @@ def test_types_have_the_names_of_the_library() -> None:
     named = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
     assert known == named | {42: "Q2_0"}  # newer than the pinned library
     assert not known.keys() & REMOVED.keys()
+    assert REMOVED.keys() | known.keys() == set(range(43))
+    sizes = gguf.GGML_QUANT_SIZES
+    for number, kind in KINDS.items():
+        due = (64, 18) if kind.name == "Q2_0" else sizes[gguf.GGMLQuantizationType(number)]
+        assert (kind.block, kind.nbytes) == due, kind.name
 
 
-@pytest.mark.parametrize("kind", ["IQ4_XS", "NVFP4", "Q2_0"])
+@pytest.mark.parametrize("kind", ["Q8_1", "I32", "F64"])
 def test_valid_file_of_another_type_is_no_damaged_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     number = next(number for number, name in OTHERS.items() if name == kind)
@@ -141,8 +146,8 @@ def test_valid_file_of_another_type_is_no_damaged_file(kind: str, tmp_path: Path
         read_header(file)
     words = str(error.value)
     assert "readable" not in words
-    assert f"'blk.0.attn_q.weight' in {file} has the type {kind}, which is not served yet" in words
-    assert "Served are BF16, F16, F32, Q4_0" in words
+    assert f"'blk.0.attn_q.weight' in {file} has the type {kind}, which is not served" in words
+    assert "Served are BF16, F16, F32, IQ1_M" in words
 
 
 def test_random_damage_is_refused_or_read(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from tests.engine.checkpoint.gguf.test_tokenizer import byte_tokens
 
 def pieces(pre: str, text: str) -> list[str]:
     """Return the parts of a text that are merged apart from each other."""
-    splitter: Any = build_tokenizer(byte_tokens(pre)).pre_tokenizer
+    settings = byte_tokens(pre)
+    settings["tokenizer.ggml.tokens"].append("ab")
+    settings |= {"tokenizer.ggml.token_type": [1] * 257, "tokenizer.ggml.merges": ["a b"]}
+    splitter: Any = build_tokenizer(settings).pre_tokenizer
     return [text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)]
 
 

@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 
 from engine.checkpoint.gguf import tokenizer
+from engine.checkpoint.gguf.pre_tokenizers import QWEN35
 from engine.checkpoint.gguf.tokenizer import (
-    QWEN35,
     build_tokenizer,
     end_tokens,
     tokenizer_notes,
@@ -231,9 +231,9 @@ def test_ends_are_added_where_the_file_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "rwkv"}, "kind 'rwkv'; served are gpt2, llama, gemma4, bert"),
+        ({"model": "rwkv"}, "kind 'rwkv'; served are gpt2, llama, gemma4, bert, t5"),
         ({"model": None}, "kind None"),
-        ({"pre": "jais"}, "like 'jais' \\(tokenizer.ggml.pre\\), which is not served"),
+        ({"pre": "nowhere"}, "like 'nowhere' \\(tokenizer.ggml.pre\\), which is not served"),
         ({"tokens": []}, "has no tokenizer.ggml.tokens"),
         ({"tokens": [1, 2]}, "has no tokenizer.ggml.tokens"),
         ({"token_type": [1]}, "needs 3 numbers in tokenizer.ggml.token_type"),

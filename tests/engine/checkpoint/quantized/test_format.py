@@ -19,7 +19,8 @@ from engine.checkpoint.tensors import checkpoint_tensors
 from engine.errors import ConfigError
 from engine.ops.quantize import CodesForm
 from tests.engine.checkpoint.quantized.test_models import check, llama
-from tests.support.quantized_files import FORMATS, Format, Matrix, Stored, tensor, write_quantized
+from tests.support.quantized_base import Format, Matrix, Stored, tensor
+from tests.support.quantized_files import FORMATS, write_quantized
 
 __all__ = ["llama"]
 pytestmark = pytest.mark.usefixtures("one_thread")

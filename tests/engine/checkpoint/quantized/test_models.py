@@ -133,7 +133,7 @@ def test_tensors_of_a_layer_may_be_in_two_files(llama: Reference, tmp_path: Path
     assert torch.equal(logits_of(folder), due)
 
 
-@pytest.mark.parametrize("name", ["int8 channel", "fp8 tensor"])
+@pytest.mark.parametrize("name", ["int8 channel", "fp8 tensor", "modelopt fp8"])
 def test_scales_of_activations_are_not_used(name: str, llama: Reference, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     write_quantized(llama[1], folder, FORMATS[name], kv_cache_scheme={"num_bits": 8})
@@ -216,6 +216,53 @@ def test_zero_biases_that_a_quantizer_added_are_left_out(llama: Reference, tmp_p
     edit_checkpoint(folder, lambda config, tensors: tensors.update({name: torch.ones(64).half()}))
     with pytest.raises(ConfigError, match=rf"holds {name}, which this architecture does not use"):
         load(folder)
+
+
+def test_settings_of_modelopt_are_read_from_their_file(llama: Reference, tmp_path: Path) -> None:
+    """Older exports leave config.json alone; a setting that is not served is refused there too."""
+    folder = tmp_path / "model"
+    write_quantized(llama[1], folder, FORMATS["modelopt nvfp4"])
+    due = logits_of(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
+    file = folder / "hf_quant_config.json"
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": settings}))
+    assert torch.equal(logits_of(folder), due)
+    file.write_text(json.dumps({"quantization": settings | {"quant_algo": "NVFP4_SVD"}}))
+    with pytest.raises(ConfigError, match=r"quant_algo = 'NVFP4_SVD' .*modelopt; supported: FP8"):
+        load(folder)
+
+
+def test_layers_of_modelopt_may_have_two_algorithms(llama: Reference, tmp_path: Path) -> None:
+    """MIXED_PRECISION names the algorithm of each layer; the others are not quantised."""
+    folder, other, plain = tmp_path / "model", tmp_path / "other", "model.layers.0.mlp."
+    numbers = write_quantized(llama[1], folder, FORMATS["modelopt nvfp4"])
+    more = write_quantized(llama[1], other, FORMATS["modelopt fp8"])
+    chosen = "model.layers.1.mlp."
+    sources = {plain: llama[1], chosen: other}
+    kept = load_file(folder / "model.safetensors")
+    for start, source in sources.items():
+        kept = {name: value for name, value in kept.items() if not name.startswith(start)}
+        tensors = load_file(source / "model.safetensors").items()
+        kept |= {name: value for name, value in tensors if name.startswith(start)}
+    save_file(kept, folder / "model.safetensors")
+    layers = {"a": {"quant_algo": "NVFP4", "group_size": 16}, "b": {"quant_algo": "FP8"}}
+    settings = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+    edit_checkpoint(
+        folder,
+        lambda config, tensors: config.update(
+            quantization_config=settings | {"quantized_layers": layers}
+        ),
+    )
+    found = checkpoint_tensors(folder)
+    original = load_file(llama[1] / "model.safetensors")
+    for name in numbers:
+        due = torch.from_numpy(more[name] if name.startswith(chosen) else numbers[name])
+        due = original[name] if name.startswith(plain) else due
+        assert torch.equal(found[name].read(), due), name
+    load(folder)
 
 
 def test_layers_of_two_groups_are_read_by_their_own(llama: Reference, tmp_path: Path) -> None:

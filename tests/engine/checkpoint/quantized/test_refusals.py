@@ -19,7 +19,8 @@ from engine.memory.model_plan import ModelPlan
 from engine.runner.load import load_engine
 from tests.support.driver import tiny_llama
 from tests.support.golden import Tensors, edit_checkpoint
-from tests.support.quantized_files import FORMATS, compressed, write_quantized
+from tests.support.quantized_base import compressed
+from tests.support.quantized_files import FORMATS, write_quantized
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FILE = "model.safetensors"
@@ -27,6 +28,8 @@ LAYER = "model.layers.0.mlp.up_proj"
 SIZES = {"num_hidden_layers": 1, "vocab_size": 40, "hidden_size": 64, "intermediate_size": 96}
 AWQ, GPTQ = FORMATS["awq"].settings, FORMATS["gptq 4"].settings
 PACK, FP8 = FORMATS["pack 4"].settings, FORMATS["fp8 blocks"].settings
+NF4, NVFP4 = FORMATS["nf4"].settings, FORMATS["modelopt nvfp4"].settings
+TORCHAO = FORMATS["torchao int4"].settings
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,8 @@ def refusal(folder: Path) -> str:
 @pytest.mark.parametrize(
     "given",
     [
-        *({"quant_method": name, "bits": 4} for name in ("bitsandbytes", "hqq", "quanto")),
-        *({"quant_method": name} for name in ("torchao", "mxfp8", "modelopt", "auto-round")),
+        *({"quant_method": name, "bits": 4} for name in ("hqq", "quanto", "quark")),
+        *({"quant_method": name} for name in ("mxfp8", "higgs", "vptq", "auto-round")),
         {"load_in_4bit": True},
         {"quant_method": ["gptq"]},
         {"quant_method": {}},
@@ -79,6 +82,14 @@ def group(**weights: Any) -> dict[str, Any]:
     return compressed("int-quantized", **given)
 
 
+def micro(form: str, **weights: Any) -> dict[str, Any]:
+    return compressed(form, **{"num_bits": 4, "type": "float", "group_size": 32} | weights)
+
+
+def torchao(kind: str, **data: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": data}}}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -102,8 +113,45 @@ def group(**weights: Any) -> dict[str, Any]:
         (FP8 | {"weight_block_size": [128]}, "weight_block_size = [128]"),
         (FP8 | {"weight_block_size": [0, 128]}, "weight_block_size = [0, 128]"),
         (FP8 | {"weight_block_size": 128}, "weight_block_size = 128"),
-        (PACK | {"format": "nvfp4-pack-quantized"}, "format = 'nvfp4-pack-quantized'"),
-        (PACK | {"format": "mxfp4-pack-quantized"}, "format = 'mxfp4-pack-quantized'"),
+        (PACK | {"format": "mxfp6-pack-quantized"}, "format = 'mxfp6-pack-quantized'"),
+        (PACK | {"format": "nvfp4-pack-quantized"}, "type = 'int' for weights quantised with"),
+        (micro("mxfp4-pack-quantized", num_bits=8), "num_bits = 8 for weights quantised with"),
+        (
+            micro("mxfp4-pack-quantized", group_size=16),
+            "group_size = 16 for weights quantised with",
+        ),
+        (micro("mxfp8-quantized", num_bits=8, strategy="channel"), "strategy = 'channel'"),
+        (micro("nvfp4-pack-quantized", group_size=16, strategy="group"), "supported: tensor_group"),
+        (micro("mxfp4-pack-quantized", symmetric=False), "symmetric = False"),
+        (NF4 | {"load_in_8bit": True}, "load_in_8bit = True for weights quantised with bitsand"),
+        (NF4 | {"load_in_4bit": False}, "load_in_4bit = False"),
+        (NVFP4 | {"quant_algo": "NVFP4_AWQ"}, "quant_algo = 'NVFP4_AWQ' for weights quantised"),
+        (NVFP4 | {"quant_algo": "W4A16_AWQ"}, "supported: FP8, FP8_PER_CHANNEL_PER_TOKEN"),
+        (NVFP4 | {"quant_algo": None}, "quant_algo = None"),
+        (NVFP4 | {"group_size": 8}, "group_size = 8 for weights quantised with modelopt, NVFP4"),
+        (NVFP4 | {"quant_algo": "MIXED_PRECISION"}, "quantized_layers = None"),
+        (
+            NVFP4 | {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {}}},
+            "quant_algo = None",
+        ),
+        (NVFP4 | {"quantization": [1]}, "quantization = [1]"),
+        (torchao("PlainLayout"), "quant_type = 'PlainLayout' for weights quantised with torchao"),
+        (torchao("Int4WeightOnlyConfig", int4_packing_format="tile_packed_to_4d"), "supported: PL"),
+        (
+            torchao("IntxWeightOnlyConfig", intx_packing_format={"_data": "OPAQUE_TORCHAO_AUTO"}),
+            "intx_packing_format = 'OPAQUE_TORCHAO_AUTO'",
+        ),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "'int4_weight_only'"),
+        (
+            torchao(
+                "FqnToConfig",
+                fqn_to_config={
+                    "a": {"_type": "Int4WeightOnlyConfig", "_data": {}},
+                    "b": {"_type": "Int8WeightOnlyConfig", "_data": {}},
+                },
+            ),
+            "two int4 in a byte for all layers, or for none",
+        ),
         (PACK | {"format": "marlin-24"}, "format = 'marlin-24'"),
         (PACK | {"format": None}, "format = None"),
         (PACK | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask'"),
@@ -166,6 +214,11 @@ def added(ending: str, value: torch.Tensor) -> Callable[[Tensors], Any]:
 
 def cut(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:-1]
+
+
+def state(**changes: Any) -> torch.Tensor:
+    given = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [96, 64]}
+    return torch.tensor(list(json.dumps(given | changes).encode()), dtype=torch.uint8)
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
@@ -257,6 +310,92 @@ DAMAGE: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
         "holds NaN or infinity",
     ),
     "fp8 scales": ("fp8 tensor", changed("weight_scale", lambda t: torch.ones(2)), "ask for [] or"),
+    "nvfp4 without divisor": (
+        "nvfp4",
+        without("weight_global_scale"),
+        f"{LAYER}.weight_global_scale is missing: ",
+    ),
+    "nvfp4 shape": ("nvfp4", added("weight_shape", torch.ones(2)), "no meaning in codes in bytes"),
+    "nvfp4 zeros": (
+        "nvfp4",
+        added("weight_zero_point", torch.zeros(96, 4)),
+        "no meaning in the format nvfp4-pack-quantized",
+    ),
+    "mxfp4 divisor": ("mxfp4", added("weight_global_scale", torch.ones(1)), "has no meaning in"),
+    "mxfp8 scale 255": (
+        "mxfp8",
+        changed("weight_scale", lambda t: t.fill_(255)),
+        "holds NaN or infinity",
+    ),
+    "modelopt scale": ("modelopt nvfp4", changed("weight_scale", cut), "ask for [96, 4]"),
+    "modelopt without second": (
+        "modelopt nvfp4",
+        without("weight_scale_2"),
+        f"{LAYER}.weight_scale_2 is missing: ",
+    ),
+    "modelopt second": (
+        "modelopt fp8",
+        added("weight_scale_2", torch.ones(1)),
+        "no meaning in weights with scales of dtype F32",
+    ),
+    "modelopt smooth": (
+        "modelopt nvfp4",
+        added("pre_quant_scale", torch.ones(64)),
+        f"holds {LAYER}.pre_quant_scale, which this",
+    ),
+    "modelopt dtype": (
+        "modelopt nvfp4",
+        changed("weight", lambda t: t.view(torch.int8)),
+        "has dtype I8; its method stores U8",
+    ),
+    "nf4 without state": (
+        "nf4",
+        without("weight.quant_state.bitsandbytes__nf4"),
+        f"{LAYER}.weight.quant_state.bitsandbytes__nf4 is missing: ",
+    ),
+    "nf4 codes": ("nf4", changed("weight", cut), "has 3071 bytes; its quant_state asks for [96, "),
+    "nf4 absmax": ("nf4", changed("weight.absmax", cut), "has shape [95]"),
+    "nf4 map": ("nf4", changed("weight.quant_map", torch.Tensor.neg), "the numbers of nf4"),
+    "nf4 state": (
+        "nf4",
+        changed("weight.quant_state.bitsandbytes__nf4", cut),
+        f"{LAYER}.weight.quant_state.bitsandbytes__nf4 in ",
+    ),
+    "nf4 shape": (
+        "nf4",
+        added("weight.quant_state.bitsandbytes__nf4", state(shape=[96, "64"])),
+        "shape has '64'; it must be from 1",
+    ),
+    "nf4 as fp4": (
+        "nf4",
+        added("weight.quant_state.bitsandbytes__nf4", state(quant_type="fp4")),
+        "it is no object with quant_type nf4",
+    ),
+    "nf4 nested scales": (
+        "nf4 nested",
+        without("weight.nested_absmax"),
+        "nested_absmax is missing",
+    ),
+    "nf4 nested by another": (
+        "nf4",
+        added("weight.nested_absmax", torch.ones(1)),
+        "no meaning in a quant_state without nested_blocksize",
+    ),
+    "torchao groups": (
+        "torchao int4",
+        changed("_weight_scale", lambda t: t[:, 1:]),
+        "ask for [2, 96]",
+    ),
+    "torchao uneven": (
+        "torchao intx",
+        changed("_weight_scale", lambda t: t[:, :1].repeat(1, 3)),
+        "has 64 inputs, not 3 equal groups of them",
+    ),
+    "torchao activations": (
+        "torchao int4",
+        added("_weight_act_pre_scale", torch.ones(64)),
+        f"holds {LAYER}._weight_act_pre_scale, which this",
+    ),
     "kv scale": ("fp8 tensor", added("k_scale", torch.ones(1)), f"holds {LAYER}.k_scale, which"),
 }
 
@@ -315,7 +454,9 @@ def test_quantized_conv1d_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.variants(2)
-@pytest.mark.parametrize("name", ["awq", "gptq act order", "pack 4 zeros", "int8 group"])
+@pytest.mark.parametrize(
+    "name", ["awq", "gptq act order", "pack 4 zeros", "int8 group", "nf4 nested", "modelopt nvfp4"]
+)
 def test_random_damage_loads_or_is_refused(name: str, source: Path, tmp_path: Path) -> None:
     """Tensors that are cut, cast, transposed or missing never raise another exception."""
     write_quantized(source, tmp_path / "good", FORMATS[name])
@@ -323,14 +464,14 @@ def test_random_damage_loads_or_is_refused(name: str, source: Path, tmp_path: Pa
     config = json.loads((tmp_path / "good" / "config.json").read_text())
     rng, refusals = random.Random(0), []
     changes: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        cut,
-        lambda tensor: tensor[..., :-1],
+        lambda tensor: tensor[:-1] if tensor.ndim else tensor[None],
+        lambda tensor: tensor[..., :-1] if tensor.ndim else tensor[None],
         lambda tensor: tensor.reshape(-1),
-        lambda tensor: tensor.t() if tensor.ndim == 2 else tensor[:0],
+        lambda tensor: tensor.t() if tensor.ndim == 2 else tensor.flatten()[:0],
         lambda tensor: tensor.to(rng.choice([torch.int32, torch.int8, torch.float16])),
         lambda tensor: tensor[None],
         lambda tensor: torch.zeros((), dtype=tensor.dtype),
-        torch.Tensor.neg,
+        lambda tensor: tensor.float().neg().to(tensor.dtype),
     ]
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "config.json").write_text(json.dumps(config))
@@ -350,7 +491,9 @@ def test_random_damage_loads_or_is_refused(name: str, source: Path, tmp_path: Pa
     assert [said for said in refusals if LAYER not in said] == []
 
 
-@pytest.mark.parametrize("settings", [AWQ, GPTQ, PACK, FP8], ids=lambda s: str(s["quant_method"]))
+@pytest.mark.parametrize(
+    "settings", [AWQ, GPTQ, PACK, FP8, NF4, NVFP4, TORCHAO], ids=lambda s: str(s["quant_method"])
+)
 def test_settings_of_any_type_are_read_or_refused(settings: dict[str, Any]) -> None:
     """A value of another type never raises another exception, at any depth."""
     values = [None, True, 0, -1, 1e400, "x", [], {}, [[]], {"a": 1}]

@@ -9,7 +9,12 @@ from typing import Any
 
 import httpx2
 
-from tests.support.rig import Served, check_anthropic_error_body, check_error_body
+from tests.support.rig import (
+    Served,
+    check_anthropic_error_body,
+    check_error_body,
+    check_ollama_error_body,
+)
 from tests.support.served_paths import served_paths
 
 Body = dict[str, Any]
@@ -45,17 +50,23 @@ class Route:
     is_last: Callable[[Body], bool]  # the event that ends a complete stream
     usage_fields: Mapping[str, Any] = field(default_factory=dict)  # ask for usage in a stream
     is_anthropic: bool = False
+    is_ollama: bool = False  # streams are lines of JSON
     has_done: bool = False  # complete streams end with "[DONE]"
 
     async def post(self, served: Served, **fields: Any) -> httpx2.Response:
         """Send "Hi" with these fields; `limit` stands for the route's own field."""
         if "limit" in fields:
             fields[self.limit] = fields.pop("limit")
+        if self.is_ollama:
+            options = {name: fields.pop(name) for name in (self.limit, "stop") if name in fields}
+            fields |= {"options": options} if options else {}
         return await served.http.post(self.path, json={**self.body, **fields})
 
     def check_error(self, body: Body, status: int, code: str) -> None:
         """Check an error, which the API has as a body or as an event of a stream."""
-        if self.is_anthropic:  # its errors have types only
+        if self.is_ollama:
+            check_ollama_error_body(body, status)
+        elif self.is_anthropic:  # its errors have types only
             check_anthropic_error_body(body, status)
         elif "error" in body:
             check_error_body(body, status)
@@ -67,6 +78,9 @@ class Route:
 def events(response: httpx2.Response) -> tuple[list[Body], bool]:
     """Return the events of a stream, and whether it ended with "[DONE]". Checks the framing."""
     assert response.status_code == 200, response.text
+    if response.headers["content-type"] == "application/x-ndjson":
+        assert response.text.endswith("\n")
+        return [json.loads(line) for line in response.text.split("\n")[:-1]], False
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
@@ -228,12 +242,37 @@ COMPLETION_ROUTE = Route(
     is_last=lambda event: event["stop"],
 )
 
+# ---- Ollama's chats --------------------------------------------------------------------------
+
+
+def _ollama_usage(body: Body) -> Usage:
+    return Usage(body["prompt_eval_count"], 2, body["eval_count"])  # it has no cached tokens
+
+
+OLLAMA_ROUTE = Route(
+    "ollama",
+    "/api/chat",
+    {"messages": MESSAGES, "stream": False},
+    "num_predict",
+    text=lambda body: body["message"]["content"],
+    streamed_text=lambda events: "".join(
+        event["message"]["content"] for event in events if "message" in event
+    ),
+    usage=_ollama_usage,
+    streamed_usage=lambda events: _ollama_usage(events[-1]),
+    reason=lambda body: body["done_reason"],
+    cut="length",
+    is_last=lambda event: event["done"],
+    is_ollama=True,
+)
+
 ALL = [
     _chat("chat", "/v1/chat/completions"),
     _completions("completions", "/v1/completions"),
     _responses("responses", "/v1/responses"),
     MESSAGES_ROUTE,
     COMPLETION_ROUTE,
+    OLLAMA_ROUTE,
     _chat("llamacpp-chat", "/chat/completions"),
     _responses("llamacpp-responses", "/responses"),
     _chat("invocations-chat", "/invocations"),

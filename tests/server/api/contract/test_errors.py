@@ -66,7 +66,7 @@ async def test_request_that_the_engine_rejects_has_a_status(
     response = await route.post(served, stream=stream)
     assert response.status_code == 400
     route.check_error(response.json(), 400, "invalid_grammar")
-    if not route.is_anthropic:
+    if not (route.is_anthropic or route.is_ollama):
         assert response.json()["error"]["param"] == "a.field"
 
 
@@ -175,5 +175,5 @@ async def test_body_that_is_no_json_or_has_an_unknown_model_is_refused(
     response = await route.post(served, model="other")
     assert response.status_code == 404
     route.check_error(response.json(), 404, "model_not_found")
-    assert "'other'" in response.json()["error"]["message"]
+    assert "'other'" in response.text
     assert not served.engine.requests

@@ -1,0 +1,1 @@
+"""Ollama's API and System One, which Ollama's clients call on the same port."""
