@@ -24,6 +24,16 @@ from tests.support.serve import Server, serving
 MODEL = "demo-vision"
 PROBES = read_probes(MODEL)
 TOPICS = tuple(dict.fromkeys(probe["topic"] for probe in PROBES))
+# Shares of right answers; docs/demo-vision.md has those that were measured.
+FLOORS = {
+    "shape": 0.92,
+    "colour": 0.88,
+    "count": 0.85,
+    "digit": 0.92,
+    "describe": 0.75,
+    "new_pair": 0.88,
+    "count_mixed": 0.7,
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +63,14 @@ def score(sdk: openai.OpenAI, probes: list[Probe]) -> float:
 def test_vision_demo_answers_three_pictures_of_each_topic(sdk: openai.OpenAI) -> None:
     few = [probe for probe in PROBES if probe["picture"] % 25 < 3]
     assert len(few) == 3 * len(TOPICS)
-    assert score(sdk, few) >= 0.7
+    assert score(sdk, few) >= 0.85
 
 
 @pytest.mark.slow
-def test_vision_demo_answers_85_percent_of_its_probes(sdk: openai.OpenAI) -> None:
-    assert score(sdk, PROBES) >= 0.85
+@pytest.mark.parametrize("topic", TOPICS)
+def test_vision_demo_answers_most_probes_of_each_topic(sdk: openai.OpenAI, topic: str) -> None:
+    asked = [probe for probe in PROBES if probe["topic"] == topic]
+    assert score(sdk, asked) >= FLOORS[topic]
 
 
 def test_vision_demo_looks_at_the_picture_that_was_sent(sdk: openai.OpenAI) -> None:

@@ -211,10 +211,11 @@ class Looker:
 PROBES = {
     "shape": (("single",), "shape"),
     "colour": (("single", "mixed", "digit"), "colour"),
-    "count": (("several", "mixed"), "count"),
+    "count": (("several",), "count"),
     "digit": (("digit",), "digit"),
     "describe": (("single", "several", "mixed", "digit"), "describe"),
     "new_pair": (("single",), "describe"),
+    "count_mixed": (("mixed",), "count"),
 }
 
 
