@@ -119,7 +119,7 @@ class VisionReview(Vision):
 
 
 class VisionCounts(Vision):
-    """Training data of the fourth stage, which counts in half of its questions."""
+    """Training data of the fourth stage, which counts in about half of its questions."""
 
     peak = 0.6
 
