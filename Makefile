@@ -92,6 +92,7 @@ bench-peers: setup ## compare with other servers, each in its own environment: P
 demo-eval: ## ask the demo models what they were not trained on, over HTTP
 	@$(MAKE) --no-print-directory demo-score DEMO=demo
 	@$(MAKE) --no-print-directory demo-score DEMO=demo-translate
+	@$(MAKE) --no-print-directory demo-score DEMO=demo-vision
 
 DEMO ?= demo
 
@@ -106,6 +107,7 @@ demo-score: setup
 demo-train: setup ## make the demo models again: text, tokenizer, weights
 	$(BIN)/python -m engine.offline.demo_training.train
 	$(BIN)/python -m engine.offline.demo_training.train --model translate
+	$(BIN)/python -m engine.offline.demo_training.train --model vision
 
 # The machine with the GPU may have its own Python with torch and triton, and no network. Then run
 # `make gpu-wheels` on another machine and copy the tree: this adds the other packages. Penstock's

@@ -56,7 +56,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             MODEL,
             "A Hugging Face model folder, ORG/NAME on huggingface.co (taken from the cache or "
-            "downloaded), or the built-in models `demo` and `demo-translate`.",
+            "downloaded), or the built-in models `demo`, `demo-translate` and `demo-vision`.",
         ),
     ] = DEMO_MODEL
     dtype: Annotated[

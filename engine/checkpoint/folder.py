@@ -29,7 +29,11 @@ from engine.checkpoint.pointer import refuse_pointer
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError, clipped, listed
 
-DEMO_FOLDERS = {DEMO_MODEL: "model", "demo-translate": "translate"}  # in engine/demo
+DEMO_FOLDERS = {  # in engine/demo
+    DEMO_MODEL: "model",
+    "demo-translate": "translate",
+    "demo-vision": "vision",
+}
 
 # Checkpoint files that are read besides the weights, as fnmatch patterns. `pull` downloads them and
 # `merge` copies them. They never include code or pickles.

@@ -33,10 +33,10 @@ def dump(value: Any) -> str:
 
 
 @cache
-def template() -> Template:
+def template(folder: Path = FOLDER) -> Template:
     environment = Environment()
     environment.filters["tojson"] = dump
-    source = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return environment.from_string(source)
 
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import TypeVar
 
 T = TypeVar("T")
+SEED = 20260  # of the training
 
 
 class Draws(Random):

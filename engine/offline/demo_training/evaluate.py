@@ -3,13 +3,15 @@
     python -m engine.offline.demo_training.evaluate --base-url http://127.0.0.1:8000/v1
 
 Sends every probe to a running server at temperature 0, with its tools, its `reasoning_effort` and
-its JSON schema as fields of the request. A probe with `behind` comes after a long text. Prints the
-wrong answers and the share of right ones by topic; the exit code is 1 below 85 %. It needs the
-openai client but no torch.
+its JSON schema as fields of the request. A probe with `behind` comes after a long text, and one
+with `picture` after the picture of that seed. Prints the wrong answers and the share of right ones
+by topic; the exit code is 1 below 85 %. It needs the openai client but no torch.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 from collections import Counter
@@ -18,17 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from PIL.Image import Image
 from tokenizers import Tokenizer
 
+from engine.checkpoint.folder import DEMO_FOLDERS
+from engine.config import DEMO_MODEL
 from engine.offline.demo_training.chat import END, FOLDER, THOUGHT_END
+from engine.offline.demo_training.vision_text import probe_picture
 
 Probe = dict[str, Any]
 
 
 def read_probes(model: str = "demo") -> list[Probe]:
     folder = Path(__file__).parents[2] / "demo"
-    if model == "demo-translate":
-        folder /= "translate"
+    if model in DEMO_FOLDERS and model != DEMO_MODEL:
+        folder /= DEMO_FOLDERS[model]
     text = (folder / "probes.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
@@ -122,6 +128,26 @@ def long_text(tokens: int) -> str:
     return tokenizer().decode(ids)
 
 
+def shown(probe: Probe) -> Probe:
+    """Return the probe with its picture, if it has one, in front of the question."""
+    if "picture" not in probe:
+        return probe
+    (message,) = probe["messages"]
+    picture = probe_picture(probe["topic"], probe["picture"])
+    parts = [
+        {"type": "image_url", "image_url": {"url": png_url(picture)}},
+        {"type": "text", "text": message["content"]},
+    ]
+    return probe | {"messages": [{**message, "content": parts}]}
+
+
+def png_url(picture: Image) -> str:
+    """Return a picture as a data: URL."""
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
 @cache
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
@@ -129,7 +155,7 @@ def tokenizer() -> Tokenizer:
 
 def request_fields(probe: Probe) -> dict[str, Any]:
     """Return the fields of the probe's request, as the Chat Completions API has them."""
-    probe = lengthened(probe)
+    probe = shown(lengthened(probe))
     fields: dict[str, Any] = {"messages": probe["messages"]}
     if "tools" in probe:
         fields["tools"] = probe["tools"]

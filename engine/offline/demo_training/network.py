@@ -25,6 +25,7 @@ PLAIN_LENGTH = 1024
 class Example(NamedTuple):
     ids: list[int]
     learned: list[bool]  # whether the model learns to generate the token
+    pictures: tuple[bytes, ...] = ()  # uint8 [side, side, 3] each, as the model sees them
 
 
 Batch = list[Example]
@@ -81,11 +82,11 @@ def attend_plainly(query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor) -> 
     return weights_BHTT @ value_BHTD
 
 
-def linears(**sizes: tuple[int, int]) -> nn.ModuleDict:
-    """Return linear layers without bias; each size is (inputs, outputs)."""
+def linears(bias: bool = False, **sizes: tuple[int, int]) -> nn.ModuleDict:
+    """Return linear layers, without biases by default; each size is (inputs, outputs)."""
     layers = nn.ModuleDict()
     for name, (inputs, outputs) in sizes.items():
-        layers[name] = nn.Linear(inputs, outputs, bias=False)
+        layers[name] = nn.Linear(inputs, outputs, bias=bias)
     return layers
 
 
@@ -199,23 +200,27 @@ class DemoModel(nn.Module):
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy in nats, summed over the batch's learned tokens."""
         device = self.embed_tokens.weight.device
-        ids = [example.ids for example in batch]
-        learned = [example.learned for example in batch]
-        ids_BT = padded(ids).to(device)
-        learned_BT = padded(learned).to(device)
-        inputs_BT = ids_BT[:, :-1]
-        targets_BT = ids_BT[:, 1:]
+        ids_BT = padded([example.ids for example in batch]).to(device)
+        return self.loss_of(batch, ids_BT, self.embed_tokens(ids_BT))
+
+    def loss_of(self, batch: Batch, ids_BT: Tensor, x_BTC: Tensor) -> Tensor:
+        """Return the same with the embeddings of the batch's tokens given."""
+        device = ids_BT.device
+        learned_BT = padded([example.learned for example in batch]).to(device)
         keep_BT = learned_BT[:, 1:]
-        targets_N = targets_BT[keep_BT]
+        targets_N = ids_BT[:, 1:][keep_BT]
         with torch.autocast(device.type, torch.bfloat16):
-            logits = self(inputs_BT, keep_BT)
+            logits = self.decode(x_BTC[:, :-1], keep_BT)
         return F.cross_entropy(logits.float(), targets_N, reduction="sum")
 
     def forward(self, ids_BT: Tensor, keep_BT: Tensor) -> Tensor:
         """Return logits [N, vocab] at the N positions where `keep_BT` is true."""
-        length = ids_BT.shape[1]
+        return self.decode(self.embed_tokens(ids_BT), keep_BT)
+
+    def decode(self, x_BTC: Tensor, keep_BT: Tensor) -> Tensor:
+        """Return the same for the embeddings of tokens."""
+        length = x_BTC.shape[1]
         turns_2TD = self.get_buffer("turns_2PD")[:, :length]
-        x_BTC = self.embed_tokens(ids_BT)
         for layer in self.layers:
             x_BTC = layer(x_BTC, turns_2TD)
         x_NC = self.norm(x_BTC)[keep_BT]

@@ -180,7 +180,7 @@ class DemoT5(nn.Module):
         device = self.shared.weight.device
         sources = []
         answers = []
-        for ids, learned in batch:
+        for ids, learned, _ in batch:
             source_length = learned.index(True)
             sources.append(ids[:source_length])
             answers.append([PAD, *ids[source_length:]])

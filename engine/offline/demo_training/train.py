@@ -1,5 +1,5 @@
 """Train the demo models: `python -m engine.offline.demo_training.train`,
-for the translator with `--model translate`.
+for the others with `--model translate` and `--model vision`.
 
 It trains a tokenizer and weights on generated text. The settings and the chat template in the
 model folders are written by hand.
@@ -8,6 +8,7 @@ The chat model has four stages. The first makes the tokenizer and teaches the pl
 second continues from its weights, and teaches tools of many kinds, thoughts and JSON that a grammar
 holds. The third continues from those, and teaches to report results of all kinds and to answer
 behind long prompts. The fourth repeats what the earlier ones teach. `--stage` trains one of them.
+The seeing model has four stages: its tower, answers about what the tower sees, a review, counts.
 
 One seed determines the text, its order and the initial weights. The text is the same everywhere.
 The weights repeat bit for bit with the same machine, torch and two threads, elsewhere up to
@@ -16,109 +17,42 @@ rounding. A GPU is used if there is one. `make demo-eval` then evaluates the tra
 
 from __future__ import annotations
 
-import shutil
-import string
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from tokenizers.processors import TemplateProcessing
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from engine.checkpoint.bounded_json import read_json
 from engine.models.llama import LlamaConfig
 from engine.models.t5 import T5Config
 from engine.offline.demo_training.agent_text import REVIEW_PARTS, AgentAuthor
-from engine.offline.demo_training.chat import FOLDER, KEY, SPECIAL_TOKENS, SPOKEN, render_text
+from engine.offline.demo_training.chat import FOLDER, render_text
+from engine.offline.demo_training.draws import SEED
 from engine.offline.demo_training.evaluate import read_probes
+from engine.offline.demo_training.files import TOKENIZER, WEIGHTS, copy_settings, save_weights
 from engine.offline.demo_training.network import DemoModel, Example
 from engine.offline.demo_training.network_t5 import DemoT5
+from engine.offline.demo_training.network_vision import DemoVision
 from engine.offline.demo_training.practice_text import PracticeAuthor
-from engine.offline.demo_training.text import Author, Conversation, held_out_of
+from engine.offline.demo_training.text import Author, held_out_of
 from engine.offline.demo_training.trainer import Network, Trainer, lesson
 from engine.offline.demo_training.translation import Grammar, Sentence
+from engine.offline.demo_training.vision_course import (
+    Vision,
+    VisionCounts,
+    VisionReview,
+    VisionTower,
+)
+from engine.offline.demo_training.vocabulary import chat_tokenizer, encode, translate_tokenizer
 
-SEED = 20260
-WEIGHTS = "model.safetensors"
-TOKENIZER = "tokenizer.json"
 # The context of the first two stages. The third one extends it as config.json says.
 SHORT_CONTEXT = {"max_position_embeddings": 1024, "rope_scaling": None}
-LETTERS = string.ascii_letters + "åäöÅÄÖéü"
-
-
-def chat_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens.
-
-    It contains all 256 bytes, every digit is its own token, and ids 0, 1 and 2 are special tokens.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        min_frequency=8,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def translate_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of T5's form: word pieces, the first with a space; </s> ends every text."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = normalizers.NFC()
-    pieces = pre_tokenizers.Metaspace()
-    marks = pre_tokenizers.Punctuation("isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, marks])
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<pad>", "</s>", "<unk>"],
-        initial_alphabet=list(LETTERS + string.digits + "▁.,!?'-"),
-        min_frequency=8,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    end = ("</s>", 1)
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[end])
-    return tokenizer
-
-
-def encode(tokenizer: Tokenizer, conversation: Conversation, limit: int) -> Example:
-    """Return the token ids of a conversation, and a mask of the assistant's, which are learned.
-
-    Of JSON that a grammar holds, only the values are learned.
-    """
-    ids: list[int] = []
-    learned: list[bool] = []
-    text = render_text(conversation.messages, conversation.tools, effort=conversation.effort)
-    for index, piece in enumerate(SPOKEN.split(text)):
-        is_spoken = index % 2 == 1
-        encoding = tokenizer.encode(piece)
-        ids += encoding.ids
-        if is_spoken and conversation.is_held:
-            learned += outside_keys(piece, encoding.offsets)
-        else:
-            learned += [is_spoken] * len(encoding.ids)
-    return Example(ids[:limit], learned[:limit])
-
-
-def outside_keys(text: str, offsets: Iterable[tuple[int, int]]) -> list[bool]:
-    """Return for each token of a JSON text whether a part of it lies outside the keys."""
-    is_free = [True] * len(text)
-    for key in KEY.finditer(text):
-        for index in range(*key.span()):
-            is_free[index] = False
-    return [any(is_free[start:end]) for start, end in offsets]
 
 
 class Chat:
@@ -246,11 +180,13 @@ class Translate:
         return sentence
 
 
-Course = Chat | Practice | Agent | Review | Translate
+Lessons = Chat | Vision | Practice | Agent | Review | Translate
+Course = Lessons | VisionTower
 # The stages of each model's training.
 STAGES: dict[str, tuple[type[Course], ...]] = {
     "demo": (Chat, Practice, Agent, Review),
     "translate": (Translate,),
+    "vision": (VisionTower, Vision, VisionReview, VisionCounts),
 }
 
 
@@ -260,7 +196,7 @@ def main(
     out: Path | None = None,
     stage: int | None = None,
 ) -> None:
-    """Train a demo model (demo or translate), in all its stages or in one.
+    """Train a demo model (demo, translate or vision), in all its stages or in one.
 
     Its hand-written files are copied to OUT.
     """
@@ -268,29 +204,24 @@ def main(
     for course_type in stages if stage is None else stages[stage - 1 : stage]:
         folder = out or course_type.folder
         copy_settings(course_type.folder, folder)
-        train(course_type, steps or course_type.steps, folder)
+        train(course_type, steps, folder)
 
 
-def train(course_type: type[Course], steps: int, out: Path) -> None:
+def train(course_type: type[Course], steps: int | None, out: Path) -> None:
     """Train one stage, which reads and writes the weights and the tokenizer in OUT."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     course = course_type(read_json(out / "config.json"))
+    steps = steps or course.steps
     tokenizer = course.tokenizer(out)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    network = course.network(out).to(device)
-    learn(course, network, tokenizer, steps, out)
-
-
-def copy_settings(folder: Path, out: Path) -> None:
-    """Copy the hand-written files of a model folder, unless OUT is that folder."""
-    if out.resolve() == folder.resolve():
+    if isinstance(course, VisionTower):
+        course.learn(course.network(out).to(device), steps, out)
         return
-    trained = shutil.ignore_patterns(WEIGHTS, TOKENIZER)
-    shutil.copytree(folder, out, ignore=trained, dirs_exist_ok=True)
+    learn(course, course.network(out).to(device), tokenizer, steps, out)
 
 
-def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, out: Path) -> None:
+def learn(course: Lessons, network: Network, tokenizer: Tokenizer, steps: int, out: Path) -> None:
     """Train for `steps` steps, and save the weights every 250 steps."""
     trainer = Trainer(network)
     began = time.monotonic()
@@ -305,6 +236,8 @@ def learn(course: Course, network: Network, tokenizer: Tokenizer, steps: int, ou
             print(f"step {step}/{steps}  loss {mean:.4f}  {left:.1f} min left", flush=True)
         if step % 250 == 249 or step == steps - 1:
             save_weights(network, out / WEIGHTS)
+            if isinstance(course, Vision) and isinstance(network, DemoVision):
+                print(course.scores(network, tokenizer), flush=True)
 
 
 def learning_rate(step: int, steps: int) -> float:
@@ -316,13 +249,6 @@ def learning_rate(step: int, steps: int) -> float:
     left = 1 - step / steps
     decay = (left / 0.88) ** 1.5
     return min(warm_up, 1.0, decay)
-
-
-def save_weights(network: Network, file: Path) -> None:
-    weights = {}
-    for name, tensor in network.checkpoint().items():
-        weights[name] = tensor.to("cpu", torch.bfloat16)
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -6,18 +6,21 @@ import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from engine.offline.demo_training.network import Batch, DemoModel, Example
 from engine.offline.demo_training.network_t5 import DemoT5
+from engine.offline.demo_training.network_vision import DemoVision, TowerTeacher
 
 TOKENS_PER_STEP = 2048
 TOKENS_PER_BATCH = 1024
 MUON_LR = 0.02
 
-Network = DemoModel | DemoT5
+Network = DemoModel | DemoT5 | DemoVision
+Learner = Network | TowerTeacher
 
 
 def lesson(draw: Callable[[], Example]) -> list[Batch]:
@@ -49,8 +52,8 @@ def fits(example: Example, batch: Batch) -> bool:
     return padded_tokens <= TOKENS_PER_BATCH and length <= 8 + 1.2 * shortest
 
 
-def learn_half(model: Network, batches: list[Batch], count: int) -> float:
-    """Compute the gradients of the batches' part of the mean loss over `count` learned tokens.
+def learn_half(model: Learner, batches: list[Any], count: int) -> float:
+    """Compute the gradients of the batches' part of the mean loss over `count` things learned.
 
     Returns that part of the mean loss.
     """
@@ -64,14 +67,14 @@ def learn_half(model: Network, batches: list[Batch], count: int) -> float:
 
 
 class Trainer:
-    """Muon for the layers' matrices (Jordan et al., 2024), AdamW for the embedding and norms.
+    """Muon for the layers' matrices (Jordan et al., 2024), AdamW for all other parameters.
 
     Two threads each process half of the batches and half of the matrices. At this size that is
     twice as fast as two threads per operation. The twin shares the model's weights and has its own
     gradients.
     """
 
-    def __init__(self, model: Network) -> None:
+    def __init__(self, model: Learner) -> None:
         self.model = model
         self.twin = copy.deepcopy(model)
         for parameter, shared in self.twin_parameters():
@@ -84,7 +87,10 @@ class Trainer:
 
         Returns the mean loss of the learned tokens.
         """
-        count = sum(learned_tokens(batch) for batch in batches)
+        return self.learn_mean(batches, sum(map(learned_tokens, batches)), rate)
+
+    def learn_mean(self, batches: list[Any], count: int, rate: float) -> float:
+        """Do the same for batches of any kind, whose losses are a sum over `count` things."""
         models = (self.model, self.twin)
         halves = (batches[0::2], batches[1::2])
         counts = (count, count)
@@ -121,15 +127,11 @@ def learned_tokens(batch: Batch) -> int:
     return count
 
 
-def optimizers_of(model: Network) -> list[torch.optim.Optimizer]:
+def optimizers_of(model: Learner) -> list[torch.optim.Optimizer]:
     """Return Muon for each half of the matrices, and AdamW for the other parameters."""
-    matrices = []
-    others = []
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            matrices.append(module.weight)
-        elif isinstance(module, nn.Embedding | nn.RMSNorm):
-            others.append(module.weight)
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    is_matrix = set(map(id, matrices))
+    others = [parameter for parameter in model.parameters() if id(parameter) not in is_matrix]
     muon = partial(torch.optim.Muon, lr=MUON_LR, weight_decay=0.02, momentum=0.95)
     first_muon = muon(matrices[0::2])
     second_muon = muon(matrices[1::2])

@@ -17,7 +17,8 @@ from engine.offline.demo_training.long_prompts import dressed, long_text, wide_t
 from engine.offline.demo_training.material import MaterialDraws
 from engine.offline.demo_training.text import held_out_of
 from engine.offline.demo_training.tool_topics import draw_tools
-from engine.offline.demo_training.train import Agent, encode
+from engine.offline.demo_training.train import Agent
+from engine.offline.demo_training.vocabulary import encode
 
 
 def author(seed: int = 3) -> AgentAuthor:

@@ -24,7 +24,7 @@ from engine.offline.demo_training.network import DemoModel
 from engine.offline.demo_training.number_topics import held_out, number_pair
 from engine.offline.demo_training.practice_text import PracticeAuthor
 from engine.offline.demo_training.text import Author, Conversation, held_out_of, is_talk
-from engine.offline.demo_training.train import encode
+from engine.offline.demo_training.vocabulary import encode
 from engine.protocol.generate import Grammar
 from server.text.load_template import load_template
 from tests.support.driver import Driver

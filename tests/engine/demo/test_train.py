@@ -10,15 +10,13 @@ from safetensors.torch import load_file
 
 from engine.checkpoint.bounded_json import read_json
 from engine.offline.demo_training.chat import FOLDER
+from engine.offline.demo_training.files import TOKENIZER, WEIGHTS, copy_settings
 from engine.offline.demo_training.train import (
     STAGES,
-    TOKENIZER,
-    WEIGHTS,
     Agent,
     Chat,
     Practice,
     Review,
-    copy_settings,
     main,
 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.checkpoint.folder import DEMO_FOLDERS
 from server.cli import servers as server_module
 from server.cli.serve import masked
 from server.cli.servers import (
@@ -131,7 +132,7 @@ def test_list_shows_demo_models_and_complete_models_of_the_cache(tmp_path: Path)
     (refs / "main").write_text("a" * 40)
     (snapshot / "config.json").write_text("{}")
     listed = penstock("list", HF_HOME=str(tmp_path)).stdout
-    assert [row.split()[0] for row in listed.splitlines()] == ["MODEL", "demo", "demo-translate"]
+    assert [row.split()[0] for row in listed.splitlines()] == ["MODEL", *DEMO_FOLDERS]
     (snapshot / "model.safetensors").write_bytes(bytes(2_500_000))
     [row] = [r for r in penstock("list", HF_HOME=str(tmp_path)).stdout.splitlines() if "org/" in r]
     assert row.split()[:3] == ["org/name", "2.5", "MB"]
