@@ -27,6 +27,8 @@ from server.text.tokenizer import Tokenizer
 from server.text.wanted_grammar import WantedGrammar
 
 VERSION = importlib.metadata.version("penstock")
+# The version of Ollama whose API is served. Clients refuse an older one, and read digits only.
+OLLAMA_VERSION = "0.35.0"
 
 
 @dataclass(frozen=True)

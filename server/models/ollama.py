@@ -1,10 +1,11 @@
-"""Ollama's routes that are about all models: the list, those that are loaded, and the version.
+"""Ollama's routes that are about all models: the lists, the version, and what changes models.
 
 Its other routes name a model, so they are forwarded to that model's server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,38 +14,66 @@ from starlette.responses import JSONResponse, Response
 
 from engine.checkpoint.folder import weight_files
 from engine.errors import ConfigError
-from server.models.catalog import LATEST, ModelSpec
-from server.state import VERSION
+from server.http.errors import unsupported
+from server.models.catalog import ModelSpec
+from server.models.own import answer_of
+from server.models.pool import Instance
+from server.state import OLLAMA_VERSION, VERSION
 
 if TYPE_CHECKING:
     from server.models.front import Front
 
+NEVER = "9999-12-31T23:59:59Z"  # when a model without --keep-alive is unloaded
+
 
 async def tags(front: Front, request: Request) -> Response:
-    """List all models."""
+    """List all models, each under all its names, as the server of one model does."""
     front.catalog.refresh()
-    return JSONResponse({"models": [_entry(spec) for spec in front.catalog.specs.values()]})
+    models = []
+    for spec in list(front.catalog.specs.values()):
+        facts = {}
+        instance = front.pool.instances.get(spec.name)
+        if instance is not None and instance.state == "loaded":
+            facts = await _described(instance, request, "/api/tags")
+        size, modified_at = _size_and_time(spec)
+        for name in spec.names:
+            entry = _entry(name, size) | facts.get(name, {})
+            models.append(entry | {"modified_at": modified_at})
+    return JSONResponse({"models": models})
 
 
 async def running(front: Front, request: Request) -> Response:
-    """List the loaded models."""
-    now = datetime.datetime.now(datetime.UTC)
+    """List the loaded models, each under all its names."""
     models = []
     for instance in front.pool.loaded():
-        keep = instance.spec.keep_alive
-        expires = now + datetime.timedelta(seconds=keep if keep is not None else 86400 * 365)
-        entry = _entry(instance.spec)
-        entry |= {"expires_at": expires.isoformat(), "size": instance.num_bytes, "size_vram": 0}
-        models.append(entry)
+        facts = await _described(instance, request, "/api/ps")
+        for name in instance.spec.names:
+            entry = _entry(name, instance.num_bytes) | {"size_vram": 0} | facts.get(name, {})
+            models.append(entry | {"expires_at": _expiry(instance)})
     return JSONResponse({"models": models})
 
 
 async def version(front: Front, request: Request) -> Response:
-    return JSONResponse({"version": VERSION})
+    return JSONResponse({"version": OLLAMA_VERSION, "penstock": VERSION})
 
 
-def _entry(spec: ModelSpec) -> dict[str, Any]:
-    """Return a model as Ollama lists it. The digest is empty: weights are not hashed for a list."""
+async def refuse(front: Front, request: Request) -> Response:
+    """Refuse to delete, create, copy or push a model."""
+    message = (
+        "model: this server changes no models. Their folders and the file of --models-file say "
+        "what is served; a table of that file has aliases and settings."
+    )
+    raise unsupported("model", message)
+
+
+async def _described(instance: Instance, request: Request, path: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of a model's own list by name; none if it does not answer."""
+    answer = await answer_of(instance, request, path)
+    return {entry["name"]: entry for entry in answer.get("models", ())}
+
+
+def _size_and_time(spec: ModelSpec) -> tuple[int, str]:
+    """Return the bytes of a model's weight files, and when they were changed."""
     from engine.checkpoint.folder import model_folder
 
     size, modified = 0, 0.0
@@ -55,20 +84,42 @@ def _entry(spec: ModelSpec) -> dict[str, Any]:
             modified = max(modified, stat.st_mtime)
     except (ConfigError, OSError):
         pass  # damaged or deleted; a request for it gets an error
-    name = spec.name if ":" in spec.name else spec.name + LATEST
+    return size, datetime.datetime.fromtimestamp(modified, datetime.UTC).isoformat()
+
+
+def _entry(name: str, size: int) -> dict[str, Any]:
+    """Return a model as Ollama lists it, by what is known before it is loaded.
+
+    Names stand as they are, without `:latest`: `codex --oss` compares them letter by letter. The
+    digest is empty: weights are not hashed for a list.
+    """
     details = {"format": "", "family": "", "families": [], "parameter_size": ""}
     return {
         "name": name,
         "model": name,
-        "modified_at": datetime.datetime.fromtimestamp(modified, datetime.UTC).isoformat(),
         "size": size,
         "digest": "",
         "details": {**details, "parent_model": "", "quantization_level": ""},
     }
 
 
+def _expiry(instance: Instance) -> str:
+    """Return when a loaded model is unloaded if it gets no further request."""
+    keep = instance.spec.keep_alive
+    if keep is None:
+        return NEVER
+    if instance.leases == 0:
+        keep -= asyncio.get_running_loop().time() - instance.last_used
+    expires = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=max(keep, 0.0))
+    return expires.isoformat()
+
+
 ANSWERS = {
     ("GET", "/api/tags"): tags,
     ("GET", "/api/ps"): running,
     ("GET", "/api/version"): version,
+    ("DELETE", "/api/delete"): refuse,
+    ("POST", "/api/create"): refuse,
+    ("POST", "/api/copy"): refuse,
+    ("POST", "/api/push"): refuse,
 }

@@ -98,7 +98,8 @@ async def model_entries(front: Front, spec: ModelSpec, request: Request) -> list
     facts: dict[str, dict[str, Any]] = {}
     instance = front.pool.instances.get(spec.name)
     if instance is not None and instance.state == "loaded":
-        facts = await _described(instance, request)
+        answer = await answer_of(instance, request, "/v1/models")
+        facts = {entry["id"]: entry for entry in answer.get("data", ())}
     state = {"state": "unloaded", "loaded": False, "pages": f"/model/{quote(spec.name)}/ui/"}
     if instance is not None:
         stage, fraction = instance.progress
@@ -119,17 +120,17 @@ async def model_entries(front: Front, spec: ModelSpec, request: Request) -> list
     return entries
 
 
-async def _described(instance: Instance, request: Request) -> dict[str, dict[str, Any]]:
-    """Return what the server of a model says about its names."""
+async def answer_of(instance: Instance, request: Request, path: str) -> dict[str, Any]:
+    """Return what the server of a loaded model answers to a GET of this client; {} if nothing."""
     assert instance.upstream is not None
     access = ("authorization", "x-api-key")
     headers = [(n.encode(), v.encode()) for n, v in request.headers.items() if n in access]
     try:
         async with asyncio.timeout(SCRAPE_S):
-            answer = orjson.loads(await instance.upstream.get("/v1/models", headers))
+            answer: dict[str, Any] = orjson.loads(await instance.upstream.get(path, headers))
     except (ConnectionLost, TimeoutError):
         return {}
-    return {entry["id"]: entry for entry in answer["data"]}
+    return answer
 
 
 async def pages(front: Front, request: Request) -> Response:

@@ -20,12 +20,10 @@ from server.http.errors import ApiError, unsupported
 from server.http.openapi import body_schema
 from server.ollama.lines import timestamp, whole_or_lines
 from server.ollama.receive import lines_schema, served_name
-from server.state import VERSION, AppState, state_of
+from server.state import OLLAMA_VERSION, VERSION, AppState, state_of
 
 router = APIRouter()
 Json = dict[str, Any]
-# The version of Ollama whose API this is. Clients refuse an older one, and read digits only.
-API_VERSION = "0.35.0"
 NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 KINDS = re.compile(r"(For[A-Z]|Model$|LMHead).*")  # ends of the names of architectures
 CAPABILITIES = ("completion", "tools", "vision", "thinking", "embedding")  # in Ollama's words
@@ -48,7 +46,7 @@ class NameBody(Body):
 @router.get("/api/version")
 async def version() -> dict[str, str]:
     """Return the version of Ollama's API that is served, and Penstock's own."""
-    return {"version": API_VERSION, "penstock": VERSION}
+    return {"version": OLLAMA_VERSION, "penstock": VERSION}
 
 
 @router.get("/api/tags")

@@ -53,6 +53,7 @@ class FakeModel:
             Route("/load", self._load),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
+            Route("/api/{list}", self._listed),
             Route("/v1/responses/{id}", self._response, methods=["GET", "DELETE"]),
             Route("/{path:path}", self._any, methods=["GET", "POST", "DELETE"]),
         ]
@@ -97,6 +98,10 @@ class FakeModel:
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": n, "kind": "decoder"} for n in self.spec.names]})
+
+    async def _listed(self, request: Request) -> Response:
+        names = self.spec.names
+        return JSONResponse({"models": [{"name": n, "context_length": 64} for n in names]})
 
     async def _response(self, request: Request) -> Response:
         status = 200 if request.path_params["id"] == f"resp_{self.spec.name}" else 404

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from server.state import OLLAMA_VERSION, VERSION
 from tests.support.fake_models import FakeModel, Fleet, served, spec_of
 from tests.support.rig import eventually
 
@@ -227,16 +229,55 @@ async def test_list_of_models_says_which_are_loaded(tmp_path: Path) -> None:
     async with served(fleet) as client:
         await client.post(CHAT, json={"model": "b"})
         listed = (await client.get("/v1/models")).json()["data"]
-        tags = (await client.get("/api/tags")).json()["models"]
-        running = (await client.get("/api/ps")).json()["models"]
         page = (await client.get("/")).text
         ready = (await client.get("/ready")).json()
     assert [(each["id"], each["loaded"]) for each in listed] == [("a", False), ("b", True)]
     assert listed[1]["kind"] == "decoder"
-    assert [each["name"] for each in tags] == ["a:latest", "b:latest"]
-    assert [each["model"] for each in running] == ["b:latest"]
     assert '<a href="model/b/ui/">b</a>' in page
     assert (ready["status"], ready["loaded"]) == ("ok", 1)
+
+
+async def test_lists_of_ollama_have_all_names_and_what_loaded_models_say(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a")
+    fleet.catalog.add(spec_of("b", fleet.config, aliases=("c",), keep_alive=3600.0))
+    async with served(fleet) as client:
+        for name in ("a", "c:latest"):
+            await client.post(CHAT, json={"model": name})
+        await fleet.models[0].die()
+        await eventually(lambda: fleet.running() == ["b"], "a has ended")
+        tags = (await client.get("/api/tags")).json()["models"]
+        running = (await client.get("/api/ps")).json()["models"]
+    listed = [(each["name"], each["model"], each.get("context_length")) for each in tags]
+    assert listed == [("a", "a", None), ("b", "b", 64), ("c", "c", 64)]
+    assert [(each["name"], each["context_length"]) for each in running] == [("b", 64), ("c", 64)]
+    left = datetime.fromisoformat(running[0]["expires_at"]) - datetime.now(UTC)
+    assert 3500 < left.total_seconds() <= 3600
+
+
+async def test_models_without_an_age_of_unloading_expire_in_the_year_9999(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a")
+    async with served(fleet) as client:
+        await client.post(CHAT, json={"model": "a"})
+        [entry] = (await client.get("/api/ps")).json()["models"]
+    assert entry["expires_at"].startswith("9999-")
+
+
+async def test_version_of_ollama_is_that_of_a_server_of_one_model(tmp_path: Path) -> None:
+    async with served(Fleet(tmp_path, "a", "b")) as client:
+        answer = (await client.get("/api/version")).json()
+    assert answer == {"version": OLLAMA_VERSION, "penstock": VERSION}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "/api/delete"), ("POST", "/api/copy"), ("POST", "/api/push")]
+)
+async def test_change_of_a_model_by_ollamas_api_is_refused(
+    method: str, path: str, tmp_path: Path
+) -> None:
+    async with served(Fleet(tmp_path, "a", "b")) as client:
+        answer = await client.request(method, path, json={"source": "a", "destination": "x"})
+    assert answer.status_code == 400
+    assert "changes no models" in answer.json()["error"]
 
 
 async def test_metrics_have_the_series_of_all_models(tmp_path: Path) -> None:
