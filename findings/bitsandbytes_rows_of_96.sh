@@ -11,7 +11,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet torch==2.13.0
-"$folder/venv/bin/pip" install --quiet bitsandbytes==0.50.2 numpy
+"$folder/venv/bin/pip" install --quiet bitsandbytes==0.50.2 numpy==2.4.6
 "$folder/venv/bin/python" - 2> "$folder/log" <<'PYTHON' || { cat "$folder/log"; exit 1; }
 import sys
 import bitsandbytes, torch

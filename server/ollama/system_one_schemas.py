@@ -19,7 +19,8 @@ MAX_QUESTIONS = 64
 MAX_OPTIONS = 52  # of a question: each has a letter
 # A text, or JSON that the model reads as its text.
 Content = Annotated[
-    str | dict[str, Any] | list[Any], BeforeValidator(partial(small, most=MAX_TEXT))
+    str | dict[str, Any] | Annotated[list[Any], Field(max_length=MAX_TEXT)],
+    BeforeValidator(partial(small, most=MAX_TEXT)),
 ]
 
 
@@ -64,7 +65,7 @@ class NoulQuestion(Part):
     type: Literal["noul"]
     instructions: Content
     """The question."""
-    criteria: dict[Literal["false", "true"], Text] | None = None
+    criteria: Annotated[dict[Literal["false", "true"], Text], Field(max_length=2)] | None = None
     """The meanings of true and false."""
 
     def answers(self) -> list[Option]:

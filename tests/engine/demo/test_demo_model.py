@@ -212,7 +212,7 @@ def test_encode_marks_only_assistant_tokens_as_learned() -> None:
     for conversation in [*conversations(300), *practice(300), *agent(150)]:
         if conversation.is_held:
             continue
-        ids, learned = encode(tokenizer(), conversation, 9_999)
+        ids, learned, _ = encode(tokenizer(), conversation, 9_999)
         spoken = [m for m in conversation.messages if m["role"] == "assistant"]
         marked = [token for token, mine in zip(ids, learned, strict=True) if mine]
         said = tokenizer().decode(marked, skip_special_tokens=False).split(END)
@@ -228,7 +228,7 @@ def test_encode_of_held_json_marks_values_and_no_keys_as_learned() -> None:
     asked = {"role": "user", "content": "Anna is 31."}
     said = {"role": "assistant", "content": answer}
     conversation = Conversation([asked, said], [], is_held=True)
-    ids, learned = encode(tokenizer(), conversation, 1024)
+    ids, learned, _ = encode(tokenizer(), conversation, 1024)
     marked = [token for token, mine in zip(ids, learned, strict=True) if mine]
     text = tokenizer().decode(marked, skip_special_tokens=False)
     assert text == f' "Anna", ["a", "b"], 31}}{END}'

@@ -185,7 +185,7 @@ async def test_metrics_have_expected_values_and_known_labels(served):
         *("request_time_per_output_token_seconds", "request_inference_time_seconds"),
         *("request_params_max_tokens", "iteration_tokens", "http_requests", "draining"),
         *("request_params_n", "request_num_preemptions", "iteration_progress_tokens"),
-        *("last_step_age_seconds", "tool_calls"),
+        *("last_step_age_seconds", "tool_calls", "request_image_encode_time_seconds"),
     }
     closed = {"model_name", "engine", "le", "reason", "code", "finished_reason", "version"}
     closed |= {"block_size", "num_gpu_blocks", "status", "result", "rank", "use"}
