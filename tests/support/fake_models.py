@@ -57,8 +57,9 @@ class FakeModel:
             Route("/v1/responses/{id}", self._response, methods=["GET", "DELETE"]),
             Route("/{path:path}", self._any, methods=["GET", "POST", "DELETE"]),
         ]
+        # uvicorn's own log_config would change the loggers of all later tests.
         config = uvicorn.Config(
-            Starlette(routes=routes), uds=self.socket, log_level="critical", lifespan="off"
+            Starlette(routes=routes), uds=self.socket, log_config=None, lifespan="off"
         )
         self._server = Server(config)
         self._task = asyncio.create_task(self._server.serve())
