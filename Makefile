@@ -15,7 +15,7 @@ GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH_INDEX ?= $(if $(GPU),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help install serve setup check test test-assets test-slow test-ui test-clients durations fuzz bench bench-peers demo-eval demo-score \
+.PHONY: help install serve setup lint check compiled test test-assets test-slow test-ui test-clients durations fuzz bench bench-peers demo-eval demo-score \
 	demo-train gpu-check gpu-ablations gpu-wheels dist release docs sbom lock clean
 
 help: ## print this list
@@ -41,18 +41,21 @@ setup: .venv/stamp ## install what the tests need too
 	$(PIP) -q -e '.[dev]'
 	touch $@
 
-check: setup ## lint, and run the tests nearest to what changed since the last commit
+lint: setup ## check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: lint ## lint, and run the tests nearest to what changed since the last commit
 	$(BIN)/python -m tests.nearest
 
+# Collecting compiles the test files; otherwise each worker of pytest does that in a new clone.
+compiled: setup
+	@$(BIN)/pytest --collect-only -qq > /dev/null 2>&1 || true  # errors: see the run that follows
+
 test: setup ## lint, and run all tests that need no GPU and no browser and take no minutes
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory -j2 lint compiled
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not gpu and not clients and not ui"
 

@@ -85,7 +85,9 @@ def async_client(
     with _environment_errors():
         transport = None
         if address.is_here:
-            transport = httpx2.AsyncHTTPTransport(limits=limits, trust_env=address.uses_tls)
+            transport = httpx2.AsyncHTTPTransport(
+                limits=limits, verify=address.uses_tls, trust_env=address.uses_tls
+            )
         return httpx2.AsyncClient(
             base_url=address.url,
             headers={**address.headers, **(headers or {})},
@@ -107,7 +109,9 @@ class ApiClient:
         with _environment_errors():
             transport = None
             if address.is_here:
-                transport = httpx2.HTTPTransport(trust_env=address.uses_tls)
+                # Reading the certificate store takes 20 ms.
+                tls = address.uses_tls
+                transport = httpx2.HTTPTransport(verify=tls, trust_env=tls)
             self.http = httpx2.Client(
                 base_url=address.url,
                 headers=address.headers,

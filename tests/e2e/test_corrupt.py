@@ -209,11 +209,11 @@ SLOW = (
 )
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES],
 )
+@pytest.mark.variants(1)
 def test_serve_damaged_checkpoint_exits_with_one_message(
     model: Model, name: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -129,8 +129,8 @@ def check(server: Server, name: str, seeds: range) -> None:
             validator.validate(json.loads(arguments))
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.slow
 def test_forced_call_has_valid_arguments(served: Server, name: str) -> None:
     check(served, name, range(2))
 

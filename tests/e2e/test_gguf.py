@@ -43,6 +43,7 @@ def test_answers_and_name_are_those_of_the_checkpoint(llama: Path, tmp_path: Pat
             assert answer["choices"][0]["token_ids"] == case.ids
 
 
+@pytest.mark.slow
 def test_answer_ends_at_the_end_of_a_turn_and_ignored_settings_are_named(tmp_path: Path) -> None:
     """The file names no end of a turn: llama.cpp finds it by its text."""
     count = len(TOKENS)

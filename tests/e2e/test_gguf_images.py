@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
 from tests.support import web
@@ -24,6 +25,7 @@ from tests.support.tiny_smolvlm import (
 ANSWER = 8  # tokens
 
 
+@pytest.mark.slow
 def test_answer_about_a_picture_is_that_of_the_checkpoint(tmp_path: Path) -> None:
     checkpoint = write_seeing(tmp_path / "checkpoint")
     found = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

@@ -18,6 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_qwen3_5(tmp_path_factory.mktemp("qwen3_5") / "model")
 
 
+@pytest.mark.slow
 def test_conversation_with_images_of_odd_sizes_gets_the_answers_of_transformers(
     folder: Path,
 ) -> None:

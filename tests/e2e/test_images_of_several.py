@@ -52,6 +52,7 @@ def test_second_image_of_a_conversation_makes_the_first_one_a_square(
 
 
 @pytest.mark.parametrize("size", [(1, 1), (28, 28), (84, 84), (300, 9), (61, 100)])
+@pytest.mark.slow
 def test_images_of_odd_sizes_get_the_answers_of_transformers(
     server: Server, reference: Reference, size: tuple[int, int]
 ) -> None:

@@ -290,8 +290,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 }
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.variants(1)
 def test_pull_that_fails_prints_one_line(hub: Hub, home: Path, case: str) -> None:
     fields, env, said = REFUSED[case]
     for name, value in fields.items():
@@ -311,6 +311,7 @@ def test_pull_that_fails_prints_one_line(hub: Hub, home: Path, case: str) -> Non
         (("a/b/c",), "'a/b/c' is not a valid model name"),
     ],
 )
+@pytest.mark.variants(1)
 def test_pull_without_a_hub_prints_one_line(
     home: Path, arguments: tuple[str, ...], said: str
 ) -> None:
@@ -430,6 +431,7 @@ def test_located_with_dummy_weights_skips_their_download(
         ("a/b--c", "'a/b--c' is not a valid model name"),
     ],
 )
+@pytest.mark.variants(1)
 def test_serve_with_failing_pull_prints_the_reason(
     hub: Hub, home: Path, name: str, said: str
 ) -> None:

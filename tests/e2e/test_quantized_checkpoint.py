@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support import web
 from tests.support.driver import Driver
 from tests.support.quantized_files import FORMATS, write_quantized
@@ -11,6 +13,7 @@ from tests.support.serve import serving
 from tests.support.stories import cases_of
 
 
+@pytest.mark.slow
 def test_answers_over_http_are_those_of_the_engine(llama: Path, tmp_path: Path) -> None:
     write_quantized(llama, tmp_path / "tales", FORMATS["int8 channel"])
     case = cases_of(llama)[0]

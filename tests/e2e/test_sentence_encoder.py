@@ -75,9 +75,9 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(1) / lengths
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", POOLED)
+@pytest.mark.variants(2)
 def test_embeddings_equal_the_vectors_of_the_source(
     server: Server, cls_server: Server, minilm: Path, source: str, name: str
 ) -> None:

@@ -45,6 +45,7 @@ def hot(healthy: list[list[int]]) -> int:
 
 @modes
 @pytest.mark.parametrize("after", [0, 1, 7])
+@pytest.mark.variants(3)
 def test_core_nan_logits_fail_only_one_request(
     checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any], after: int
 ) -> None:
@@ -128,9 +129,9 @@ def test_core_nan_requests_leave_others_in_same_steps_unchanged(
     assert driver.stats.preemptions > 0
 
 
-@pytest.mark.variants(6)
 @modes
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 10])
+@pytest.mark.variants(2)
 def test_core_abort_frees_all_blocks_at_once(
     checkpoint: Path, healthy: list[list[int]], mode: dict[str, Any], turns: int
 ) -> None:

@@ -65,7 +65,7 @@ MIXED = [((number * 13) % 70, 6 + (number * 7) % 22) for number in range(32)]
 PRESSING = [((number * 13) % 70, 20 + (number * 7) % 16) for number in range(16)]
 
 
-@pytest.mark.variants(2)
+@pytest.mark.variants(1)
 def test_expected_answers_are_those_of_transformers(golden: Golden) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -95,7 +95,6 @@ def test_greedy_32_concurrent_requests_match_reference(
     check(golden, Driver(golden.folder, **mode), MIXED)
 
 
-@pytest.mark.variants(7)
 @pytest.mark.parametrize("mode", [EAGER["synchronous"], EAGER["late"]], ids=str)
 @pytest.mark.parametrize(
     "config",
@@ -111,6 +110,7 @@ def test_greedy_32_concurrent_requests_match_reference(
     ],
     ids=str,
 )
+@pytest.mark.variants(3)
 def test_greedy_any_engine_setting_matches_reference(
     llama: Golden, mode: dict[str, Any], config: dict[str, Any]
 ) -> None:
@@ -120,7 +120,6 @@ def test_greedy_any_engine_setting_matches_reference(
     assert (driver.stats.prefix_hits > 0) == long_enough
 
 
-@pytest.mark.variants(2)
 @modes
 @pytest.mark.parametrize(
     ("golden", "budget", "prefix_caching"),
@@ -133,6 +132,7 @@ def test_greedy_any_engine_setting_matches_reference(
     ],
     indirect=["golden"],
 )
+@pytest.mark.variants(1)
 def test_greedy_after_preemption_matches_reference(
     golden: Golden, mode: dict[str, Any], budget: int, prefix_caching: bool
 ) -> None:
@@ -199,8 +199,8 @@ def test_greedy_copied_beginnings_of_blocks_match_reference(
         assert driver.stats.prefix_hits == hits
 
 
-@pytest.mark.variants(2)
 @modes
+@pytest.mark.variants(1)
 def test_greedy_prefix_hits_under_eviction_match_reference(
     llama: Golden, mode: dict[str, Any]
 ) -> None:
@@ -214,8 +214,8 @@ def test_greedy_prefix_hits_under_eviction_match_reference(
     assert driver.stats.preemptions > 0
 
 
-@pytest.mark.variants(2)
 @modes
+@pytest.mark.variants(1)
 def test_greedy_requests_arriving_during_decode_match_reference(
     llama: Golden, mode: dict[str, Any]
 ) -> None:

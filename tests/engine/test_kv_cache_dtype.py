@@ -30,9 +30,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(folder, hidden_size=64, intermediate_size=96)
 
 
-@pytest.mark.variants(2)
 @kinds
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+@pytest.mark.variants(1)
 def test_answers_are_equal_alone_together_chunked_and_preempted(
     model: Path, mode: dict[str, Any], kind: KVCacheDtype
 ) -> None:

@@ -87,8 +87,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize(("mode", "config"), PAIRS)
+@pytest.mark.variants(1)
 def test_prompt_logprobs_any_engine_setting_matches_reference(
     mode: dict[str, Any], config: dict[str, Any]
 ) -> None:

@@ -87,6 +87,7 @@ def translate_all(driver: Driver) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_two_ranks_translate_like_one_with_rounded_weights(tmp_path: Path) -> None:
     config: dict[str, Any] = {"block_size": 16, "quantization": "int8"}
     alone = Driver(TRANSLATOR, **config)

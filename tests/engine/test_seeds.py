@@ -68,8 +68,8 @@ def alone(checkpoint: Path, dtype: str) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.variants(2)
 @modes
+@pytest.mark.variants(1)
 def test_seeded_requests_in_batch_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
 ) -> None:
@@ -81,8 +81,8 @@ def test_seeded_requests_in_batch_equal_alone(
     assert [driver.tokens(i) for i in reversed(again)] == alone
 
 
-@pytest.mark.variants(2)
 @modes
+@pytest.mark.variants(1)
 def test_seeded_requests_after_preemption_equal_alone(
     checkpoint: Path, dtype: str, alone: list[list[int]], mode: dict[str, Any]
 ) -> None:

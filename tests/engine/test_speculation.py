@@ -34,9 +34,9 @@ def due(checkpoint: Path) -> list[tuple[list[int], list[float]]]:
     return found
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("mode", each(EXTREMES))
+@pytest.mark.variants(2)
 def test_answers_and_logprobs_do_not_depend_on_drafts(
     checkpoint: Path,
     due: list[tuple[list[int], list[float]]],

@@ -206,6 +206,7 @@ async def test_engine_that_exits_with_config_error_reports_it_as_cause(llama: Pa
         assert client.config_error
 
 
+@pytest.mark.slow
 async def test_submit_to_engine_not_yet_known_to_be_dead_raises(llama: Path) -> None:
     async with engine_process(llama) as client:
         await client.wait_ready()
@@ -387,6 +388,7 @@ async def test_sigterm_lets_accepted_requests_finish(
 
 
 @pytest.mark.parametrize("hung", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_drain_timeout_ends_requests_with_shutting_down_error(
     llama: Path, hung: bool, record_property: Record
 ) -> None:

@@ -227,9 +227,9 @@ async def suffer(running: Service, scenario: str) -> list[int]:
         return await SCENARIOS[scenario](running.served)
 
 
-@pytest.mark.variants(18)
 @pytest.mark.parametrize("scenario", [s if s != "preempted" else SLOWLY for s in SCENARIOS])
 @pytest.mark.parametrize("seam", OF_A_REQUEST, ids=named)
+@pytest.mark.variants(4)
 async def test_fault_in_one_request_fails_only_that_request(
     config: EngineConfig, loaded: LoadedEngine, scenario: str, seam: Seam
 ) -> None:
@@ -250,6 +250,7 @@ async def test_fault_in_one_request_fails_only_that_request(
 
 @pytest.mark.parametrize("scenario", ["stream", "leaving", SLOWLY])
 @pytest.mark.parametrize("seam", OF_THE_ENGINE, ids=named)
+@pytest.mark.variants(4)
 async def test_fault_in_engine_fails_all_requests_with_503(
     config: EngineConfig, loaded: LoadedEngine, scenario: str, seam: Seam
 ) -> None:

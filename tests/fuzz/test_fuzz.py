@@ -21,6 +21,7 @@ THOROUGH_S = 20.0
     "seconds", [SECONDS, pytest.param(THOROUGH_S, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.variants(6)
 async def test_inputs_of_target_are_handled(target: Target, seconds: float) -> None:
     await fuzz(target, seconds, seed=1, store=False, least=target.least)
 

@@ -270,6 +270,7 @@ async def test_bench_run_with_failed_request_exits_with_1(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("flag", ["--json", "--html"])
+@pytest.mark.variants(1)
 async def test_bench_run_with_unwritable_report_fails_before_first_request(
     tmp_path: Path, flag: str
 ) -> None:

@@ -236,6 +236,7 @@ def test_simulation_full_queue_rejects_by_length_and_by_wait() -> None:
     assert len(kept) > 10
 
 
+@pytest.mark.slow
 def test_question_fewest_finds_minimum_replicas_and_their_cost() -> None:
     rate, seconds = 20.0, 8.0
     plan = timetable(mix(), rate, seconds, VOCABULARY, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from engine.protocol.generate import SamplingParams
 from engine.protocol.sampling_parameters import DEFAULTS, PARAMETERS
@@ -61,6 +62,7 @@ async def test_parameter_out_of_range_is_refused_by_name(served: Served, name: s
 
 
 @every_parameter
+@pytest.mark.variants(4)
 async def test_parameter_is_described_to_clients(served: Served, name: str) -> None:
     parameter = PARAMETERS[name]
     routes = (await served.http.get("/capabilities")).json()["routes"]

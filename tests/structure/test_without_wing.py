@@ -48,8 +48,8 @@ def git(root: Path, *arguments: str) -> list[str]:
     return subprocess.check_output(command, cwd=root, text=True).splitlines()
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", WINGS)
+@pytest.mark.variants(1)
 def test_delete_removes_a_wing_and_no_other_line(tree: Path, name: str) -> None:
     deleted = delete(tree, name)
     lost = git(tree, "ls-files", "--deleted")

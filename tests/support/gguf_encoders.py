@@ -9,7 +9,14 @@ from typing import Any
 
 import gguf
 
-from tests.support.gguf_files import ARCHITECTURES, add_tensor, add_tokenizer, converted, tensors_of
+from tests.support.gguf_files import (
+    ARCHITECTURES,
+    add_tensor,
+    add_tokenizer,
+    converted,
+    name_map,
+    tensors_of,
+)
 
 COUNTS = {
     "num_hidden_layers": "add_block_count",
@@ -75,7 +82,7 @@ def write_encoder(
             kind = gguf.GGUFValueType.UINT32
         writer.add_key_value(f"{architecture}.{key}", value, kind)
     add_tokenizer(writer, config["vocab_size"], **tokenizer)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
+    names = name_map(ARCHITECTURES[architecture])
     for name, tensor in tensors_of(folder).items():
         plain = name
         for prefix in PREFIXES:

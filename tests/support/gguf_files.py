@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,12 @@ SETTINGS = {
     "linear_num_key_heads": "add_ssm_group_count",
     "linear_num_value_heads": "add_ssm_time_step_rank",
 }
+
+
+@cache
+def name_map(architecture: gguf.MODEL_ARCH) -> gguf.TensorNameMap:
+    """Return the names of an architecture's tensors; making the map takes 30 ms."""
+    return gguf.get_tensor_name_map(architecture, 99)
 
 
 def write_gguf(
@@ -110,7 +117,7 @@ def write_gguf(
     add_tokenizer(writer, config["vocab_size"], **more)
     if architecture == "gemma4":
         writer.add_tensor("rope_freqs.weight", gemma4_factors(config))
-    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], 99)
+    names = name_map(ARCHITECTURES[architecture])
     tensors = stacked(tensors_of(folder))
     if architecture in DELTAS:
         tensors = delta_tensors(tensors, architecture, config)

@@ -236,6 +236,7 @@ def test_command_whose_engine_dies_keeps_its_results(tmp_path: Path) -> None:
     assert not lines_in(tmp_path / "out.errors.jsonl")
 
 
+@pytest.mark.slow
 def test_two_commands_with_one_output_are_refused(tmp_path: Path) -> None:
     write_input(tmp_path / "in.jsonl", 60, 24)
     first = RunBatch(tmp_path, 1, "demo", "--threads", "1")

@@ -50,6 +50,7 @@ def document(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_answers_are_the_greedy_ones_of_each_model(document: dict[str, Any], folder: Path) -> None:
     for place, path in enumerate((model_folder("demo"), folder / "other")):
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -77,6 +77,7 @@ def prompt(number: int) -> list[int]:
     return [(7 * number + i) % 256 for i in range(1 + number % 9)]
 
 
+@pytest.mark.variants(1)
 def test_answers_are_valid_and_free_ones_stay_the_same(folder: Path, driver: Driver) -> None:
     """Six of twelve requests follow a grammar; the others sample what they sample alone."""
     free = {"temperature": 1.0, "stop_token_ids": (EOS,)}
@@ -96,6 +97,7 @@ def test_answers_are_valid_and_free_ones_stay_the_same(folder: Path, driver: Dri
     assert list(map(driver.tokens, twins)) == list(map(driver.tokens, alone))
 
 
+@pytest.mark.variants(1)
 def test_answer_does_not_depend_on_preemptions(folder: Path, mode: dict[str, Any]) -> None:
     """A preempted sequence samples its lost tokens again, so its matcher goes back."""
     answers = {}
@@ -236,7 +238,6 @@ def faulty(mode: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return Driver(folder, **mode)
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("title", "reason"),
     [
@@ -247,6 +248,7 @@ def faulty(mode: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ("grows", "it took more than 64 MiB of memory"),
     ],
 )
+@pytest.mark.variants(1)
 def test_grammar_over_a_limit_refuses_only_that_request(
     faulty: Driver, monkeypatch: pytest.MonkeyPatch, title: str, reason: str
 ) -> None:

@@ -212,6 +212,7 @@ def floats(data: bytes) -> torch.Tensor:
 
 
 @every
+@pytest.mark.variants(5)
 def test_lens_attention_is_the_references(looked: Looked) -> None:
     for stack, expected in looked.inside.attention.items():
         layers = [layer for layer in looked.result.attention if layer.stack == stack]

@@ -93,6 +93,7 @@ def test_plan_without_onednn_bf16_does_not_pack_weights(
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_bert], ids=["decoder", "encoder"])
+@pytest.mark.variants(1)
 def test_measure_runs_largest_step_and_reserves_its_peak_and_graphs(
     build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,6 @@ def answer(driver: Driver, adapter: int = 0) -> tuple[list[int], list[float]]:
     return driver.tokens(request_id), driver.logprobs(request_id)
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize(
     ("config", "is_turned", "mode"),
     [
@@ -83,6 +82,7 @@ def answer(driver: Driver, adapter: int = 0) -> tuple[list[int], list[float]]:
         *("granite-hybrid", "lfm2", "qwen3-next", "qwen3-5"),
     ],
 )
+@pytest.mark.variants(2)
 def test_adapter_of_stacked_layers_answers_as_the_folded_model(
     tmp_path: Path, config: Callable[[], Any], is_turned: bool, mode: str
 ) -> None:

@@ -136,6 +136,7 @@ def of(families: list[Family]) -> pytest.MarkDecorator:
 
 
 @of(QUICK)
+@pytest.mark.variants(2)
 def test_answers_about_images_in_chunks_behind_hits_and_preemptions_equal_transformers(
     seeing: SeeingGolden,
 ) -> None:

@@ -63,8 +63,8 @@ def others(value: Any) -> list[Any]:
     return []
 
 
-@pytest.mark.variants(15)
 @pytest.mark.parametrize("module", MODELS)
+@pytest.mark.variants(6)
 def test_read_config_changed_key_is_read_or_refused(module: str) -> None:
     config = import_module(f"tests.engine.models.test_{module}").config()
     architecture = MODELS[module]

@@ -110,8 +110,8 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.variants(12)
 @golden_tests(CASES, quick=EQUALITIES)
+@pytest.mark.variants(6)
 def test_llama_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

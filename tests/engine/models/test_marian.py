@@ -151,8 +151,8 @@ def test_marian_matches_transformers(golden: Golden, equality: Equality) -> None
     equality(golden)
 
 
-@pytest.mark.variants(5)
 @golden_tests(SPELLINGS, [full_prefill, greedy])
+@pytest.mark.variants(2)
 def test_marian_config_spelling_matches_transformers(golden: Golden, equality: Equality) -> None:
     equality(golden)
 

@@ -133,8 +133,8 @@ ENCODERS = [
 ]
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("golden", CASES, indirect=True)
+@pytest.mark.variants(2)
 def test_two_ranks_answer_like_one(golden: Golden, tmp_path: Path) -> None:
     """In chunks of few tokens, and with preemptions."""
     blocks = 8 * len(golden.runner.kv.groups)

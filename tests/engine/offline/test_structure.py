@@ -195,8 +195,8 @@ def total(boxes: tuple[ModelBox, ...]) -> int:
     return sum(box.parameters * repeats(boxes, box) for box in boxes)
 
 
-@pytest.mark.variants(15)
 @pytest.mark.parametrize("name", HF)
+@pytest.mark.variants(5)
 def test_structure_parameters_sum_to_those_of_transformers(name: str) -> None:
     found, count = of_transformers(name)
     assert total(found.boxes) == count

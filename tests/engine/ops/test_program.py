@@ -34,6 +34,7 @@ def stack(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("threads", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.variants(1)
 def test_replay_equals_the_function_on_new_inputs(threads: int) -> None:
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)

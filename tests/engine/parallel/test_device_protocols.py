@@ -43,6 +43,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.variants(1)
 def test_protocol_is_right_in_all_interleavings(protocol: str) -> None:
     explored = PROTOCOLS[protocol]()
     assert explored.fault is None

@@ -65,9 +65,9 @@ def traffic(driver: Driver, seed: int) -> list[list[int]]:
     return [driver.tokens(request) for request in ids]
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in CASES])
+@pytest.mark.variants(1)
 def test_recorded_decodes_equal_python(
     name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,9 +76,9 @@ def draft_model(driver: Driver) -> DraftModel:
     return drafter
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("draft", SHARES)
 @pytest.mark.parametrize("mode", each(MODES))
+@pytest.mark.variants(1)
 def test_answers_and_logprobs_do_not_depend_on_the_draft_model(
     folders: dict[str, Path], due: list[Answer], mode: dict[str, Any], draft: str
 ) -> None:

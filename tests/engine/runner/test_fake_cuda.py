@@ -75,8 +75,8 @@ def check(name: str, folder: Path, **config: Any) -> None:
     assert launches.keys() >= kinds
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.variants(1)
 def test_engine_on_fake_cuda_keeps_tensors_on_one_device(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 

@@ -73,6 +73,7 @@ def decode_step(
 
 
 @pytest.mark.parametrize("features", PER_LAYER, indirect=True, ids=["plain", "all on"])
+@pytest.mark.variants(1)
 def test_decode_step_launches_kernels_of_each_layer_and_seven_more(
     features: Features, tmp_path: Path
 ) -> None:
@@ -82,8 +83,8 @@ def test_decode_step_launches_kernels_of_each_layer_and_seven_more(
         assert launches["aten::copy_"] == 0, "the head writes the logits where they are drawn from"
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "Qwen2.5-0.5B", "gemma-2-2b", "gemma-3-1b"])
+@pytest.mark.variants(1)
 def test_decode_step_of_other_models_launches_at_most_eight_more(name: str, tmp_path: Path) -> None:
     few, many = (kernels(decode_step(name, tmp_path, layers)) for layers in (2, 4))
     around = 2 * few - many

@@ -78,9 +78,9 @@ def programs(driver: Driver) -> dict[int, Any]:
     return {shape.rows: program for shape, program in found._programs.items()}
 
 
-@pytest.mark.variants(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in CASES])
+@pytest.mark.variants(2)
 def test_recorded_decodes_equal_python(name: str, dtype: str, tmp_path: Path) -> None:
     """Sequences come and go, fill blocks and share them."""
     folder = Golden(CASES[name], tmp_path).folder
@@ -151,9 +151,9 @@ BUSY: dict[str, Any] = {
 MIXED = ("llama", "gemma2", "gemma3", "gemma4", "mixtral", "deepseek2", "deepseek3")
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in MIXED])
+@pytest.mark.variants(1)
 def test_recorded_chunks_equal_python(
     name: str, dtype: str, tmp_path: Path, replayed: list[Replayed]
 ) -> None:

@@ -73,7 +73,6 @@ def test_banner_with_public_host_warns_and_has_under_15_lines(start: Any) -> Non
     assert len(banner.splitlines()) < 15
 
 
-@pytest.mark.variants(2)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize(
     ("keys", "variable", "file"),
@@ -85,6 +84,7 @@ def test_banner_with_public_host_warns_and_has_under_15_lines(start: Any) -> Non
     ],
     ids=["no key", "one key", "two keys", "file"],
 )
+@pytest.mark.variants(1)
 def test_banner_curl_line_works_as_printed(
     start: Any, tmp_path: Path, keys: list[str], variable: str, file: str
 ) -> None:
@@ -402,6 +402,7 @@ def patched(model: Path, patch: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
 
 
+@pytest.mark.slow
 def test_failing_lifespan_exits_with_1(model: Path) -> None:
     answer = patched(model, "f.PlannedEngine.start = lambda self: 1 / 0")
     assert answer.returncode == 1

@@ -139,6 +139,7 @@ def test_command_with_invalid_input_exits_with_2(
         ),
     ],
 )
+@pytest.mark.variants(2)
 def test_process_with_invalid_input_exits_with_2(
     arguments: list[str], environ: dict[str, str], words: str
 ) -> None:
@@ -257,6 +258,7 @@ def test_standard_streams_with_python_u_stay_unbuffered() -> None:
     [["--help"], ["--version"], ["bench", "--help"], ["flags"], DOCTOR, PLAN],
     ids=" ".join,
 )
+@pytest.mark.variants(1)
 def test_command_with_stdout_on_a_full_disk_fails_in_one_line(arguments: list[str]) -> None:
     command = without(">/dev/full", *arguments)
     answer = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
@@ -306,6 +308,7 @@ def test_command_with_closed_pipe_exits_silently(arguments: list[str]) -> None:
         ("torch", ["merge", "demo", "demo", "--method=linear", "-o", "x"]),
     ],
 )
+@pytest.mark.variants(2)
 def test_ctrl_c_during_imports_exits_silently(
     tmp_path: Path, module: str, arguments: list[str]
 ) -> None:

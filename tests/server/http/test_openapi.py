@@ -222,6 +222,7 @@ SAID = {"role": "assistant", "content": "a"}
         ("/detokenize", 400, [{"tokens": ["a"]}, {"tokens": [258]}, {}]),
     ],
 )
+@pytest.mark.variants(40)
 async def test_body_schema_accepts_the_same_bodies_as_server(
     served, document, path, status, bodies
 ) -> None:

@@ -48,6 +48,7 @@ async def test_verification_on_the_same_server_is_equal(
         ),
     ],
 )
+@pytest.mark.variants(2)
 async def test_verification_on_another_server_names_what_differs(
     recording: Served, answers: dict[int, RecordedAnswer], facts: dict[str, Any], named: str
 ) -> None:

@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.variants(3)
 def test_hidden_states_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
     encoder = Encoder(EncoderCase(case, config), tmp_path / "checkpoint")

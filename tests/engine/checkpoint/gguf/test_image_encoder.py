@@ -155,6 +155,7 @@ def logits(runner: ModelRunner, image: Shown) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.variants(2)
 def test_logits_and_processor_are_those_of_the_checkpoint(
     name: str, checkpoints: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_logits_and_processor_are_those_of_the_checkpoint(
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", "float32"), ("Q8_0", "bfloat16")])
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.variants(2)
 def test_stored_types_of_an_encoder_are_read_as_their_numbers(
     name: str, kind: str, dtype: str, checkpoints: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -289,6 +291,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.variants(4)
 def test_encoder_that_is_not_served_is_refused_with_its_name(
     case: str, checkpoints: Callable[[str], Path], tmp_path: Path
 ) -> None:

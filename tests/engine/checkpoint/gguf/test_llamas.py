@@ -120,8 +120,8 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.variants(9)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.variants(4)
 def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
     reference = of_transformers(config(), tmp_path / "checkpoint")

@@ -308,8 +308,8 @@ def logits_of(model: Path, prompt: list[int]) -> torch.Tensor:
     return forward(load(model), [prompt], whole([prompt]))[0]
 
 
-@pytest.mark.variants(18)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.variants(5)
 def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
     reference = of_transformers(config(), tmp_path / "checkpoint")

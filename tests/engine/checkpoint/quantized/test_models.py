@@ -71,8 +71,8 @@ def check(reference: Reference, folder: Path, name: str) -> None:
     assert found == due[len(PROMPT) - 1 :].argmax(-1).tolist()
 
 
-@pytest.mark.variants(10)
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.variants(4)
 def test_llama_equals_transformers(name: str, llama: Reference, tmp_path: Path) -> None:
     check(llama, tmp_path / "model", name)
 

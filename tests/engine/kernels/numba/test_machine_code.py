@@ -74,9 +74,9 @@ def test_start_compiles_if_another_one_stopped_while_it_compiled(
         assert compiled_by_a_start(tmp_path) == 1
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 @pytest.mark.parametrize("is_parent", [False, True], ids=["folder", "parent"])
+@pytest.mark.variants(1)
 def test_folder_that_others_can_write_is_neither_read_nor_written(
     mode: int, is_parent: bool, tmp_path: Path
 ) -> None:
@@ -136,8 +136,8 @@ def test_old_versions_are_deleted_after_no_start_has_used_them(tmp_path: Path) -
     assert current.stat().st_mtime > last_used + UNUSED_S, "a use must be noted"
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize("damage", ["empty", "half", "changed", "no head"])
+@pytest.mark.variants(1)
 def test_damaged_file_is_compiled_again(damage: str, tmp_path: Path) -> None:
     assert compiled_by_a_start(tmp_path) == 1
     [file] = tmp_path.iterdir()
@@ -152,6 +152,7 @@ def test_damaged_file_is_compiled_again(damage: str, tmp_path: Path) -> None:
     assert [compiled_by_a_start(tmp_path) for _ in range(2)] == [1, 0]
 
 
+@pytest.mark.slow
 def test_without_a_place_every_start_compiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_row_kernels_are_used_only_with_numba(operation: Operation, calls: list[
 
 
 @operations
+@pytest.mark.variants(4)
 def test_row_kernels_in_many_threads_are_bitwise_equal(
     operation: Operation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,7 +272,6 @@ def count(lines: list[str], instruction: str) -> int:
     return sum(line.split()[:1] == [instruction] for line in lines)
 
 
-@pytest.mark.variants(2)
 @pytest.mark.parametrize(
     ("width", "biased", "wide"),
     [
@@ -283,6 +282,7 @@ def count(lines: list[str], instruction: str) -> int:
         (16, False, True),
     ],
 )
+@pytest.mark.variants(1)
 def test_code_for_amx_keeps_its_tiles_in_registers(width: int, biased: bool, wide: bool) -> None:
     """The loop over the inputs loads each tile once, and stores none."""
     functions = assembly_of(width, biased, wide)

@@ -108,6 +108,7 @@ def decode_all(run: PagedRun) -> None:
 
 
 @pytest.mark.parametrize("spec", FEATURES.values(), ids=FEATURES)
+@pytest.mark.variants(5)
 def test_attention_each_feature_equals_reference(spec: AttentionSpec) -> None:
     """One step has a decode, a chunk of two tokens, a chunk in mid-prompt and a whole prompt."""
     run = run_of(spec, [17, 40, 50, 9])

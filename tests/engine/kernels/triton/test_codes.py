@@ -72,6 +72,7 @@ def test_codes_kernel_fp8_of_any_number_of_inputs_equals_torch(inputs: int) -> N
 
 @kinds
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.variants(2)
 def test_codes_kernel_rows_beyond_a_tile_equal_torch(
     kind: Quantization, dtype: torch.dtype
 ) -> None:

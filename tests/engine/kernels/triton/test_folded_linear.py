@@ -163,6 +163,7 @@ EDGES = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63)  # of the tiles of rows
         pytest.param(ALL, range(1, 64), id="all, each", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.variants(1)
 def test_bits_of_a_row_are_equal_from_1_to_64_rows(
     features: Features,
     counts: Sequence[int],

@@ -152,8 +152,8 @@ CASES = [
 ]
 
 
-@pytest.mark.variants(8)
 @pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.variants(3)
 def test_fused_decode_equals_rotation_and_attention(case: Case) -> None:
     """Lengths end before, in and behind the newest keys, and have one split or several."""
     check_against_composition(Step.of(case))
@@ -203,6 +203,7 @@ def test_fused_decode_bits_depend_on_no_other_sequence_and_no_number_of_programs
 
 
 @pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.variants(1)
 def test_fused_decode_of_drafted_tokens_has_the_bits_of_steps_one_by_one(
     window: int | None,
 ) -> None:

@@ -17,6 +17,7 @@ from tests.support.ptx_loops import line_of, loops
 LAUNCHES = "tests.engine.kernels.triton.fused_decode_launches"
 
 
+@pytest.mark.slow
 def test_fused_decode_of_benchmarked_models_fits_its_programs_on_a_gpu() -> None:
     """As many programs are launched as an H200 holds at once."""
     reports = compile_ahead(LAUNCHES, "benchmarked")

@@ -44,8 +44,8 @@ CASES = {
 }
 
 
-@pytest.mark.variants(5)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.variants(2)
 def test_logits_with_kernels_equal_torch(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 def test_ops_kernels_of_benchmarked_models_compile_without_spills() -> None:
     reports = compile_ahead("tests.engine.kernels.triton.ops_launches", "benchmarked")
     assert {report.kernel for report in reports} == KERNELS

@@ -342,6 +342,7 @@ every_case = pytest.mark.parametrize("vision", CASES, indirect=True, ids=lambda 
 
 @every_case
 @pytest.mark.parametrize("equality", [embeddings, bfloat16], ids=lambda each: each.__name__)
+@pytest.mark.variants(8)
 def test_tower_and_connector_match_transformers(
     vision: Vision, equality: Callable[[Vision], None]
 ) -> None:
@@ -349,6 +350,7 @@ def test_tower_and_connector_match_transformers(
 
 
 @every_case
+@pytest.mark.variants(4)
 def test_missing_or_extra_tensor_is_named(vision: Vision, tmp_path: Path) -> None:
     targets = vision.case.weight_map(vision.module()).targets
     kinds = {re.sub(r"\d+", "", name): name for name in targets}

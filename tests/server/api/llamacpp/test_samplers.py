@@ -227,6 +227,7 @@ def equal(one: dict[int, float], other: dict[int, float]) -> bool:
 
 
 @pytest.mark.parametrize(("temperature", "presence"), [(0.6, 0.0), (0.6, 0.7), (1.7, 0.0)])
+@pytest.mark.variants(1)
 def test_samplers_that_are_taken_draw_from_llama_cpps_distribution(
     temperature: float, presence: float
 ) -> None:

@@ -301,6 +301,7 @@ async def test_logprobs_and_token_ids_cover_the_whole_answer(model: Path, says) 
 
 
 @pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "pythonic", "gemma4", "harmony"])
+@pytest.mark.variants(3)
 async def test_hostile_parameters_are_answered_or_refused(model: Path, says, parser: str) -> None:
     async with serving(engine_of(says(CALL)), model, tool_call_parser=parser) as served:
         for name, parameters in HOSTILE_PARAMETERS.items():

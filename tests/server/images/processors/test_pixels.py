@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL
+import pytest
 from packaging.version import Version
 
 from tests.server.images.processors.cases import (
@@ -26,6 +27,7 @@ MAX_LEVELS = 30
 
 
 @by_case
+@pytest.mark.variants(2)
 def test_pixels_and_text_of_each_size_equal_the_reference_in_pillow_12_3_order(
     case: Case,
 ) -> None:
@@ -44,6 +46,7 @@ def test_pixels_and_text_of_each_size_equal_the_reference_in_pillow_12_3_order(
 
 
 @by_case
+@pytest.mark.variants(4)
 def test_pixels_have_the_digests_recorded_with_pillow_12_3(case: Case) -> None:
     recorded = json.loads(RECORDED.read_text())["digests"][case.name]
     found = {}
@@ -71,6 +74,7 @@ def test_normalised_pixels_equal_the_reference_bit_by_bit(case: Case) -> None:
 
 
 @by_case
+@pytest.mark.variants(3)
 def test_pixels_are_near_those_of_the_installed_pillow(case: Case) -> None:
     """Pillow 13 resizes some pictures in another order. Noise shows it most."""
     for size in case.sizes[::4]:
@@ -83,6 +87,7 @@ def test_pixels_are_near_those_of_the_installed_pillow(case: Case) -> None:
 
 
 @by_case
+@pytest.mark.variants(4)
 def test_prompts_of_zero_one_and_three_images_equal_the_reference(case: Case) -> None:
     prompt = reference_prompt(case)
     ours = case.ours

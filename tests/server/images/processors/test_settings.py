@@ -62,6 +62,7 @@ def test_each_filter_of_pillow_equals_the_reference(name: str, resample: int) ->
         ("qwen2.5-vl", {"size": None, "crop_size": None, "pad_size": None, "do_center_crop": None}),
     ],
 )
+@pytest.mark.variants(10)
 def test_settings_that_are_applied_equal_the_reference(name: str, values: Values) -> None:
     assert_equal_to_reference(changed(name, values), (233, 140))
 
@@ -170,6 +171,7 @@ THIN = ((1, 200), (1, 3000), (3000, 1), (2, 30_000), (30_000, 2), (100_000, 1), 
 
 
 @by_case
+@pytest.mark.variants(4)
 def test_strips_equal_the_reference_or_are_refused(case: Case) -> None:
     """The reference raises a ValueError, or takes gigabytes to pad a strip to a square."""
     for size in THIN:

@@ -44,9 +44,9 @@ def called_in(answer: Answer) -> list[tuple[str, object]]:
     return [(name, json.loads(arguments)) for name, arguments in answer.calls]
 
 
-@pytest.mark.variants(16)
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("format", CALL_FORMATS, ids=lambda format: format.name)
+@pytest.mark.variants(8)
 def test_calls_of_every_format_survive_splits_and_cuts(format, tokens) -> None:
     syntax = syntax_of(format, tokens=tokens)
     text = written(format, CALLED)

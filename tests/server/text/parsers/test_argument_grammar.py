@@ -99,6 +99,7 @@ TAGGED = ("qwen3_coder", "seed_oss", "glm", "minimax_m2")
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("name", TAGGED)
 @pytest.mark.parametrize("case", SCHEMAS)
+@pytest.mark.variants(70)
 def test_value_that_the_grammar_lets_through_is_read_as_the_schema_says(
     name: str, case: str, tokens: bool
 ) -> None:

@@ -117,6 +117,7 @@ def file_of(stem: str) -> Path:
 
 @pytest.mark.parametrize("stem", OWN)
 @pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.variants(18)
 def test_own_template_is_detected_and_its_calls_survive_splits(stem: str, tokens: bool) -> None:
     answers, prober = detected(file_of(stem), tokens=tokens)
     assert answers.reasoning_name == OWN_REASONING.get(stem)

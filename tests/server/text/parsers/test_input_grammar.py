@@ -82,6 +82,7 @@ FORMATS = [*CALL_FORMATS, LINES]
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+@pytest.mark.variants(14)
 def test_input_of_every_format_is_held_and_read_as_it_is(format: AnyCallFormat) -> None:
     tools = {tool.name: tool for tool in TOOLS}
     grammars = {mode: grammar_of(format, TOOLS, mode) for mode in ("required", "auto")}
