@@ -231,6 +231,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: Annotated[
         bool, setting(SCHEDULING, "Reuse the KV of prompts with a common prefix.")
     ] = True
+    kv_cache_dir: Annotated[
+        str | None,
+        setting(
+            SCHEDULING,
+            "Folder that keeps the KV of prompts over restarts. Default: none. It is as private "
+            "as the prompts.",
+        ),
+    ] = None
+    kv_cache_dir_bytes: Annotated[
+        Size,
+        setting(
+            SCHEDULING,
+            "Most bytes of the files in --kv-cache-dir; those used longest ago leave.",
+        ),
+    ] = 8 << 30
     max_num_queued_reqs: Annotated[
         Count, setting(SCHEDULING, "Most waiting requests; further ones get a 503.")
     ] = 512
