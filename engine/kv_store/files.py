@@ -16,7 +16,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from engine.kv_store.folder import StoreFolder
 from engine.kv_store.index import FileIndex
@@ -31,6 +31,7 @@ NEW = ".new"  # ends the name of a file that is being written
 # Reasons of errors: a full disk, other failures, and files that were not what had been written.
 ERRORS = ("disk_full", "write", "read", "damaged", "foreign")
 PAUSE_S = 10.0  # without writing, after the disk was full or refused it
+TAKEN = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST)  # a folder has the name of the new file
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 # Opening must not block, should the file be a FIFO.
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -87,34 +88,51 @@ class BlockFiles:
             self._write(path, used, [MAGIC + self._digest(key, payload), payload])
         except OSError as error:
             self.index.cancel(size)
+            self._remove(path + NEW)
+            if error.errno in TAKEN:
+                self.errors["foreign"] += 1
+                return
             self._count_failure(error)
             self._no_writes_before = time.monotonic() + PAUSE_S
-            with contextlib.suppress(OSError):
-                os.unlink(path + NEW, dir_fd=self._folder.descriptor)
         else:
             self.index.add_reserved(path, size, used)
             self.num_written += 1
 
     def _write(self, path: str, used: int, parts: Sequence[bytes | memoryview]) -> None:
-        root = self._folder.descriptor
-        flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW
         with contextlib.suppress(FileExistsError):
-            os.mkdir(self.name, 0o700, dir_fd=root)
-        descriptor = os.open(path + NEW, flags, 0o600, dir_fd=root)
-        with open(descriptor, "wb", buffering=0) as file:
-            for part in parts:
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[file.write(rest) :]
-            os.utime(descriptor, ns=(used, used))
-        os.rename(path + NEW, path, src_dir_fd=root, dst_dir_fd=root)
+            os.mkdir(self.name, 0o700, dir_fd=self._folder.descriptor)
+        flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW
+        with self._folder_of(path) as (folder, name):
+            descriptor = os.open(name + NEW, flags, 0o600, dir_fd=folder)
+            with open(descriptor, "wb", buffering=0) as file:
+                for part in parts:
+                    rest = memoryview(part)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                os.utime(descriptor, ns=(used, used))
+            os.rename(name + NEW, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _folder_of(self, path: str) -> Iterator[tuple[int, str]]:
+        """Open the folder of a file; yield its descriptor and the file's name.
+
+        No link is followed: all files stay in the folder of --kv-cache-dir.
+        """
+        model, _, name = path.partition("/")
+        folder = os.open(model, OPEN_FOLDER, dir_fd=self._folder.descriptor)
+        try:
+            yield folder, name
+        finally:
+            os.close(folder)
 
     def _evict(self, paths: Sequence[str]) -> None:
         """Delete files that have left the index. Raises OSError if one cannot be deleted."""
         for number, path in enumerate(paths):
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path, dir_fd=self._folder.descriptor)
+                with self._folder_of(path) as (folder, name):
+                    os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                continue
             except OSError:
                 for kept in paths[number:]:
                     self._find(kept)
@@ -139,13 +157,12 @@ class BlockFiles:
         path = self.path_of(key)
         try:
             found = self._read(path, self.sizes[group_of(key)])
-        except OSError as error:
+        except FileNotFoundError:
             self.index.drop(path)
-            if error.errno == errno.ENOENT:
-                return None
+            return None
+        except OSError:  # also a link, a socket or a folder
             self.errors["read"] += 1
-            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, socket or folder
-                self.delete(key)
+            self.delete(key)
             return None
         if found is not None:
             head, payload = found[:HEAD_BYTES], found[HEAD_BYTES:]
@@ -157,12 +174,8 @@ class BlockFiles:
 
     def _read(self, path: str, size: int) -> memoryview | None:
         """Return a file of a block of `size` bytes; None if it has another size. Raises OSError."""
-        # No link is followed: neither here nor in the name of the model's folder.
-        folder = os.open(self.name, OPEN_FOLDER, dir_fd=self._folder.descriptor)
-        try:
-            descriptor = os.open(path.partition("/")[2], OPEN_FILE, dir_fd=folder)
-        finally:
-            os.close(folder)
+        with self._folder_of(path) as (folder, name):
+            descriptor = os.open(name, OPEN_FILE, dir_fd=folder)
         with open(descriptor, "rb", buffering=0) as file:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode) or facts.st_size != HEAD_BYTES + size:
@@ -183,14 +196,11 @@ class BlockFiles:
 
     def _remove(self, path: str) -> None:
         """Delete what has a name in a model's folder. A folder with something in it stays."""
-        root = self._folder.descriptor
-        try:
-            os.unlink(path, dir_fd=root)
-        except IsADirectoryError:
-            with contextlib.suppress(OSError):
-                os.rmdir(path, dir_fd=root)
-        except OSError:
-            pass  # it is absent, or stays
+        with contextlib.suppress(OSError), self._folder_of(path) as (folder, name):
+            try:
+                os.unlink(name, dir_fd=folder)
+            except IsADirectoryError:
+                os.rmdir(name, dir_fd=folder)
 
     # ---- start and end -----------------------------------------------------------------------
 
@@ -204,34 +214,30 @@ class BlockFiles:
         except OSError as error:
             self._count_failure(error)
 
-    def _scan_model(self, name: str) -> None:
-        root = self._folder.descriptor
+    def _scan_model(self, model: str) -> None:
         try:
-            descriptor = os.open(name, OPEN_FOLDER, dir_fd=root)
+            with self._folder_of(f"{model}/") as (folder, _):
+                found = os.listdir(folder)
         except OSError:  # a link, or a file
             self.errors["foreign"] += 1
             return
-        try:
-            found = os.listdir(descriptor)
-        finally:
-            os.close(descriptor)
         for each in found:
-            self._find(f"{name}/{each}")
-        if not found and name != self.name:
+            self._find(f"{model}/{each}")
+        if not found and model != self.name:
             with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=root)
+                os.rmdir(model, dir_fd=self._folder.descriptor)
 
     def _find(self, path: str) -> None:
         """Add a file of an earlier process to the index, or delete it if it cannot be a block's."""
-        name, _, file = path.partition("/")
         try:
-            facts = os.lstat(path, dir_fd=self._folder.descriptor)
+            with self._folder_of(path) as (folder, name):
+                facts = os.lstat(name, dir_fd=folder)
         except OSError:
             return
         size = facts.st_size
-        matched = BLOCK_FILE.fullmatch(file)
+        matched = BLOCK_FILE.fullmatch(name)
         fits = matched is not None and stat.S_ISREG(facts.st_mode) and size <= self.index.capacity
-        if fits and matched is not None and name == self.name:
+        if fits and matched is not None and path == f"{self.name}/{name}":
             group = group_of(bytes.fromhex(matched[1]))
             fits = size == HEAD_BYTES + self.sizes.get(group, -1)
         if fits:
@@ -244,13 +250,8 @@ class BlockFiles:
     def save_times(self) -> None:
         """Write when files were used last, for the next process."""
         for path, used in self.index.take_changed():
-            with contextlib.suppress(OSError):
-                os.utime(
-                    path,
-                    ns=(used, used),
-                    dir_fd=self._folder.descriptor,
-                    follow_symlinks=False,
-                )
+            with contextlib.suppress(OSError), self._folder_of(path) as (folder, name):
+                os.utime(name, ns=(used, used), dir_fd=folder, follow_symlinks=False)
 
 
 def group_of(key: bytes) -> int:

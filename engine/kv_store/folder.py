@@ -73,6 +73,8 @@ def check_settings(config: EngineConfig) -> None:
     """Raise ConfigError if no model's blocks can be kept with these settings."""
     if not config.enable_prefix_caching:
         raise ConfigError("--kv-cache-dir needs --enable-prefix-caching.")
+    if config.load_format == "dummy":
+        raise ConfigError("--kv-cache-dir needs weights that are the same in the next process.")
     if config.tensor_parallel_size > 1:
         raise ConfigError(
             "--kv-cache-dir works with one process only. Leave out --tensor-parallel-size."

@@ -114,7 +114,8 @@ class StoredBlocks(Between):
         self._folder.close()
 
     def _forget(self, request_id: int) -> None:
-        self._waiting.pop(request_id, None)
+        if self._waiting.pop(request_id, None) is not None:
+            self._reads.keep_only(set(self._wanted()))
         self._placed.pop(request_id, None)
         self._sequences.pop(request_id, None)
 
@@ -179,9 +180,9 @@ class StoredBlocks(Between):
             if is_late or waiting.place == len(waiting.keys):
                 ready.append(waiting.request)
                 del self._waiting[waiting.request.id]
-        wanted = dict.fromkeys(self._wanted())
-        self._reads.keep_only(wanted)
-        self._reads.start(wanted)
+        if ready:
+            self._reads.keep_only(set(self._wanted()))
+        self._reads.start(self._wanted())
         return ready, copied
 
     def _wanted(self) -> Iterator[bytes]:
@@ -225,13 +226,15 @@ class StoredBlocks(Between):
     def _has_room(self, waiting: _Waiting) -> bool:
         """Whether one more block may evict another one.
 
-        Blocks of requests that are not admitted yet take half of the pool at most. Otherwise they
-        would evict each other before they are used.
+        Blocks of requests that are not admitted yet are half of those available at most. Otherwise
+        they would evict each other before they are used. The first request that waits here may take
+        more if no other is about to be admitted.
         """
-        others = sum(self._placed.values()) - self._placed.get(waiting.request.id, 0)
-        return bool(self._pool.num_available) and (
-            not others or sum(self._placed.values()) < self._pool.num_blocks // 2
-        )
+        available, placed = self._pool.num_available, sum(self._placed.values())
+        if placed < available // 2:
+            return True
+        is_next = waiting is min(self._waiting.values(), key=lambda each: each.rank)
+        return available > 0 and is_next and self._placed.keys() <= self._waiting.keys()
 
     # ---- measurements ------------------------------------------------------------------------
 
