@@ -43,7 +43,12 @@ from server.models.catalog import (
 from server.settings import convert, load, settings, settings_of
 
 OPTIONS = settings_of(Options)
-OF_ONE_MODEL = ("served_model_name", "gguf_file", "record", "kv_cache_dir")  # settings that models cannot share
+OF_ONE_MODEL = (
+    "served_model_name",
+    "gguf_file",
+    "record",
+    "kv_cache_dir",
+)  # settings that models cannot share
 
 
 def serve_models(**values: Any) -> None:
