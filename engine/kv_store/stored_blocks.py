@@ -31,7 +31,7 @@ from engine.scheduling.sequence import Sequence, sequence_of
 # Bytes copied between two steps, at least a block: about 1 ms of a CPU. More while no step waits.
 COPIED_BYTES, COPIED_BYTES_IDLE = 4 << 20, 32 << 20
 LONGEST_WAIT_S = 10.0  # of a request for its blocks
-END_S = 2.0  # the end waits this long for writes
+END_S = 0.7  # the end waits this long for writes; the server kills the engine after a second
 WAIT_S = 0.01  # how long an engine without other work waits before it looks for messages
 
 

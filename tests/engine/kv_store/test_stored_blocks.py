@@ -39,7 +39,7 @@ class Starts:
         """Stop the last engine, and start the next one."""
         self.stop()
         folder = str(self.folder)
-        settings = {"block_size": 16, "kv_cache_dir": folder} | config
+        settings: dict[str, Any] = {"block_size": 16, "kv_cache_dir": folder} | config
         driver = Driver(self.model, **settings)
         self._running.append(driver)
         return driver
