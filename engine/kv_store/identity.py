@@ -1,4 +1,4 @@
-"""What the bytes of a block depend on, and which models' blocks cannot be kept in files."""
+"""A digest of all that the bytes of a block depend on, and the models whose blocks cannot be kept."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ STALL_S = 1.0  # without a block from the disk, after which it counts as stuck
 
 
 class Reads:
-    """Each block is read once, whatever requests wait for it."""
+    """Each block is read once, also if several requests wait for it."""
 
     def __init__(self, files: BlockFiles) -> None:
         self._files = files
@@ -33,7 +33,7 @@ class Reads:
         return time.monotonic() > self._last + STALL_S and bool(self.unfinished)
 
     def start(self, keys: Iterable[bytes]) -> None:
-        """Read these blocks, the first ones first, as far as the memory goes: at least one."""
+        """Read these blocks, the first ones first: at least one, and up to READING_BYTES."""
         sizes = self._files.sizes
         reading = sum(sizes[group_of(key)] for key in self._futures)
         for key in keys:

@@ -45,7 +45,7 @@ async def answer(target: Target, prompt: list[int], tokens: int = 1) -> Completi
 
 
 def times(server: Penstock, prompts: Sequence[list[int]], cached: int) -> list[float]:
-    """Return the milliseconds of each prompt, of which `cached` tokens must have been known."""
+    """Return the milliseconds of each prompt, and assert that `cached` tokens were known."""
     target = Target.parse(server.address)
     found = []
     for prompt in prompts:
@@ -56,7 +56,7 @@ def times(server: Penstock, prompts: Sequence[list[int]], cached: int) -> list[f
 
 
 async def gaps(target: Target, prompts: Sequence[list[int]]) -> list[float]:
-    """Return the milliseconds between the tokens of a stream, with these prompts beside it."""
+    """Return the milliseconds between the tokens of a stream, while these prompts are answered."""
     running = asyncio.create_task(answer(target, list(range(400, 464)), STREAM_TOKENS))
     await asyncio.sleep(0.3)
     for prompt in prompts:

@@ -122,7 +122,8 @@ KINDS: tuple[Kind, ...] = (
 
 def block_files(folder: Path) -> list[Path]:
     """Return the files of blocks in a folder of --kv-cache-dir."""
-    return sorted(folder.glob("model-*/*.kv"))
+    found = sorted(folder.glob("model-*/*.kv"))
+    return [file for file in found if file.is_file() and not file.is_symlink()]
 
 
 def damage(folder: Path, foreign: Sequence[bytes], seed: int, share: float = 1.0) -> int:

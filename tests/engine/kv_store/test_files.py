@@ -87,7 +87,7 @@ def test_damaged_file_is_missing_and_makes_room_for_a_new_one(
 
 
 def tmp_files(folder: Path) -> list[Path]:
-    """Return the files beside the folder that a link in it may name."""
+    """Return the files outside the folder that a link in it may name."""
     return [*folder.parent.glob("outside-*")]
 
 

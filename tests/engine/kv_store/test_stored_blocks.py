@@ -1,4 +1,4 @@
-"""Blocks in files give the same answers as computed ones, whatever has happened to the files."""
+"""Blocks in files give the same answers as computed ones, also if files are damaged."""
 
 from __future__ import annotations
 
