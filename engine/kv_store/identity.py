@@ -1,4 +1,4 @@
-"""A digest of all that the bytes of a block depend on, and the models whose blocks cannot be kept."""
+"""A digest of all that the bytes of a block depend on, and the models that are refused."""
 
 from __future__ import annotations
 
