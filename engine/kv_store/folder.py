@@ -9,6 +9,7 @@ The key makes hashes of blocks equal in the next process, and proves that a file
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -129,8 +130,9 @@ def _secret(path: Path, folder: int) -> bytes:
         return _new_secret(folder)
     if facts.st_mode & 0o077:
         # A volume of Kubernetes with fsGroup changes modes at each mount.
-        log.warning("%s could be read by other users; its mode is now 0600.", path / KEY)
-        os.chmod(KEY, 0o600, dir_fd=folder)
+        log.warning("%s could be read by other users.", path / KEY)
+        with contextlib.suppress(OSError):  # the file may be root's
+            os.chmod(KEY, 0o600, dir_fd=folder)
     return secret
 
 

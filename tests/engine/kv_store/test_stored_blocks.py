@@ -20,10 +20,12 @@ from engine.errors import ConfigError
 from engine.kv_store import reads, saves, stored_blocks
 from engine.kv_store.identity import check_model
 from engine.kv_store.stored_blocks import StoredBlocks
-from engine.protocol.generate import Ablation
+from engine.protocol.generate import Ablation, Image
 from tests.structure.measure import folder_files
+from tests.support.adapters import random_adapter
 from tests.support.damaged_blocks import block_files, damage
 from tests.support.driver import Driver, part_of, tiny_llama
+from tests.support.tiny_smolvlm import PER_TILE, TILE, write_seeing
 
 PROMPT = list(range(100))  # 6 blocks and 4 tokens
 
@@ -73,6 +75,7 @@ def answered(driver: Driver, prompt: list[int] = PROMPT, **fields: Any) -> tuple
     "config",
     [
         {},
+        {"depth": 1},
         {"kv_cache_dtype": "int8"},
         {"attention_backend": "torch", "kv_cache_dtype": "fp8"},
         {"dtype": "bfloat16", "block_size": 32},
@@ -170,6 +173,31 @@ def test_settings_that_change_bytes_have_blocks_of_their_own(start: Starts) -> N
     assert answered(start(kv_cache_dtype="int8"))[1] == 0
     assert answered(start(block_size=32))[1] == 0
     assert answered(start(max_num_seqs=3, num_gpu_blocks_override=40))[1] == 96
+
+
+def test_image_is_part_of_what_is_found(
+    start: Starts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    start.model = write_seeing(tmp_path_factory.mktemp("seeing") / "smolvlm")
+    shown, other = (
+        Image(bytes([seed]) * 16, ((3, PER_TILE),), bytes([seed]) * (3 * TILE**2), (1, TILE, TILE))
+        for seed in (1, 2)
+    )
+    answer, _ = answered(start(), PROMPT[10:60], images=[shown])
+    again = start()
+    assert answered(again, PROMPT[10:60], images=[other])[1] == 0
+    assert answered(again, PROMPT[10:60], images=[shown]) == (answer, 48)
+
+
+def test_request_of_an_adapter_leaves_no_files(start: Starts, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter", start.model, seed=1)
+    settings = {"lora_modules": (f"a={adapter}",)}
+    answered(start(**settings), adapter=1)
+    assert block_files(start.folder) == []
+    base, _ = answered(start(**settings))
+    again = start(**settings)
+    assert answered(again, adapter=1)[1] == 0
+    assert answered(again) == (base, 96)
 
 
 def test_ablated_request_leaves_no_files(start: Starts) -> None:
