@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from engine.config import EngineConfig
 from engine.core import Endpoint, EngineCore
@@ -25,6 +25,9 @@ from engine.vision.requests import ImageRequests
 from engine.vision.seen import SeenImages
 from engine.vision.store import ImageStore
 
+if TYPE_CHECKING:
+    from engine.kv_store.assemble import OpenStore
+
 # In tokens: see BlockTables. A GPU computes a block faster than the host launches the copies.
 COPIED_PART = 16
 
@@ -43,6 +46,7 @@ def make_core(
     if states is not None:
         of_process = runner.gauges
         runner.gauges = lambda: of_process() | states.gauges()
+    store = _open_store(config, loaded)
     scheduler = Scheduler(
         num_blocks=facts.num_blocks,
         block_size=facts.block_size,
@@ -56,16 +60,19 @@ def make_core(
         # The queue is unbounded here: the client has applied its limits to whole submissions.
         prefix_caching=config.enable_prefix_caching,
         part_size=COPIED_PART if facts.device == "cpu" else 0,
+        hash_key=None if store is None else store.hash_key,
         drafter=_drafter(config, loaded),
         grammars=runner.matchers,
         num_adapter_slots=facts.max_loras,
         states=states,
     )
     images = _image_requests(loaded)
+    stored = [] if store is None else [store.part(scheduler)]
     between: list[Between] = [
         ConstrainedRequests(runner.matchers),
         images,
         Adapters(scheduler, runner, endpoint.send),
+        *stored,
         IdleCapture(runner),
         Inspectors(scheduler, runner, endpoint.send, images),
     ]
@@ -87,6 +94,15 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     sees_whole = whole_image_tokens(runner.model) > 0
     runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
     return requests
+
+
+def _open_store(config: EngineConfig, loaded: LoadedEngine) -> OpenStore | None:
+    """Return what keeps blocks in files, with --kv-cache-dir. Raises ConfigError."""
+    if config.kv_cache_dir is None:
+        return None
+    from engine.kv_store.assemble import OpenStore
+
+    return OpenStore(config, loaded)
 
 
 def _states(config: EngineConfig, facts: Ready) -> StateSlots | None:

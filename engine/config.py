@@ -55,8 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         setting(
             MODEL,
-            "A Hugging Face model folder, ORG/NAME on huggingface.co (taken from the cache or "
-            "downloaded), or the built-in models `demo`, `demo-translate` and `demo-vision`.",
+            "A Hugging Face model folder, ORG/NAME on huggingface.co (cached or downloaded), "
+            "or the built-in models `demo`, `demo-translate` and `demo-vision`.",
         ),
     ] = DEMO_MODEL
     dtype: Annotated[
@@ -151,8 +151,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[Annotated[str, Meta(pattern=ADAPTER)], ...],
         setting(
             MODEL,
-            "LoRA adapters, each as NAME=PATH of a PEFT folder. Clients choose one by its name in "
-            "`model`.",
+            "LoRA adapters, each as NAME=PATH of a PEFT folder. Clients name one in `model`.",
             extra={"form": "a list of NAME=PATH"},
         ),
     ] = ()
@@ -160,7 +159,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count | None,
         setting(
             MODEL,
-            "Most adapters in memory; the least recently used one leaves. Default: 8 with "
+            "Most adapters in memory; the least recently used leaves. Default: 8 with "
             "--lora-modules, else none, and none can be loaded later.",
         ),
     ] = None
@@ -194,7 +193,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float,
         setting(
             SCHEDULING,
-            "Share of a GPU's memory to use; the KV cache gets the rest of it.",
+            "Share of a GPU's memory to use; the KV cache gets the rest.",
             gt=0,
             le=1,
         ),
@@ -211,7 +210,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Size | None,
         setting(
             SCHEDULING,
-            "Bytes for the KV cache, in each process of --tensor-parallel-size. Default on a "
+            "Bytes for the KV cache, in each process. Default on a "
             "GPU: the rest of --gpu-memory-utilization; on a CPU: enough for --max-num-seqs full "
             "sequences, at most an eighth of a machine's free memory or half of a container's.",
         ),
@@ -231,6 +230,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_prefix_caching: Annotated[
         bool, setting(SCHEDULING, "Reuse the KV of prompts with a common prefix.")
     ] = True
+    kv_cache_dir: Annotated[
+        str | None,
+        setting(
+            SCHEDULING,
+            "Folder that keeps KV over restarts; as private as prompts.",
+        ),
+    ] = None
+    kv_cache_dir_bytes: Annotated[
+        Size,
+        setting(
+            SCHEDULING,
+            "Most bytes of its files; the least recently used leave.",
+        ),
+    ] = 8 << 30
     max_num_queued_reqs: Annotated[
         Count, setting(SCHEDULING, "Most waiting requests; further ones get a 503.")
     ] = 512
@@ -241,8 +254,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Seconds | None,
         setting(
             SCHEDULING,
-            "Longest expected wait in the queue, in seconds; longer ones get a 503 at once. "
-            "Default: 0.5 s, but 8 requests may always wait.",
+            "Longest expected wait in seconds; beyond it, requests get a 503 at once. "
+            "Default: 0.5 s; 8 requests may always wait.",
         ),
     ] = None
     stall_timeout: Annotated[

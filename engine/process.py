@@ -103,6 +103,10 @@ def _load(
         from engine.runner.load import load_engine
         from engine.runner.ranks import refuse_ranks
 
+    if config.kv_cache_dir is not None:
+        from engine.kv_store.folder import check_folder
+
+        check_folder(config)  # before minutes of loading
     connect = refuse_ranks
     if followers is not None:
         config, connect = followers.config, followers.connect

@@ -63,7 +63,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings of listening, access, logging and metrics. Times are in seconds."""
 
     host: Annotated[str, setting(HTTP, "Address to bind.")] = "127.0.0.1"
-    port: Annotated[int, setting(HTTP, "Port to bind; 0 picks a free one.", ge=0, le=65535)] = 8000
+    port: Annotated[int, setting(HTTP, "Port; 0 picks a free one.", ge=0, le=65535)] = 8000
     root_path: Annotated[
         Annotated[str, msgspec.Meta(pattern=ROOT_PATH)],
         setting(
@@ -88,7 +88,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tuple[str, ...],
         setting(
             HTTP,
-            "API keys; a request must send one of them. Prefer the variable or --api-key-file.",
+            "API keys; a request must send one. Prefer the variable or --api-key-file.",
             extra={"secret": True},
         ),
     ] = ()
@@ -135,7 +135,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ()
     seed: Annotated[
         Annotated[int, msgspec.Meta(ge=0, lt=2**53)] | None,
-        setting(HTTP, "Seed of requests without one. Default: a random one each."),
+        setting(HTTP, "Seed of requests without one. Default: random."),
     ] = None
     return_tokens_as_token_ids: Annotated[
         bool,
@@ -188,8 +188,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         setting(
             HTTP,
-            "Largest request body in bytes; a larger one gets a 413. All open bodies may total 32 "
-            "times as much, or 256 MiB if that is more; beyond it, new ones get a 503.",
+            "Largest request body in bytes; larger ones get a 413. All open bodies may total 32 "
+            "times as much, at least 256 MiB; beyond it, new ones get a 503.",
             ge=1024,
             extra={"size": True},
         ),

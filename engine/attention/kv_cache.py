@@ -259,6 +259,16 @@ class KVCache:
                     copies = scales.index_select(0, source).masked_fill_(is_rest, 0)
                     scales.index_copy_(0, target, copies)
 
+    def of_block(self, group: int, block: int) -> list[torch.Tensor]:
+        """Return views of what a block of a group holds: each layer's keys, values and scales.
+
+        Each is contiguous, with a head as its first dimension.
+        """
+        row = block * self.strides[group]
+        layers = [kv for kv in self.layers if kv.group == group]
+        parts = [(kv.keys, kv.values, kv.key_scales, kv.value_scales) for kv in layers]
+        return [each[row] for part in parts for each in part if each is not None]
+
     def scrub(self, blocks: Sequence[int]) -> None:
         """Fill these blocks with zeros in all layers."""
         (index,) = to_device([blocks], self._keys[0].device)

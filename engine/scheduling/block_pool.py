@@ -232,3 +232,8 @@ class BlockPool:
         assert self._parts_of.keys() <= self._hash_of.keys(), "a part of a block without a hash"
         for part, block in self._block_with.items():
             assert part in self._parts_of[block], "a part is not in its block"
+
+
+def cache_key(digest: bytes, group: int) -> bytes:
+    """Return a block's prefix cache key: the hash of its tokens and prefix, plus its KV group."""
+    return digest + group.to_bytes(2, "big")

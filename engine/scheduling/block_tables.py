@@ -7,13 +7,13 @@ it. The bookkeeping is exact: methods decide whether there are enough blocks bef
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
 from engine.protocol.journal import BlockEvent
 from engine.protocol.ready import KVGroup
-from engine.scheduling.block_pool import BlockHasher, BlockPool
+from engine.scheduling.block_pool import BlockHasher, BlockPool, cache_key
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.step import BlockCopy, NewBlocks, SliceStates
 
@@ -72,6 +72,8 @@ class BlockTables:
         # Groups that keep the sequence's own tokens, by number and group; and the cross groups.
         self._own = [(number, group) for number, group in numbered if not group.is_cross]
         self.cross_groups = [number for number, group in numbered if group.is_cross]
+        # Each gets a sequence and the index of a block of it that has become findable.
+        self.observers: list[Callable[[Sequence, int], None]] = []
 
     def max_blocks(self, tokens: int, source_tokens: int = 0) -> int:
         """Return the most blocks that a sequence of `tokens` holds at once."""
@@ -173,7 +175,7 @@ class BlockTables:
             sequence.part_hashes = self._parts(sequence, blocks, sequence.tokens[begin:end])
         for index in range(len(sequence.part_hashes), 0, -1):
             digest = sequence.part_hashes[index - 1]
-            keys = [_cache_key(digest, number) for number, _ in self._own]
+            keys = [cache_key(digest, number) for number, _ in self._own]
             sources = [self.pool.find_part(key) for key in keys]
             # A copy is made before the step, so the tokens must have been computed before it.
             if all(sources) and self._just_registered.isdisjoint(sources):
@@ -209,12 +211,12 @@ class BlockTables:
         known: list[list[int]] = [[] for _ in self.groups]
         for number, group in self._own:
             if group.window is None:
-                keys = (_cache_key(digest, number) for digest in hashes[:length])
+                keys = (cache_key(digest, number) for digest in hashes[:length])
                 known[number] = self.pool.lookup(keys)
                 length = len(known[number])
         for number, group in self._own:
             if group.window is not None:
-                keys = (_cache_key(digest, number) for digest in hashes[:length])
+                keys = (cache_key(digest, number) for digest in hashes[:length])
                 known[number] = [self.pool.find(key) for key in keys]
         length = self._longest_without_holes(known, hashes[:length])
         tables = []
@@ -268,7 +270,7 @@ class BlockTables:
         """Return the prefix cache keys of the blocks of a source."""
         blocks = range(self._num_blocks(len(sequence.encoder_prompt)))
         digests = (sequence.hash_root + index.to_bytes(4, "big") for index in blocks)
-        return [_cache_key(digest, group) for digest in digests]
+        return [cache_key(digest, group) for digest in digests]
 
     def release_unseen(self, sequence: Sequence) -> None:
         """Release the blocks that no token still to be computed will see."""
@@ -341,11 +343,13 @@ class BlockTables:
             for number, _ in self._own:
                 block = sequence.tables[number][index]
                 if block:
-                    keys = [_cache_key(part, number) for part in parts]
-                    self.pool.register(block, _cache_key(sequence.hashes[index], number), keys)
+                    keys = [cache_key(part, number) for part in parts]
+                    self.pool.register(block, cache_key(sequence.hashes[index], number), keys)
                     self._just_registered.add(block)
             if self.states is not None:
                 self.states.register(sequence, index + 1)
+            for observe in self.observers:
+                observe(sequence, index)
         sequence.num_registered = known
 
     def forget(self, sequence: Sequence) -> None:
@@ -355,7 +359,7 @@ class BlockTables:
                 keys = self._source_keys(sequence, number)
                 num_found = 0 if sequence.needs_encoding else len(keys)
             else:
-                keys = [_cache_key(digest, number) for digest in sequence.hashes]
+                keys = [cache_key(digest, number) for digest in sequence.hashes]
                 num_found = sequence.num_matched
             written = set(sequence.tables[number][num_found:])
             for key in keys:
@@ -393,8 +397,3 @@ class BlockTables:
         if group.window is not None:
             seen = self._num_blocks(group.window - 1 + self.step_tokens)
             assert len(blocks) <= 1 + seen, "a window holds more than it sees"
-
-
-def _cache_key(digest: bytes, group: int) -> bytes:
-    """Return a block's prefix cache key: the hash of its tokens and prefix, plus its KV group."""
-    return digest + group.to_bytes(2, "big")

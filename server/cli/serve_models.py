@@ -43,7 +43,12 @@ from server.models.catalog import (
 from server.settings import convert, load, settings, settings_of
 
 OPTIONS = settings_of(Options)
-OF_ONE_MODEL = ("served_model_name", "gguf_file", "record")  # settings that models cannot share
+OF_ONE_MODEL = (
+    "served_model_name",
+    "gguf_file",
+    "record",
+    "kv_cache_dir",
+)  # settings that models cannot share
 
 
 def serve_models(**values: Any) -> None:
@@ -106,9 +111,9 @@ class Source:
         if values.get("model") is not None:
             folders = [*folders, values.pop("model")]
         self._values, self._folders, self._options = values, folders, options
-        self.server, _, warnings = load(values, os.environ, self._file)
+        self.server, engine, warnings = load(values, os.environ, self._file)
         for name in OF_ONE_MODEL:
-            if getattr(self.server, name):
+            if getattr(self.server, name, None) or getattr(engine, name, None):
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} is for one model: set it in a file of --models-file.")
         for warning in warnings:

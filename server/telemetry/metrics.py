@@ -66,6 +66,16 @@ RUNNER_GAUGES = {  # measurements of the engine, by the names in EngineStats.gau
     "images_encoded": "Images that were encoded since the start.",
     "images_reused": "Images of requests that had been encoded for an earlier one.",
     "image_cache_bytes": "Memory of the embeddings of images, in use and kept for later.",
+    "kv_store_hits": "KV blocks that came from --kv-cache-dir.",
+    "kv_store_misses": "KV blocks of prompts that were neither in memory nor there.",
+    "kv_store_writes": "KV blocks that were written there.",
+    "kv_store_evictions": "Files that left for newer ones.",
+    "kv_store_bytes": "Bytes of the files in --kv-cache-dir.",
+    "kv_store_errors_disk_full": "Writes that failed because the disk was full.",
+    "kv_store_errors_write": "Writes that failed for another reason.",
+    "kv_store_errors_read": "Files that could not be read.",
+    "kv_store_errors_damaged": "Files whose content was not what had been written.",
+    "kv_store_errors_foreign": "Files that cannot be blocks of this model.",
 }
 
 

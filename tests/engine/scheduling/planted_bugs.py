@@ -110,7 +110,7 @@ def windows_keep_everything(patch: pytest.MonkeyPatch) -> None:
 
 
 def groups_find_each_others_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tables, "_cache_key", lambda digest, group: digest)
+    patch.setattr(tables, "cache_key", lambda digest, group: digest)
 
 
 def sources_are_shared_by_tenants(patch: pytest.MonkeyPatch) -> None:

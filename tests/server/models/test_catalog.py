@@ -99,6 +99,16 @@ def test_setting_of_one_model_is_refused_for_all() -> None:
         Source(values, ["demo", "demo-translate"], Options())
 
 
+def test_folder_of_kv_is_not_shared_but_a_table_may_have_one(tmp_path: Path) -> None:
+    values = {"config": None, "plan": False, "kv_cache_dir": "x"}
+    with pytest.raises(ConfigError, match="--kv-cache-dir is for one model"):
+        Source(values, ["demo", "demo-translate"], Options())
+    file = tmp_path / "models.toml"
+    file.write_text('[models.a]\nmodel = "demo"\nkv-cache-dir = "x"\n')
+    source = Source({"config": None, "plan": False}, [], Options(models_file=str(file)))
+    assert source.catalog().specs["a"].engine.kv_cache_dir == "x"
+
+
 def test_options_are_converted_and_checked() -> None:
     given = {"models_dir": None, "models_file": "x", "keep_alive": "1.5", "load_timeout": None}
     options = read_options({**given, "memory": "3GB"})
