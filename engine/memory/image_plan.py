@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.layers.linear import Linear
-from engine.models.base import Sees
+from engine.models.base import image_encoder, image_token_bytes
 from engine.models.vision.block import AT_ONCE_CPU, AT_ONCE_GPU, PatchEmbedding, VisionBlock
 from engine.models.vision.gemma4 import Gemma4Vision, Gemma4VisionBlock
 
@@ -27,10 +27,10 @@ def embedding_bytes(plan: ModelPlan, max_model_len: int) -> int:
     The images of a request fill its context at most, and must fit. More than all sequences can show
     would be of no use.
     """
-    model = plan.model
-    if not isinstance(model, Sees):
+    encoder = image_encoder(plan.model)
+    if encoder is None:
         return 0
-    of_context = max_model_len * model.image_bytes
+    of_context = max_model_len * image_token_bytes(encoder)
     return max(of_context, min(EMBEDDING_BYTES, plan.config.max_num_seqs * of_context))
 
 
@@ -41,7 +41,7 @@ def pixel_bytes(plan: ModelPlan, max_model_len: int) -> int:
     in the API process, on its way and in the engine. Further requests have theirs in addition,
     up to MAX_OPEN_BYTES (server/images/pool.py) and MAX_PIXEL_BYTES (admission.py).
     """
-    if not isinstance(plan.model, Sees):
+    if image_encoder(plan.model) is None:
         return 0
     return CACHED_PIXELS + DECODER_BYTES + 3 * max_model_len * TOKEN_PIXELS
 

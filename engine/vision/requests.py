@@ -21,7 +21,7 @@ import torch
 from msgspec.structs import replace
 
 from engine.errors import RequestRejectedError, lacks_host_memory
-from engine.models.base import Sees, whole_image_tokens
+from engine.models.base import ImageEncoder, image_token_bytes
 from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
@@ -64,18 +64,21 @@ class ImageRequests(Between):
 
     def __init__(
         self,
-        model: Sees | None,
+        encoder: ImageEncoder | None,
         store: ImageStore,
         device: torch.device,
         *,
+        most_whole: int = 0,
         shows_grids: bool = False,
     ) -> None:
-        """Without a `model` requests with images are refused.
+        """Without an `encoder` requests with images are refused.
 
+        A run of an image has at most `most_whole` tokens, if one step computes it whole (not 0).
         With `shows_grids` positions count the rows and columns of an image's tokens.
         """
         self._shows_grids = shows_grids
-        self._model, self._store, self._device = model, store, device
+        self._encoder, self._store, self._device = encoder, store, device
+        self._most_whole = most_whole
         self._waiting: dict[int, GenerateRequest] = {}  # the oldest first
         self._held: dict[int, list[tuple[bytes, int]]] = {}  # images of requests: digest, bytes
         self._encoding: _Encoding | None = None
@@ -99,7 +102,7 @@ class ImageRequests(Between):
 
     def _check(self, request: GenerateRequest) -> None:
         """Raise RequestRejectedError if a request's images can never be encoded."""
-        if self._model is None:
+        if self._encoder is None:
             raise RequestRejectedError("invalid_value", "The model takes no images.")
         for image in request.images:
             self._check_image(image, len(request.prompt))
@@ -116,9 +119,9 @@ class ImageRequests(Between):
         tiles, height, width = image.shape
         has_pixels = len(image.pixels) == tiles * height * width * 3
         fits = image.runs and image.end <= prompt_length
-        if most := whole_image_tokens(self._model):
+        if self._most_whole:
             longest = max(count for _, count in image.runs or ((0, 0),))
-            fits = fits and longest <= most
+            fits = fits and longest <= self._most_whole
         if not has_pixels or not fits:
             raise RequestRejectedError("invalid_value", "An image does not fit its request.")
         rows, columns = image.grid
@@ -133,8 +136,8 @@ class ImageRequests(Between):
 
     def _sizes(self, request: GenerateRequest) -> list[tuple[bytes, int]]:
         """Return the digests of a request's images with the bytes of their embeddings."""
-        assert self._model is not None
-        width = self._model.image_bytes
+        assert self._encoder is not None
+        width = image_token_bytes(self._encoder)
         return [(each.digest, each.num_tokens * width) for each in request.images]
 
     def work(self, *, is_quiet: bool) -> Outcome | None:
@@ -216,11 +219,11 @@ class ImageRequests(Between):
 
     def _begin(self, image: Image) -> Generator[None, int | None, torch.Tensor]:
         """Return the units of encoding an image."""
-        assert self._model is not None
+        assert self._encoder is not None
         tiles, height, width = image.shape
         pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(tiles, height, width, 3)
         on_device = torch.from_numpy(pixels.copy()).to(self._device)
-        return self._model.encode_image(on_device, image)
+        return self._encoder.encode(on_device, image)
 
     def embeddings_of_text(
         self, images: Sequence[Image], length: int
@@ -235,7 +238,7 @@ class ImageRequests(Between):
             if kept is None:
                 kept = yield from self._begin(image)
             found.append(kept)
-        sees_whole = whole_image_tokens(self._model) > 0
+        sees_whole = self._most_whole > 0
         return tokens_of_text(images, found, length, self._device, sees_whole=sees_whole)
 
     def admitted(self, admission: Admission) -> Admission:

@@ -24,13 +24,13 @@ CPU = torch.device("cpu")
 class FourUnits:
     """Encodes an image in four units; its embeddings are the value of its first pixel."""
 
-    image_bytes = 4
+    dtype, width = torch.float32, 1
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
         self.sizes: list[int | None] = []  # that the pauses were sent
 
-    def encode_image(
+    def encode(
         self, pixels: torch.Tensor, image: Image
     ) -> Generator[None, int | None, torch.Tensor]:
         self.begun.append(image.digest)
