@@ -16,6 +16,10 @@ EMBEDDING_BYTES = 256 << 20  # of images that are kept, unless those of one cont
 CACHED_PIXELS = 128 << 20  # that the API process keeps (CACHE_BYTES in server/images/pool.py)
 # Two processes that decode. A picture of a few megapixels takes that; one of 50, up to 900 MiB.
 DECODER_BYTES = 2 * (96 << 20)
+# Of the pixels of all open requests: those that the API process reads, with its cache
+# (MAX_OPEN_BYTES in server/images/pool.py), and those that wait in the engine (MAX_PIXEL_BYTES in
+# admission.py).
+MOST_READ = MOST_WAITING = 1 << 30
 # Of pixels, for a token: a tile of SmolVLM's has 512 x 512 and 64 tokens, the most of all families.
 TOKEN_PIXELS = 3 * 512**2 // 64
 NUMBER_BYTES = 12  # of a pixel's channel while it is rescaled, in fp64 and fp32
@@ -39,7 +43,7 @@ def pixel_bytes(plan: ModelPlan, max_model_len: int) -> int:
 
     That is for the processes that decode, the cache, and a request that fills its context, which is
     in the API process, on its way and in the engine. Further requests have theirs in addition,
-    up to MAX_OPEN_BYTES (server/images/pool.py) and MAX_PIXEL_BYTES (admission.py).
+    up to MOST_READ and MOST_WAITING.
     """
     if image_encoder(plan.model) is None:
         return 0
