@@ -166,6 +166,7 @@ async def test_one_image_in_a_thousand_requests_at_once_is_encoded_once(server: 
     print(f"\n{dict(statuses)}, /health at most {max(health) * 1e3:.0f} ms")
     assert statuses.total() == statuses[200] + statuses[503] == 1000
     assert statuses[200] > 100
+    assert max(health) <= MAX_HEALTH_S
     assert server.metric("images_encoded") - before == 1
     server.wait_idle()
 
