@@ -10,7 +10,7 @@ from engine.grammar.matchers import Matchers
 from engine.grammar.requests import ConstrainedRequests
 from engine.inspect.inspectors import Inspectors, with_limits
 from engine.memory.image_plan import embedding_bytes
-from engine.models.base import PredictionHead, Sees, has_image_axes, whole_image_tokens
+from engine.models.base import PredictionHead, has_image_axes, image_encoder, whole_image_tokens
 from engine.protocol.ready import Ready
 from engine.runner.adapter_loading import Adapters
 from engine.runner.capture import IdleCapture
@@ -84,15 +84,18 @@ def _image_requests(loaded: LoadedEngine) -> ImageRequests:
     """Return the part that encodes images, if the model sees, or else refuses them."""
     runner = loaded.runner
     store = ImageStore(embedding_bytes(loaded.plan, loaded.facts.max_model_len))
-    if not isinstance(runner.model, Sees):
+    encoder = image_encoder(runner.model)
+    if encoder is None:
         return ImageRequests(None, store, runner.device)
+    most_whole = whole_image_tokens(runner.model)
     shows_grids = has_image_axes(runner.model)
-    requests = ImageRequests(runner.model, store, runner.device, shows_grids=shows_grids)
+    requests = ImageRequests(
+        encoder, store, runner.device, most_whole=most_whole, shows_grids=shows_grids
+    )
     of_process = runner.gauges
     runner.gauges = lambda: of_process() | requests.gauges()
     runner.embeddings_of_text = requests.embeddings_of_text
-    sees_whole = whole_image_tokens(runner.model) > 0
-    runner.seen_tokens = SeenImages(store, runner.device, sees_whole=sees_whole)
+    runner.seen_tokens = SeenImages(store, runner.device, sees_whole=most_whole > 0)
     return requests
 
 

@@ -31,7 +31,7 @@ from engine.inspect.state_traces import (
 )
 from engine.layers.attention import Attention, kv_specs
 from engine.layers.embedding import TokenEmbedding
-from engine.models.base import Model, Sees, has_image_axes
+from engine.models.base import Model, has_image_axes, image_encoder
 from engine.ops.kernels import use_kernels
 from engine.ops.seen_tokens import SeenTokens
 from engine.ops.state_runs import StateRuns
@@ -265,4 +265,4 @@ def stack_specs(model: Model) -> list[dict[int, AttentionSpec]]:
 def max_lens_tokens(model: Model) -> int:
     """Return the longest text whose attention weights a lens may hold, in tokens."""
     specs = [spec for stack in stack_specs(model) for spec in stack.values()]
-    return longest_text(specs, sees=isinstance(model, Sees))
+    return longest_text(specs, sees=image_encoder(model) is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.layers.linear import Linear
-from engine.models.base import Sees
+from engine.models.base import image_encoder, image_token_bytes
 from engine.models.vision.block import AT_ONCE_CPU, AT_ONCE_GPU, PatchEmbedding, VisionBlock
 from engine.models.vision.gemma4 import Gemma4Vision, Gemma4VisionBlock
 
@@ -16,6 +16,10 @@ EMBEDDING_BYTES = 256 << 20  # of images that are kept, unless those of one cont
 CACHED_PIXELS = 128 << 20  # that the API process keeps (CACHE_BYTES in server/images/pool.py)
 # Two processes that decode. A picture of a few megapixels takes that; one of 50, up to 900 MiB.
 DECODER_BYTES = 2 * (96 << 20)
+# Of the pixels of all open requests: those that the API process reads, with its cache
+# (MAX_OPEN_BYTES in server/images/pool.py), and those that wait in the engine (MAX_PIXEL_BYTES in
+# admission.py).
+MOST_READ = MOST_WAITING = 1 << 30
 # Of pixels, for a token: a tile of SmolVLM's has 512 x 512 and 64 tokens, the most of all families.
 TOKEN_PIXELS = 3 * 512**2 // 64
 NUMBER_BYTES = 12  # of a pixel's channel while it is rescaled, in fp64 and fp32
@@ -27,10 +31,10 @@ def embedding_bytes(plan: ModelPlan, max_model_len: int) -> int:
     The images of a request fill its context at most, and must fit. More than all sequences can show
     would be of no use.
     """
-    model = plan.model
-    if not isinstance(model, Sees):
+    encoder = image_encoder(plan.model)
+    if encoder is None:
         return 0
-    of_context = max_model_len * model.image_bytes
+    of_context = max_model_len * image_token_bytes(encoder)
     return max(of_context, min(EMBEDDING_BYTES, plan.config.max_num_seqs * of_context))
 
 
@@ -39,9 +43,9 @@ def pixel_bytes(plan: ModelPlan, max_model_len: int) -> int:
 
     That is for the processes that decode, the cache, and a request that fills its context, which is
     in the API process, on its way and in the engine. Further requests have theirs in addition,
-    up to MAX_OPEN_BYTES (server/images/pool.py) and MAX_PIXEL_BYTES (admission.py).
+    up to MOST_READ and MOST_WAITING.
     """
-    if not isinstance(plan.model, Sees):
+    if image_encoder(plan.model) is None:
         return 0
     return CACHED_PIXELS + DECODER_BYTES + 3 * max_model_len * TOKEN_PIXELS
 

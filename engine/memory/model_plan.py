@@ -72,8 +72,8 @@ from engine.memory.trunk_plan import (
 from engine.models.base import (
     Classifier,
     Model,
-    Sees,
     classifier_of,
+    image_encoder,
     on_meta_device,
     whole_image_tokens,
 )
@@ -157,7 +157,7 @@ class ModelPlan:
         layers = [layer for layer in self.module.modules() if isinstance(layer, Attention)]
         self.attention_specs = [layer.spec for layer in layers]
         # A lens needs all heads, so several ranks have none.
-        sees = isinstance(self.module, Sees)
+        sees = image_encoder(self.module) is not None
         self.lens_bytes = 0
         if self.ranks.count == 1:
             self.lens_bytes = lens_bytes(self.attention_specs, sees=sees)

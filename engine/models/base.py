@@ -95,26 +95,34 @@ class PredictionHead(Protocol):
     def weight_map(self) -> WeightMap: ...
 
 
-@runtime_checkable
-class Sees(Protocol):
-    """A decoder whose prompts may show images."""
+class ImageEncoder(Protocol):
+    """Makes the embeddings of images for a decoder whose prompts may show some."""
 
-    @property
-    def image_bytes(self) -> int:
-        """Bytes of the embeddings of one token of an image."""
+    dtype: torch.dtype  # of the embeddings
+    width: int  # of an embedding: `hidden`, times the number of layers that get one
 
-    def encode_image(
+    def encode(
         self, pixels: torch.Tensor, image: Image
     ) -> Generator[None, int | None, torch.Tensor]:
         """Yield after each unit of work, and return the embeddings [N, width] of an image.
 
         `pixels` [tiles, height, width, 3] uint8 are those of `image`. N is the number of its
-        tokens. The width is `hidden`, times the number of layers that get embeddings.
+        tokens.
         """
 
 
+def image_encoder(model: object) -> ImageEncoder | None:
+    """Return the encoder of the images in a model's prompts; None if it sees none."""
+    return getattr(model, "vision", None)
+
+
+def image_token_bytes(encoder: ImageEncoder) -> int:
+    """Return the bytes of the embedding of one token of an image."""
+    return encoder.width * encoder.dtype.itemsize
+
+
 @runtime_checkable
-class SeesWhole(Sees, Protocol):
+class SeesWhole(Protocol):
     """A decoder in which the tokens of an image see all of it, so that one step computes them."""
 
     @property

@@ -6,7 +6,6 @@ layers the tokens of an image see each other both ways.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -34,7 +33,6 @@ from engine.models.multimodal import (
 )
 from engine.models.vision.block import under
 from engine.models.vision.gemma3 import Gemma3Vision, Gemma3VisionConfig, with_projection
-from engine.protocol.generate import Image
 
 # The defaults of transformers: a nested text_config omits values that equal them.
 TEXT_DEFAULTS = {
@@ -173,15 +171,6 @@ class SeeingGemma3(Gemma3):
     def image_tokens(self) -> int:
         vision = self.vision.config
         return (vision.tower.side // vision.pool) ** 2
-
-    @property
-    def image_bytes(self) -> int:
-        return self.config.hidden * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:
         targets = with_projection(targets_by_module(self, self.names))

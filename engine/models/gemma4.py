@@ -8,7 +8,6 @@ ways. The audio parts of checkpoints are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,7 +32,6 @@ from engine.models.vision.gemma4 import PROJECTOR, TOWER, Gemma4Vision
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import Angles, HeadNorm, apply_rotary
 from engine.ops.softcap import softcap
-from engine.protocol.generate import Image
 
 NAMES_GEMMA4 = NAMES_GEMMA2 | {
     "blocks.{i}.end": "model.layers.{i}",
@@ -232,15 +230,6 @@ class SeeingGemma4(Gemma4):
     @property
     def image_tokens(self) -> int:
         return self.vision.config.budget if self.config.sees_whole_images else 0
-
-    @property
-    def image_bytes(self) -> int:
-        return self.config.hidden * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:
         """Return the WeightMap, with whole names: those of both halves begin differently."""

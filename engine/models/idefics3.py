@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,7 +13,6 @@ from engine.models.llama import NAMES, Llama, LlamaConfig
 from engine.models.multimodal import LLAMA_DEFAULTS, names_inside, nested_config
 from engine.models.vision.block import under
 from engine.models.vision.idefics3 import Idefics3Vision, Idefics3VisionConfig
-from engine.protocol.generate import Image
 
 TEXT = "model.text_model."
 
@@ -44,15 +42,6 @@ class Idefics3(Llama):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)
         self.vision = Idefics3Vision(self.config.vision, dtype=dtype)
-
-    @property
-    def image_bytes(self) -> int:
-        return self.config.hidden * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:
         aliases = {TEXT + "embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

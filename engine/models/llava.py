@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -23,7 +23,6 @@ from engine.models.multimodal import (
 from engine.models.qwen2 import Qwen2
 from engine.models.vision.block import under
 from engine.models.vision.llava import LlavaVision, LlavaVisionConfig
-from engine.protocol.generate import Image
 
 READERS: Mapping[str, Callable[[dict[str, Any]], LlamaConfig]] = {
     "llama": Llama.read_config,
@@ -85,15 +84,6 @@ class LlavaNext(Llama):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)
         self.vision = LlavaVision(self.config.vision, dtype=dtype)
-
-    @property
-    def image_bytes(self) -> int:
-        return self.config.hidden * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels, image.grid, image.size)
 
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, self.names)

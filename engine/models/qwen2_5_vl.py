@@ -6,7 +6,6 @@ inside `text_config`.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +20,6 @@ from engine.models.multimodal import expect_width, nested_config, without_mrope
 from engine.models.qwen2 import qwen_windows
 from engine.models.vision.block import under
 from engine.models.vision.qwen2_5 import Qwen25Vision, Qwen25VisionConfig
-from engine.protocol.generate import Image
 
 # The defaults of transformers: config.json may omit values that equal them.
 TEXT_DEFAULTS: dict[str, Any] = {
@@ -83,15 +81,6 @@ class Qwen25VL(Llama):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)
         self.vision = Qwen25Vision(self.config.vision, dtype=dtype)
-
-    @property
-    def image_bytes(self) -> int:
-        return self.config.hidden * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:
         targets = targets_by_module(self, self.names)

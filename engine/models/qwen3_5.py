@@ -8,7 +8,7 @@ plain one.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -28,7 +28,6 @@ from engine.models.qwen3_next import (
 )
 from engine.models.vision.block import under
 from engine.models.vision.qwen3 import Qwen3Vision, Qwen3VisionConfig
-from engine.protocol.generate import Image
 
 STACKED = dict.fromkeys("qkv", DELTA + "in_proj_qkv")
 PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "")
@@ -107,12 +106,3 @@ class SeeingQwen35(Qwen35):
     def __init__(self, config: dict[str, Any], *, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__(config, max_positions=max_positions, dtype=dtype)
         self.vision = Qwen3Vision(self.config.vision, dtype=dtype)
-
-    @property
-    def image_bytes(self) -> int:
-        return self.config.hidden * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels)

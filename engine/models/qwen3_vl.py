@@ -6,7 +6,6 @@ in the reference.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +20,6 @@ from engine.models.llama import NAMES, Llama, LlamaConfig
 from engine.models.multimodal import expect_width, names_inside, nested_config, without_mrope
 from engine.models.vision.block import under
 from engine.models.vision.qwen3 import Qwen3Vision, Qwen3VisionConfig
-from engine.protocol.generate import Image
 
 TEXT = "model.language_model."
 # The defaults of transformers: a nested text_config may omit values that equal them.
@@ -84,17 +82,6 @@ class Qwen3VL(Llama):
             x, delta = block(x, delta, cos, sin, batch)
             x = batch.seen.add_deep(x, index)
         return self.norm.add(x, delta)[1]
-
-    @property
-    def image_bytes(self) -> int:
-        vision = self.config.vision
-        width = self.config.hidden * (1 + len(vision.deep_layers))
-        return width * self.vision.dtype.itemsize
-
-    def encode_image(
-        self, pixels: torch.Tensor, image: Image
-    ) -> Generator[None, int | None, torch.Tensor]:
-        return self.vision.encode(pixels)
 
     def weight_map(self) -> WeightMap:
         aliases = {TEXT + "embed_tokens.weight": ("lm_head.weight",)} if self.config.tied else {}

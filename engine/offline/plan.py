@@ -22,9 +22,11 @@ from engine.config import EngineConfig
 from engine.device.facts import total_memory
 from engine.errors import ConfigError
 from engine.kernels.triton.chips import PLAIN, force
+from engine.memory.image_plan import MOST_READ, MOST_WAITING
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import (
     DRAFT_KV_CACHE,
+    IMAGES,
     KV_CACHE,
     MARGIN,
     STATES,
@@ -139,6 +141,9 @@ def _print(ranks: Sequence[RankPlan]) -> None:
         write(f"{memory.num_blocks} KV blocks of {plan.config.block_size} tokens{stored}; ")
         write("sequences of up ")
         write(f"to {memory.max_model_len} tokens, {plan.config.max_num_seqs} in a step\n")
+    if IMAGES in memory.planned:
+        write(f"pixels of all open requests: up to {decimal(MOST_READ)} while they are read, ")
+        write(f"and {decimal(MOST_WAITING)} in the engine\n")
     if plan.states.num_slots:
         states = plan.states
         write(f"{states.num_slots} slots of {states.slot_bytes:,} bytes for states: of running ")

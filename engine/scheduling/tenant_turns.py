@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from engine.protocol.embed import EmbedRequest
+from engine.protocol.generate import GenerateRequest
 from engine.scheduling.sequence import Sequence
 
 
@@ -52,7 +53,7 @@ class TenantTurns:
         if not self.are_shared:  # the last tenant stays behind all that it has been served
             self._served = dict.fromkeys(self._open, max(self._served.values()))
 
-    def turns(self, waiting: Iterable[Sequence | EmbedRequest]) -> dict[int, int]:
+    def turns(self, waiting: Iterable[Sequence | EmbedRequest | GenerateRequest]) -> dict[int, int]:
         """Return the turn of each new request, by its id. The lowest is next.
 
         A turn is the number of tokens that the tenant will have been served before.

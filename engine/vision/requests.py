@@ -21,12 +21,13 @@ import torch
 from msgspec.structs import replace
 
 from engine.errors import RequestRejectedError, lacks_host_memory
-from engine.models.base import Sees, whole_image_tokens
+from engine.models.base import ImageEncoder, image_token_bytes
 from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Abort, GenerateRequest, Image
 from engine.protocol.message import Message
 from engine.protocol.outputs import Admission
 from engine.scheduling.between import Between, Outcome, RetiredStep
+from engine.scheduling.tenant_turns import TenantTurns
 from engine.vision.seen import tokens_of_text
 from engine.vision.store import ImageStore
 
@@ -60,23 +61,31 @@ class _Spent:
 
 
 class ImageRequests(Between):
-    """The part of the loop that encodes images, in the order of their requests."""
+    """The part of the loop that encodes images, one request's after another.
+
+    The tenants take turns. Within a turn, requests are in order of priority and arrival.
+    """
 
     def __init__(
         self,
-        model: Sees | None,
+        encoder: ImageEncoder | None,
         store: ImageStore,
         device: torch.device,
         *,
+        most_whole: int = 0,
         shows_grids: bool = False,
     ) -> None:
-        """Without a `model` requests with images are refused.
+        """Without an `encoder` requests with images are refused.
 
+        A run of an image has at most `most_whole` tokens, if one step computes it whole (not 0).
         With `shows_grids` positions count the rows and columns of an image's tokens.
         """
         self._shows_grids = shows_grids
-        self._model, self._store, self._device = model, store, device
+        self._encoder, self._store, self._device = encoder, store, device
+        self._most_whole = most_whole
         self._waiting: dict[int, GenerateRequest] = {}  # the oldest first
+        self._turns = TenantTurns()  # of those that wait
+        self._current: GenerateRequest | None = None  # whose images are encoded; it waits, too
         self._held: dict[int, list[tuple[bytes, int]]] = {}  # images of requests: digest, bytes
         self._encoding: _Encoding | None = None
         self._spent: dict[int, _Spent] = {}  # by request, until it is admitted
@@ -91,6 +100,7 @@ class ImageRequests(Between):
             case GenerateRequest() if message.images:
                 self._check(message)
                 self._waiting[message.id] = message
+                self._turns.join(message.tenant)
                 return True
             case Abort():
                 for request_id in message.ids:
@@ -99,7 +109,7 @@ class ImageRequests(Between):
 
     def _check(self, request: GenerateRequest) -> None:
         """Raise RequestRejectedError if a request's images can never be encoded."""
-        if self._model is None:
+        if self._encoder is None:
             raise RequestRejectedError("invalid_value", "The model takes no images.")
         for image in request.images:
             self._check_image(image, len(request.prompt))
@@ -116,9 +126,9 @@ class ImageRequests(Between):
         tiles, height, width = image.shape
         has_pixels = len(image.pixels) == tiles * height * width * 3
         fits = image.runs and image.end <= prompt_length
-        if most := whole_image_tokens(self._model):
+        if self._most_whole:
             longest = max(count for _, count in image.runs or ((0, 0),))
-            fits = fits and longest <= most
+            fits = fits and longest <= self._most_whole
         if not has_pixels or not fits:
             raise RequestRejectedError("invalid_value", "An image does not fit its request.")
         rows, columns = image.grid
@@ -133,8 +143,8 @@ class ImageRequests(Between):
 
     def _sizes(self, request: GenerateRequest) -> list[tuple[bytes, int]]:
         """Return the digests of a request's images with the bytes of their embeddings."""
-        assert self._model is not None
-        width = self._model.image_bytes
+        assert self._encoder is not None
+        width = image_token_bytes(self._encoder)
         return [(each.digest, each.num_tokens * width) for each in request.images]
 
     def work(self, *, is_quiet: bool) -> Outcome | None:
@@ -147,22 +157,15 @@ class ImageRequests(Between):
         ready: list[GenerateRequest] = []
         refused: dict[int, RequestRejectedError] = {}
         while self._waiting:
-            request = next(iter(self._waiting.values()))
-            if request.id not in self._held:
-                sizes = self._sizes(request)
-                if not self._store.has_room(sizes):
-                    break  # until a request ends
-                self._store.hold(sizes)
-                self._held[request.id] = sizes
-                self._store.num_reused += sum(
-                    self._store.find(each.digest) is not None for each in request.images
-                )
-                self._spent[request.id] = _Spent()
+            request = self._current or self._take_next()
+            if request is None:
+                break  # until a request ends
             began = time.monotonic()
             try:
                 if self._encode(request, most):
                     self._spent[request.id].ready = time.monotonic()
-                    ready.append(self._waiting.pop(request.id))
+                    ready.append(request)
+                    self._leave(request)
             except RequestRejectedError as error:
                 refused[request.id] = error
                 self._forget(request.id)
@@ -177,6 +180,30 @@ class ImageRequests(Between):
             if now + (0.0 if most is None else unit_s) >= until:
                 break
         return Outcome(ready, refused)
+
+    def _take_next(self) -> GenerateRequest | None:
+        """Begin with the request whose turn it is; return None if its images have no room."""
+        turns = self._turns.turns(self._waiting.values())
+        request = min(self._waiting.values(), key=lambda r: (r.priority, turns[r.id], r.id))
+        sizes = self._sizes(request)
+        if not self._store.has_room(sizes):
+            return None
+        self._store.hold(sizes)
+        self._held[request.id] = sizes
+        self._store.num_reused += sum(
+            self._store.find(each.digest) is not None for each in request.images
+        )
+        self._spent[request.id] = _Spent()
+        self._turns.count(request.tenant, request.size)
+        self._current = request
+        return request
+
+    def _leave(self, request: GenerateRequest) -> None:
+        """Remove a request that waits."""
+        del self._waiting[request.id]
+        self._turns.leave(request.tenant)
+        if request is self._current:
+            self._current = self._encoding = None
 
     def _encode(self, request: GenerateRequest, most: int | None) -> bool:
         """Compute one unit, of up to `most` patches, of a request's images.
@@ -216,11 +243,11 @@ class ImageRequests(Between):
 
     def _begin(self, image: Image) -> Generator[None, int | None, torch.Tensor]:
         """Return the units of encoding an image."""
-        assert self._model is not None
+        assert self._encoder is not None
         tiles, height, width = image.shape
         pixels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(tiles, height, width, 3)
         on_device = torch.from_numpy(pixels.copy()).to(self._device)
-        return self._model.encode_image(on_device, image)
+        return self._encoder.encode(on_device, image)
 
     def embeddings_of_text(
         self, images: Sequence[Image], length: int
@@ -235,7 +262,7 @@ class ImageRequests(Between):
             if kept is None:
                 kept = yield from self._begin(image)
             found.append(kept)
-        sees_whole = whole_image_tokens(self._model) > 0
+        sees_whole = self._most_whole > 0
         return tokens_of_text(images, found, length, self._device, sees_whole=sees_whole)
 
     def admitted(self, admission: Admission) -> Admission:
@@ -265,15 +292,15 @@ class ImageRequests(Between):
         After an error its embeddings are not kept for others: they may contain NaN.
         """
         self._spent.pop(request_id, None)
-        request = self._waiting.pop(request_id, None)
+        request = self._waiting.get(request_id)
+        if request is not None:
+            self._leave(request)
         held = self._held.pop(request_id, None)
         if held is not None:
             digests = [digest for digest, _ in held]
             self._store.release(digests)
             if has_failed:
                 self._store.drop(digests)
-        if request is not None and held is not None:
-            self._encoding = None  # it was the first that waited
 
     def gauges(self) -> dict[str, float]:
         """Return the counts of images that were encoded and reused, and the bytes kept."""

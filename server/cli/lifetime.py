@@ -29,6 +29,7 @@ from server.cli.console import logger_for
 from server.config import ServerConfig
 from server.http.api_keys import keys_of
 from server.http.connection import Connection, make_room
+from server.http.listener import ACCEPTED_AT_ONCE
 from server.state import AppState
 
 KEEP_ALIVE_S = 75  # longer than the 60 s after which common proxies drop an idle connection
@@ -110,7 +111,7 @@ def http_config(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=1,  # see server.http.listener.Listener
+        backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # a float works, too
     )
 

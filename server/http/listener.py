@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import math
 import socket
+from typing import Any
 
 from server.config import ServerConfig
 from server.http.addresses import resolve
 
 BACKLOG = 2048
+ACCEPTED_AT_ONCE = 16  # connections in one turn of the event loop
 INT32 = 2**31 - 1
 
 
@@ -17,13 +19,28 @@ class Listener(socket.socket):
     """A socket that always listens with BACKLOG, the length of the accept queue.
 
     asyncio uses its `backlog` for two things: the accept queue, and the number of connections it
-    accepts per turn of the event loop. If descriptors run out, each failed accept schedules as
-    many retries a second later, and soon the loop does nothing else. `uvicorn_config` therefore
-    sets a backlog of 1, which this class ignores for the queue.
+    accepts per turn of the event loop. That is ACCEPTED_AT_ONCE, which this class ignores for the
+    queue. If descriptors run out, asyncio would make as many attempts, schedule a retry for each,
+    and soon do nothing else. So the attempt behind a failed one ends the turn.
     """
+
+    _has_failed = False
 
     def listen(self, backlog: int = BACKLOG) -> None:
         super().listen(BACKLOG)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. Raises BlockingIOError right after another error."""
+        if self._has_failed:
+            self._has_failed = False
+            raise BlockingIOError
+        try:
+            return super().accept()
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._has_failed = True
+            raise
 
 
 class ListenError(Exception):

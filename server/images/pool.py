@@ -33,6 +33,7 @@ CACHE_BYTES = 128 << 20  # of pixels
 MAX_IMAGES = 100  # of a request
 # Of the pixels of all open requests and of the cache. A file of 100 bytes may become 13 MB.
 MAX_OPEN_BYTES = 1 << 30
+INLINE_CHARS = 8192  # of base64, which take less time than a thread takes to start
 MAX_TOKEN_BYTES = 12 << 10  # of pixels for an embedding: a tile of SmolVLM has the most
 
 
@@ -42,6 +43,13 @@ class ProcessedImage:
 
     shape: ImageShape
     pixels: bytes
+    digest: bytes  # of both, which identifies the embeddings
+
+    @classmethod
+    def of(cls, shape: ImageShape, pixels: bytes) -> ProcessedImage:
+        digest = hashlib.blake2b(pixels, digest_size=16)
+        digest.update(repr(shape).encode())
+        return cls(shape, pixels, digest.digest())
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class ImageProcess:
         shape = ImageShape(**head["shape"], size=size)
         if len(pixels) != shape.tiles * shape.height * shape.width * 3:
             raise ConfinedError("ended with pixels of another size")  # the engine relies on it
-        return ProcessedImage(shape, pixels)
+        return ProcessedImage.of(shape, pixels)
 
     def close(self) -> None:
         self._process.close()
@@ -169,7 +177,7 @@ class ImagePool:
             data = await self._addresses.fetch(source.text)
             job = await asyncio.to_thread(_job, data, alone, source.is_small)
         else:
-            job = await asyncio.to_thread(_data_job, source, alone)
+            job = await _data_job(source, alone)
         image = self._cache.get(job.key)
         return image if image is not None else await self._processed(job, most)
 
@@ -249,9 +257,15 @@ def _too_long(room: int, first: int, count: int, embeddings: int) -> str:
     return f"This model's maximum context length is {room} tokens, but {given}."
 
 
-def _data_job(source: ImageSource, alone: bool) -> Job:
+async def _data_job(source: ImageSource, alone: bool) -> Job:
     """Decode base64. Raises ImageError."""
-    return _job(image_bytes(source.text), alone, source.is_small)
+
+    def decode() -> Job:
+        return _job(image_bytes(source.text), alone, source.is_small)
+
+    if len(source.text) < INLINE_CHARS:
+        return decode()
+    return await asyncio.to_thread(decode)
 
 
 def _job(data: bytes, alone: bool, is_small: bool) -> Job:

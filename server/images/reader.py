@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +60,7 @@ class Reader:
         read: list[ReadImage] = []
         if parts:
             images = await self._processed(parts, param)
-            read = await asyncio.to_thread(lambda: [self._read(image) for image in images])
+            read = [self._read(image) for image in images]
         found = [marked(message, self._tokens) for message in messages]
         return ShownImages(found, read, self._tokens)
 
@@ -84,7 +82,7 @@ class Reader:
     def _read(self, processed: ProcessedImage) -> ReadImage:
         shape = processed.shape
         image = Image(
-            digest=_digest(processed),
+            digest=processed.digest,
             runs=(),
             pixels=processed.pixels,
             shape=(shape.tiles, shape.height, shape.width),
@@ -186,10 +184,3 @@ def image_reader(
     tokens = ImageTokens(processor.marker, processor.placeholder, token_id)
     pool = ImagePool(WORKER, settings_of(model, config, architecture), ImageAddresses(hosts))
     return Reader(tokens, processor, pool, room)
-
-
-def _digest(processed: ProcessedImage) -> bytes:
-    """Return what identifies the embeddings of an image."""
-    digest = hashlib.blake2b(processed.pixels, digest_size=16)
-    digest.update(repr(processed.shape).encode())
-    return digest.digest()

@@ -149,6 +149,9 @@ async def test_hostile_images_get_an_answer_or_a_reason_and_health_answers(serve
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_one_image_in_a_thousand_requests_at_once_is_encoded_once(server: Server) -> None:
+    async with server.http() as http:  # the series exists after the first step
+        answer = await http.post("/v1/chat/completions", json=body_of(file_of(gradient(), "PNG")))
+        assert answer.status_code == 200
     before = server.metric("images_encoded")
     body = json.dumps(body_of(file_of(gradient(width=77), "PNG"))).encode()
     headers = {"content-type": "application/json"}
@@ -166,6 +169,7 @@ async def test_one_image_in_a_thousand_requests_at_once_is_encoded_once(server: 
     print(f"\n{dict(statuses)}, /health at most {max(health) * 1e3:.0f} ms")
     assert statuses.total() == statuses[200] + statuses[503] == 1000
     assert statuses[200] > 100
+    assert max(health) <= MAX_HEALTH_S
     assert server.metric("images_encoded") - before == 1
     server.wait_idle()
 

@@ -73,16 +73,16 @@ def driver(folder: Path) -> Driver:
 def failing(driver: Driver, monkeypatch: pytest.MonkeyPatch, unit: Any) -> list[int]:
     """Let `unit` change the result of the next image's encoding; return a list for its count."""
     model: Any = driver.runner.model
-    encode, changed = model.encode_image, []
+    encode, changed = model.vision.encode, []
 
-    def encode_image(pixels: torch.Tensor, image: Image) -> Units:
+    def encode_once(pixels: torch.Tensor, image: Image) -> Units:
         embeddings = yield from encode(pixels, image)
         if not changed:
             changed.append(1)
             embeddings = unit(embeddings)
         return embeddings
 
-    monkeypatch.setattr(model, "encode_image", encode_image)
+    monkeypatch.setattr(model.vision, "encode", encode_once)
     return changed
 
 

@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
-from engine.models.base import Sees, whole_image_tokens
+from engine.models.base import image_encoder, image_token_bytes, whole_image_tokens
 from engine.ops.seen_tokens import SeenTokens
 from engine.protocol.generate import Image
 from engine.runner.model_runner import ModelRunner
@@ -123,14 +123,14 @@ def check_images(
     """
     (golden.folder / "preprocessor_config.json").write_text(json.dumps(processor))
     runner = load(golden.folder, **options)
-    assert isinstance(runner.model, Sees)
-    model = cast(Sees, runner.model)
+    encoder = image_encoder(runner.model)
+    assert encoder is not None
     prompts, shown, expected, placed = [], [], [], []
     for images in stories:
         prompt, starts = prompt_with(images, token)
         pairs = list(zip(images, starts, strict=True))
         with torch.inference_mode():
-            encoded = [whole(model.encode_image(i.pixels, i.image(first))) for i, first in pairs]
+            encoded = [whole(encoder.encode(i.pixels, i.image(first))) for i, first in pairs]
             arguments = inputs(images) if images else {}
             if types and images:
                 is_image = torch.tensor([prompt]) == token
@@ -139,11 +139,11 @@ def check_images(
             expected.append(golden.reference(**arguments).logits[0])
         placed.append(tuple(image.image(first) for image, first in pairs))
         for image, embeddings in zip(images, encoded, strict=True):
-            assert embeddings.nbytes == model.image_bytes * image.num_tokens
+            assert embeddings.nbytes == image_token_bytes(encoder) * image.num_tokens
         prompts.append(prompt)
         shown.append(list(zip(starts, encoded, strict=True)))
     chunks = chunked(prompts, 7)
-    backend = runner.backend if whole_image_tokens(model) else None
+    backend = runner.backend if whole_image_tokens(runner.model) else None
     if backend is not None:
         chunks = chunked_around(prompts, shown, 7)
     for plan in (at_once(prompts), chunks):

@@ -59,7 +59,7 @@ class VisionCase:
     reference: Callable[[Any, torch.Tensor, tuple[int, ...]], torch.Tensor]
     sizes: Sequence[tuple[int, ...]]  # tiles, height, width, and what else the case knows
     encode: Callable[[Any, Picture, tuple[int, ...]], Units] = field(
-        default=lambda module, pixels, size: module.encode(pixels)
+        default=lambda module, pixels, size: module.encode(pixels, Image(b"", ()))
     )
     gain: float = 0.5
 

@@ -24,6 +24,7 @@ from engine.models.vision.block import TowerLinear, Units, in_parts, under
 from engine.models.vision.pixels import Normalization, patches
 from engine.models.vision.settings import normalization_of, vision_config
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
+from engine.protocol.generate import Image
 
 PROJECTOR = "multi_modal_projector."
 PROJECTION = PROJECTOR + "mm_input_projection"
@@ -65,12 +66,12 @@ class Gemma3Vision(nn.Module):
     def __init__(self, config: Gemma3VisionConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = config
-        self.dtype = dtype
+        self.dtype, self.width = dtype, c.hidden
         self.tower = SiglipTower(c.tower)
         self.norm = OffsetRMSNorm(c.tower.hidden, c.tower.norm_eps)
         self.projection = TowerLinear(c.tower.hidden, c.hidden)
 
-    def encode(self, pixels: torch.Tensor) -> Units:
+    def encode(self, pixels: torch.Tensor, image: Image) -> Units:
         """Pixels uint8 [crops, image_size, image_size, 3] -> embeddings [n, hidden]."""
         return in_parts(pixels, self.config.tower.side**2, self._encode)
 

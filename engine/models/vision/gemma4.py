@@ -26,6 +26,7 @@ from engine.models.vision.pixels import CHANNELS, Normalization, patches
 from engine.models.vision.qwen_grid import angles_at
 from engine.ops.kernels import Kernels
 from engine.ops.rotary import Angles, apply_rotary
+from engine.protocol.generate import Image
 
 TOWER, PROJECTOR = "vision_tower.", "embed_vision."
 LAYER = TOWER + "encoder.layers.{i}."
@@ -216,14 +217,14 @@ class Gemma4Vision(nn.Module):
     def __init__(self, config: Gemma4VisionConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = config
-        self.dtype = dtype
+        self.dtype, self.width = dtype, c.out_hidden
         self.patches = Patches(c)
         self.blocks = nn.ModuleList(Gemma4VisionBlock(c) for _ in range(c.layers))
         self.standard = Standardization(c.hidden) if c.is_standardized else None
         self.norm = PlainRMSNorm(c.norm_eps)
         self.projection = TowerLinear(c.hidden, c.out_hidden)
 
-    def encode(self, pixels: torch.Tensor) -> Units:
+    def encode(self, pixels: torch.Tensor, image: Image) -> Units:
         """Pixels uint8 [1, height, width, 3] -> embeddings [n, out_hidden], row by row."""
         c = self.config
         rows, columns = (length // c.patch_size for length in pixels.shape[1:3])

@@ -21,6 +21,7 @@ from engine.models.vision.block import TowerLinear, Units, in_parts, under
 from engine.models.vision.pixels import Normalization, patches
 from engine.models.vision.settings import normalization_of, vision_config
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
+from engine.protocol.generate import Image
 
 TOWER_DEFAULTS = siglip.DEFAULTS | {
     "hidden_size": 1152,
@@ -62,11 +63,11 @@ class Idefics3Vision(nn.Module):
     def __init__(self, config: Idefics3VisionConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = config
-        self.dtype = dtype
+        self.dtype, self.width = dtype, c.hidden
         self.tower = SiglipTower(c.tower)
         self.connector = TowerLinear(c.tower.hidden * c.scale**2, c.hidden)
 
-    def encode(self, pixels: torch.Tensor) -> Units:
+    def encode(self, pixels: torch.Tensor, image: Image) -> Units:
         """Pixels uint8 [tiles, image_size, image_size, 3] -> embeddings [n, hidden]."""
         side = self.config.tower.side
         return in_parts(pixels, side**2, self._encode)

@@ -27,6 +27,7 @@ from engine.models.vision.pixels import Normalization, patches
 from engine.models.vision.settings import normalization_of, vision_config
 from engine.models.vision.siglip import SiglipConfig, SiglipTower
 from engine.ops.kernels import Kernels
+from engine.protocol.generate import Image
 
 Size = tuple[int, int]  # height and width
 PROJECTOR = {
@@ -120,7 +121,7 @@ class LlavaVision(nn.Module):
     def __init__(self, config: LlavaVisionConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = config
-        self.dtype = dtype
+        self.dtype, self.width = dtype, c.hidden
         tower = ClipTower if c.is_clip else SiglipTower
         self.tower = tower(c.tower, layers=c.layers)
         self.up = TowerLinear(c.tower.hidden, c.hidden, bias=c.has_bias)
@@ -128,20 +129,19 @@ class LlavaVision(nn.Module):
         self.image_newline = nn.Parameter(torch.empty(c.hidden))
         self.kernels: Kernels = "torch"
 
-    def encode(self, pixels: torch.Tensor, tiles: tuple[int, int], size: Size) -> Units:
+    def encode(self, pixels: torch.Tensor, image: Image) -> Units:
         """Pixels uint8 [tiles, image_size, image_size, 3] -> embeddings [n, hidden].
 
-        `tiles` are the rows and columns of tiles without the overview, which comes first. `size` is
-        that of the picture before it was resized.
+        The overview is the first tile.
         """
         side = self.config.tower.side
         embedded = yield from in_parts(pixels, side**2, self._encode)  # [tiles, n, hidden]
         newline = self.image_newline
         if len(pixels) == 1:
             return torch.cat((embedded[0], newline[None]))
-        squares = embedded[1:].view(*tiles, side, side, -1)
+        squares = embedded[1:].view(*image.grid, side, side, -1)
         grid = squares.transpose(1, 2).flatten(2, 3).flatten(0, 1)  # [height, width, hidden]
-        grid = self._shortened(unpadded(grid, size))
+        grid = self._shortened(unpadded(grid, image.size))
         lines = torch.cat((grid, newline.expand(len(grid), 1, -1)), dim=1)
         return torch.cat((embedded[0], lines.flatten(0, 1)))
 

@@ -29,6 +29,7 @@ from engine.models.vision.qwen_grid import (
     picture_patches,
 )
 from engine.models.vision.settings import normalization_of, vision_config
+from engine.protocol.generate import Image
 
 NAMES = {
     "patches": "patch_embed.proj",
@@ -99,7 +100,7 @@ class Qwen25Vision(nn.Module):
     def __init__(self, config: Qwen25VisionConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = config
-        self.dtype = dtype
+        self.dtype, self.width = dtype, c.out_hidden
         self.patches = patch_embedding(c, bias=False)
         shape = BlockShape(
             hidden=c.hidden,
@@ -113,7 +114,7 @@ class Qwen25Vision(nn.Module):
         self.norm = RMSNorm(c.hidden, EPS)
         self.merger = Merger(c)
 
-    def encode(self, pixels: torch.Tensor) -> Units:
+    def encode(self, pixels: torch.Tensor, image: Image) -> Units:
         """Pixels uint8 [1, height, width, 3] -> embeddings [n, out_hidden], row by row."""
         c = self.config
         grid = Grid.of(pixels, c)

@@ -35,6 +35,7 @@ from engine.models.vision.qwen_grid import (
     picture_patches,
 )
 from engine.models.vision.settings import normalization_of, vision_config
+from engine.protocol.generate import Image
 
 NAMES = {
     "patches": "patch_embed.proj",
@@ -126,7 +127,7 @@ class Qwen3Vision(nn.Module):
     def __init__(self, config: Qwen3VisionConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = c = config
-        self.dtype = dtype
+        self.dtype, self.width = dtype, c.out_hidden * (1 + len(c.deep_layers))
         self.patches = patch_embedding(c, bias=True)
         self.positions = TokenEmbedding(c.positions, c.hidden)
         shape = BlockShape(
@@ -141,7 +142,7 @@ class Qwen3Vision(nn.Module):
         self.merger = Merger(c)
         self.deep = nn.ModuleList(DeepMerger(c) for _ in c.deep_layers)
 
-    def encode(self, pixels: torch.Tensor) -> Units:
+    def encode(self, pixels: torch.Tensor, image: Image) -> Units:
         """Pixels uint8 [1, height, width, 3] -> embeddings [n, out_hidden * (1 + deep layers)].
 
         They are in order row by row. Those of the deep layers follow the tower's own.

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from engine.client.admission import MAX_PIXEL_BYTES
 from engine.config import EngineConfig
 from engine.memory import image_plan
-from engine.memory.image_plan import embedding_bytes, encoder_bytes, pixel_bytes
+from engine.memory.image_plan import (
+    MOST_READ,
+    MOST_WAITING,
+    embedding_bytes,
+    encoder_bytes,
+    pixel_bytes,
+)
 from engine.memory.model_plan import ModelPlan
 from engine.memory.report import IMAGES, LARGEST_STEP, PIXELS, planned_bytes
+from engine.offline.plan import main
+from server.images import pool
 from tests.engine.models.test_gemma4_images import config, reference
 from tests.support.driver import tiny_llama
 from tests.support.gemma4_images import PROCESSOR
@@ -51,6 +61,20 @@ def test_table_has_the_images_of_a_model_that_sees_only(plan: ModelPlan, tmp_pat
     blind = plan_of(tiny_llama(tmp_path / "llama"))
     assert not {IMAGES, PIXELS} & planned_bytes(blind, 8, 256).keys()
     assert encoder_bytes(blind) == 0
+
+
+def test_plan_says_how_many_pixels_open_requests_may_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (MOST_READ, MOST_WAITING) == (pool.MAX_OPEN_BYTES, MAX_PIXEL_BYTES)
+    folders = write_seeing(tmp_path / "smolvlm"), tiny_llama(tmp_path / "llama")
+    said = []
+    for folder in folders:
+        config = EngineConfig(model=str(folder), device="cpu", kv_cache_memory_bytes=1 << 20)
+        monkeypatch.setattr("sys.argv", ["plan", msgspec.json.encode(config).decode()])
+        assert main() == 0
+        said.append("pixels of all open requests: up to 1.1 GB" in capsys.readouterr().out)
+    assert said == [True, False]
 
 
 def test_largest_step_includes_a_unit_of_encoding(plan: ModelPlan) -> None:

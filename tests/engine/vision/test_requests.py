@@ -24,13 +24,13 @@ CPU = torch.device("cpu")
 class FourUnits:
     """Encodes an image in four units; its embeddings are the value of its first pixel."""
 
-    image_bytes = 4
+    dtype, width = torch.float32, 1
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
         self.sizes: list[int | None] = []  # that the pauses were sent
 
-    def encode_image(
+    def encode(
         self, pixels: torch.Tensor, image: Image
     ) -> Generator[None, int | None, torch.Tensor]:
         self.begun.append(image.digest)
@@ -43,8 +43,11 @@ def picture(name: bytes, start: int = 1, count: int = 2, value: int = 7) -> Imag
     return Image(name, ((start, count),), bytes([value]) * 12, (1, 2, 2))
 
 
-def request(number: int, *images: Image) -> GenerateRequest:
-    return GenerateRequest(number, [1] * 9, SamplingParams(4), 0.0, images=images)
+def request(number: int, *images: Image, tenant: str = "", priority: int = 0) -> GenerateRequest:
+    prompt, params = [1] * 9, SamplingParams(4)
+    return GenerateRequest(
+        number, prompt, params, 0.0, priority=priority, tenant=tenant, images=images
+    )
 
 
 def finish(part: ImageRequests, number: int) -> None:
@@ -171,6 +174,21 @@ def test_abort_of_a_waiting_request_leaves_the_first_one_alone(
     part.work(is_quiet=False)
     part.handle(Abort([2]))
     assert drain(part) == [1]
+
+
+def test_tenants_take_turns_and_a_begun_request_is_finished(
+    part: ImageRequests, model: FourUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+    for number, tenant in enumerate("aaaab"):
+        part.handle(request(number, picture(bytes([number]), count=1), tenant=tenant))
+        part.work(is_quiet=False)  # the first one has begun before others come
+    part.handle(request(5, picture(bytes([5]), count=1), tenant="b"))
+    part.handle(request(6, picture(bytes([6]), count=1), tenant="a", priority=-1))
+    part.handle(Abort([3]))
+    assert drain(part) == [0, 6, 4, 1, 5, 2]
+    assert [name for [name] in model.begun] == [0, 6, 4, 1, 5, 2]
+    assert not part.has_work
 
 
 def test_requests_that_can_never_run_are_rejected(part: ImageRequests) -> None:

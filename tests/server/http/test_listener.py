@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import socket
+from typing import Any, NoReturn
 
 import pytest
 
@@ -11,7 +14,7 @@ from server.cli.banner import base_url
 from server.config import ServerConfig
 from server.http.addresses import address_of, is_loopback
 from server.http.auth import allowed_hosts
-from server.http.listener import listen
+from server.http.listener import ACCEPTED_AT_ONCE, listen
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,28 @@ def test_address_of_without_look_up_resolves_no_names() -> None:
 )  # fmt: skip
 def test_base_url_replaces_wildcard_with_loopback(host: str, url: str) -> None:
     assert base_url(host, 8) == url
+
+
+async def test_listener_out_of_descriptors_fails_once_in_a_turn_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """asyncio schedules a retry for each failed attempt."""
+    failed: list[dict[str, Any]] = []
+
+    def fail(self: socket.socket) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failed.append(context))
+    listener = listen(ServerConfig(host="127.0.0.1", port=0))
+    listener.setblocking(False)
+    server = await loop.create_server(asyncio.Protocol, sock=listener, backlog=ACCEPTED_AT_ONCE)
+    async with server:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "accept", fail)
+            with socket.create_connection(listener.getsockname()):
+                for _ in range(20):
+                    await asyncio.sleep(0)
+        assert len(failed) == 1
+        connection, _ = listener.accept()
+        connection.close()

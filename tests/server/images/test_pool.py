@@ -151,6 +151,20 @@ async def test_images_beyond_the_context_are_refused_before_the_rest_is_processe
     assert pool.num_processed == 4
 
 
+@pytest.mark.parametrize("most_inline", [0, 10**6])
+async def test_image_in_many_requests_is_hashed_once(
+    pool: ImagePool, monkeypatch: pytest.MonkeyPatch, most_inline: int
+) -> None:
+    """Hashing the 13 MB of 17 tiles takes 14 ms, which a thousand requests would repeat."""
+    monkeypatch.setattr(pool_module, "INLINE_CHARS", most_inline)
+    found = [await pool.read_all([source(gradient())], ROOM) for _ in range(3)]
+    digests = [image.digest for [image] in found]
+    assert len(digests[0]) == 16
+    assert all(digest is digests[0] for digest in digests)
+    [other] = await pool.read_all([strip(20)], ROOM)
+    assert other.digest != digests[0]
+
+
 async def test_more_images_than_the_limit_are_refused(pool: ImagePool) -> None:
     with pytest.raises(ImageError, match="has 101 images; the limit is 100"):
         await pool.read_all([source(gradient())] * 101, 10**6)
@@ -168,7 +182,7 @@ async def test_settings_that_the_processor_refuses_raise_config_error() -> None:
 
 
 def image_of(size: int) -> ProcessedImage:
-    return ProcessedImage(ImageShape(1, 1, size, 0, 0, 1, (1, size)), bytes(size))
+    return ProcessedImage.of(ImageShape(1, 1, size, 0, 0, 1, (1, size)), bytes(size))
 
 
 def test_cache_drops_the_image_that_was_used_least_recently() -> None:

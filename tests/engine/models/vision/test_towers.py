@@ -20,6 +20,7 @@ from engine.models.vision.idefics3 import Idefics3Vision, Idefics3VisionConfig
 from engine.models.vision.llava import LlavaVision, LlavaVisionConfig
 from engine.models.vision.qwen2_5 import Qwen25Vision, Qwen25VisionConfig
 from engine.models.vision.qwen3 import Qwen3Vision, Qwen3VisionConfig
+from engine.protocol.generate import Image
 from tests.support.gemma4_images import BUDGET, padded
 from tests.support.qwen_images import in_merge_order
 from tests.support.vision import Vision, VisionCase, bfloat16, embeddings, picture
@@ -226,7 +227,9 @@ def llava(kind: str, **changed: Any) -> VisionCase:
         weight_map(LlavaVision.clip_names if is_next else LlavaVision.names, "", ignored=unused),
         reference,
         [(1, EDGE, EDGE, 50, 40, 0, 0), *(with_tiles(size) for size in LLAVA_SIZES)],
-        encode=lambda module, pixels, size: module.encode(pixels, size[5:], size[3:5]),
+        encode=lambda module, pixels, size: module.encode(
+            pixels, Image(b"", (), grid=size[5:], size=size[3:5])
+        ),
     )
 
 
