@@ -4,6 +4,9 @@ llama.cpp's own tool quantises the model. An importance matrix of ones goes with
 some need one. Rows of 576 numbers do not fit blocks of 256: only the down projections of MLPs have
 these types, and the tool takes its usual replacements for other matrices. TEXT is as for
 `perplexity`.
+
+With --blas, llama.cpp is also measured in a build with OpenBLAS. It multiplies in fp32, where its
+other builds round inputs to 8 bits.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from loadtest.gguf_model import write_gguf
 from loadtest.micro.case import Bound, Case, Table
 from loadtest.micro.perplexity import WINDOW, losses, text_of
 from loadtest.peers import llama_library
-from loadtest.peers.environments import environment, quantized_gguf, smollm2
+from loadtest.peers.environments import BLAS, environment, quantized_gguf, smollm2
 from loadtest.servers import Penstock
 
 MOST_CHANGE = 0.005  # of perplexity
@@ -151,32 +154,44 @@ def windows_of(model: Path, text: str, tokens: int) -> list[list[int]]:
     return [ids[first : first + WINDOW] for first in range(0, tokens, WINDOW)]
 
 
+def peers_of(sources: Sources, *, blas: bool) -> dict[str, Path]:
+    """Return the builds of llama.cpp to compare with, the one of the bound first."""
+    if not blas:
+        return {"llama.cpp": sources.home}
+    return {"llama.cpp with BLAS": environment(BLAS, sources.root), "llama.cpp": sources.home}
+
+
 def measure(options: Namespace, stack: ExitStack) -> Iterator[Table]:
     root = options.environments.absolute()
     sources = sources_of(root, options.folder)
     text = "\n".join(text_of(file) for file in options.text)
     windows = windows_of(smollm2(root), text, options.tokens)
+    peers = peers_of(sources, blas=options.blas)
+    nearest = next(iter(peers))
     samples: dict[str, list[float]] = {}
     notes: dict[str, str] = {}
     bounds: list[Bound] = []
     for mixture in options.mixture or MIXTURES:
         file = quantized(sources, mixture)
         count = check_numbers(sources.home, file)
-        theirs = losses_of_llama(sources.home, file, windows)
-        ours = asyncio.run(losses_of_penstock(file, windows))
-        peer = f"llama.cpp {mixture}"
-        samples |= {mixture: [perplexity(ours)], peer: [perplexity(theirs)]}
+        found = {mixture: asyncio.run(losses_of_penstock(file, windows))}
         size = file.stat().st_size / 1e6
-        notes[mixture] = f"{change(ours, theirs)}; {count} equal tensors; {size:.0f} MB"
+        notes[mixture] = f"{count} equal tensors; {size:.0f} MB"
+        for peer, home in peers.items():
+            theirs = losses_of_llama(home, file, windows)
+            found[f"{peer} {mixture}"] = theirs
+            notes[mixture] += f"; {change(found[mixture], theirs)} of {peer}"
         if options.exact:
             exact = asyncio.run(losses_of_penstock(file, windows, EXACT))
-            samples[f"exact {mixture}"] = [perplexity(exact)]
-            notes[mixture] += f"; {change(ours, exact)} of exact"
-            notes[peer] = f"{change(theirs, exact)} of exact"
-        bounds.append(Bound(mixture, peer, 1 - MOST_CHANGE))
-        bounds.append(Bound(mixture, peer, 1 + MOST_CHANGE, at_most=True))
-        found = {way: values for way, values in samples.items() if way.endswith(mixture)}
-        print(found, notes[mixture], notes.get(peer, ""), flush=True)
+            for way, scored in found.items():
+                parts = [notes[way]] if way in notes else []
+                notes[way] = "; ".join([*parts, f"{change(scored, exact)} of exact"])
+            found[f"exact {mixture}"] = exact
+        samples |= {way: [perplexity(scored)] for way, scored in found.items()}
+        bounds.append(Bound(mixture, f"{nearest} {mixture}", 1 - MOST_CHANGE))
+        bounds.append(Bound(mixture, f"{nearest} {mixture}", 1 + MOST_CHANGE, at_most=True))
+        for way in found:
+            print(f"{way}: {samples[way][0]:.4f} {notes.get(way, '')}", flush=True)
     yield Table(samples, "perplexity", bounds=bounds, notes=notes)
 
 
@@ -184,6 +199,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=2 * WINDOW)
     parser.add_argument("--mixture", action="append", choices=MIXTURES, help="default: all")
     parser.add_argument("--exact", action="store_true", help="also without rounding, in float32")
+    parser.add_argument("--blas", action="store_true", help="bound by a llama.cpp without rounding")
     parser.add_argument("--folder", type=Path, default=Path("build/gguf-types"))
     parser.add_argument("--environments", type=Path, default=Path("build/peers"))
     parser.add_argument("text", type=Path, nargs="+")

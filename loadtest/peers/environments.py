@@ -27,12 +27,15 @@ VERSIONS = {
 # The peer of `python -m loadtest.micro embeddings`.
 SENTENCES = "sentence-transformers"
 SENTENCES_VERSION = "sentence-transformers==6.2.0"
+# llama.cpp with OpenBLAS (`apt install libopenblas-dev`), which does not round inputs of matrices.
+BLAS = "llama.cpp-blas"
 TORCH = "torch==2.13.0"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # PyPI's torch brings gigabytes of CUDA
 FOR_GGUF = ["gguf==0.19.0", "accelerate==1.15.0"]  # with them, transformers reads GGUF files
 FOR_ONNX = ["onnxruntime==1.32.0", "onnx==1.23.2", "onnxscript==0.7.2"]  # export and quantise
 VLLM_DOES_WITHOUT = {"torch", "torchaudio", "torchvision", "torchcodec"}
 LLAMA_OPTIONS = ["GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_BUILD_TESTS=OFF"]
+BLAS_OPTIONS = ["GGML_BLAS=ON", "GGML_BLAS_VENDOR=OpenBLAS"]
 
 
 class InstallError(BenchError):
@@ -53,19 +56,27 @@ def environment(name: str, root: Path) -> Path:
 
     Raises InstallError.
     """
-    folder, version = root / name, SENTENCES_VERSION if name == SENTENCES else VERSIONS[name]
+    folder, version = root / name, version_of(name)
     stamp = folder / "version"
     if not stamp.exists() or stamp.read_text() != version:
         print(f"installing {version}", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if name == "llama.cpp":
-            _build_llama(folder)
+            _build_llama(folder, "llama-server")
+        elif name == BLAS:
+            _build_llama(folder, "llama", BLAS_OPTIONS)
         else:
             run([sys.executable, "-m", "venv", folder])
             _install(name, folder)
         stamp.write_text(version)
     return folder
+
+
+def version_of(name: str) -> str:
+    """Return the package and version that an environment is made of."""
+    others = {SENTENCES: SENTENCES_VERSION, BLAS: VERSIONS["llama.cpp"]}
+    return others[name] if name in others else VERSIONS[name]
 
 
 def _install(name: str, folder: Path) -> None:
@@ -122,17 +133,17 @@ def rename_vllm(metadata: Path) -> None:
     old.rename(old.with_name(f"vllm-{version}+cpu.dist-info"))
 
 
-def _build_llama(folder: Path) -> None:
-    """Build llama.cpp's server for this machine's instructions."""
+def _build_llama(folder: Path, target: str, more: Sequence[str] = ()) -> None:
+    """Build a target of llama.cpp for this machine's instructions."""
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
     run([*pip, "-d", folder, VERSIONS["llama.cpp"]])
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(folder / "source", filter="data")
     source = llama_source(folder)
-    options = [f"-D{option}" for option in ["CMAKE_BUILD_TYPE=Release", *LLAMA_OPTIONS]]
+    options = [f"-D{option}" for option in ["CMAKE_BUILD_TYPE=Release", *LLAMA_OPTIONS, *more]]
     run(["cmake", "-S", source, "-B", folder / "build", *options])
-    _build_target("llama-server", folder)
+    _build_target(target, folder)
 
 
 def _build_target(name: str, folder: Path) -> None:

@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+FP32 = 0  # GGML_TYPE_F32
+NO_FLASH_ATTENTION = 0  # LLAMA_FLASH_ATTN_TYPE_DISABLED
+
 
 class _TypeTraits(ctypes.Structure):
     """`struct ggml_type_traits` in ggml.h."""
@@ -60,17 +63,25 @@ def losses(home: Path, file: Path, windows: Sequence[Sequence[int]]) -> list[flo
     """Return -log p of all tokens but the first of each window. A window is one batch.
 
     It computes on one thread: more would wait for each other while the machine has other work.
+    A library that is built with BLAS multiplies weights and inputs in fp32. The KV cache is then in
+    fp32 too. Without BLAS, llama.cpp rounds inputs of quantised matrices to 8 bits.
     """
     llama: Any = bindings(home)
     silent = llama.llama_log_callback(lambda level, text, data: None)
     llama.llama_log_set(silent, None)
     llama.llama_backend_init()
-    model = llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
+    has_blas = (home / "build" / "bin" / "libggml-blas.so").exists()
+    loading = llama.llama_model_default_params()
+    loading.use_extra_bufts = not has_blas  # BLAS reads no repacked weights
+    model = llama.llama_model_load_from_file(str(file).encode(), loading)
     assert model, f"llama.cpp does not load {file}"
     longest = max(map(len, windows))
     settings = llama.llama_context_default_params()
     settings.n_ctx = settings.n_batch = settings.n_ubatch = longest
     settings.n_threads = settings.n_threads_batch = 1
+    if has_blas:
+        settings.type_k = settings.type_v = FP32
+        settings.flash_attn_type = NO_FLASH_ATTENTION
     context = llama.llama_init_from_model(model, settings)
     size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     scored: list[float] = []

@@ -11,6 +11,7 @@ from prometheus_client.exposition import generate_latest
 
 from server.telemetry.exposition import WithoutCreated
 
+Reason = Literal["age", "memory", "request"]  # why a model was unloaded
 FAMILY = re.compile(r"# (?:HELP|TYPE) (\S+)")
 
 
@@ -64,7 +65,7 @@ class PoolCounts:
     def loaded(self, model: str, seconds: float) -> None:
         self._loads.labels(model=model).observe(seconds)
 
-    def unloaded(self, model: str, reason: Literal["age", "memory"]) -> None:
+    def unloaded(self, model: str, reason: Reason) -> None:
         self._unloads.labels(model=model, reason=reason).inc()
 
     def failed(self, model: str) -> None:

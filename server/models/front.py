@@ -130,6 +130,10 @@ class Router:
             return
         body = await read_body(scope, receive) if method in BODY_METHODS else b""
         spec = spec or await self._found(scope, body)
+        if method == "POST" and ollama.asks_to_unload(path, body):
+            response = await ollama.unload(self._front, spec, path)
+            await response(scope, receive, send)
+            return
         await self._forwarder.forward(spec, body, scope, receive, send)
 
     async def _found(self, scope: Scope, body: bytes) -> ModelSpec:

@@ -9,6 +9,7 @@ import asyncio
 import datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -23,7 +24,46 @@ from server.state import OLLAMA_VERSION, VERSION
 if TYPE_CHECKING:
     from server.models.front import Front
 
+EMPTY: dict[str, dict[str, Any]] = {  # answers to bodies without a prompt, by their path
+    "/api/chat": {"message": {"role": "assistant", "content": ""}},
+    "/api/generate": {"response": ""},
+}
 NEVER = "9999-12-31T23:59:59Z"  # when a model without --keep-alive is unloaded
+
+
+class Unload(msgspec.Struct):
+    """The fields by which a body asks to unload its model. Others are skipped."""
+
+    keep_alive: float | str | None = None
+    prompt: object = None
+    suffix: object = None
+    images: object = None
+    messages: object = None
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether the body has no prompt, and a `keep_alive` of 0 in any unit."""
+        if self.prompt or self.suffix or self.images or self.messages:
+            return False
+        return str(self.keep_alive).rstrip("smh") in ("0", "0.0")
+
+
+def asks_to_unload(path: str, body: bytes) -> bool:
+    """Whether a POST asks to unload the model that it names."""
+    if path not in EMPTY or b"keep_alive" not in body:
+        return False
+    try:
+        return msgspec.json.decode(body, type=Unload).is_meant
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False  # the model's server says what is wrong
+
+
+async def unload(front: Front, spec: ModelSpec, path: str) -> Response:
+    """Unload a model at the end of its open requests. The answer does not wait for these."""
+    await front.pool.unload(spec)
+    created = datetime.datetime.now(datetime.UTC).isoformat()
+    done = {"done": True, "done_reason": "unload"}
+    return JSONResponse({"model": spec.name, "created_at": created, **EMPTY[path], **done})
 
 
 async def tags(front: Front, request: Request) -> Response:

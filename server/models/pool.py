@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from server.http.errors import ApiError
 from server.models.catalog import ModelSpec
-from server.models.counts import PoolCounts
+from server.models.counts import PoolCounts, Reason
 from server.models.upstream import ConnectionLost, Upstream
 
 HOLD_AFTER_S = 1.0  # a model waits this long for an unused one before requests of another are held
@@ -73,6 +73,7 @@ class Instance:
     ready: asyncio.Future[None]
     state: State = "waiting"
     leases: int = 0  # requests that wait for it or are open
+    leaves: bool = False  # it is unloaded at the end of its requests
     last_used: float = 0.0  # loop time
     loaded_at: float = 0.0  # loop time
     num_bytes: int = 0  # reserved
@@ -177,6 +178,8 @@ class ModelPool:
         instance.last_used = asyncio.get_running_loop().time()
         if instance.leases == 0:
             self._changed.set()
+            if instance.leaves and instance.state == "loaded" and not self.is_closed:
+                self._spawn(self._leave(instance))
 
     def _too_late(self, spec: ModelSpec) -> ApiError:
         seconds = self._load_seconds.get(spec.name, FIRST_LOAD_S)
@@ -279,7 +282,19 @@ class ModelPool:
 
     # Unloading.
 
-    async def _unload_if_unused(self, instance: Instance, reason: Literal["age", "memory"]) -> bool:
+    async def unload(self, spec: ModelSpec) -> None:
+        """Unload a model if it is loaded, at the end of its open requests."""
+        instance = self.instances.get(spec.name)
+        if instance is None:
+            return
+        instance.leaves = True
+        if instance.state == "loaded" and instance.leases == 0:
+            await self._leave(instance)
+
+    async def _leave(self, instance: Instance) -> None:
+        await self._unload_if_unused(instance, "request")
+
+    async def _unload_if_unused(self, instance: Instance, reason: Reason) -> bool:
         """End the server of a model without requests. Return whether it had none."""
         if await _runs_batch(instance) or instance.leases or instance.state != "loaded":
             return False

@@ -53,8 +53,8 @@ def loaded(body: GenerationBody, content: Json) -> Response:
     """Return the answer to a body without a prompt, which asks Ollama to load the model."""
     if body.unloads:
         message = (
-            "keep_alive: 0 asks to unload the model, which this server keeps as long as it runs: "
-            "stop the server instead."
+            "keep_alive: 0 asks to unload the model, which this server keeps as long as it runs. "
+            "Stop the server, or serve several models: `penstock serve A B` unloads them."
         )
         raise unsupported("keep_alive", message)
     fields: Json = {"model": body.model, "created_at": now(), **content}

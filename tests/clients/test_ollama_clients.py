@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.clients.agents import PROXIES, environment, refusing_proxy
 from tests.clients.environments import (
     HERE,
     OLLAMA,
@@ -28,6 +29,7 @@ from tests.clients.environments import (
 from tests.clients.reports import Cell, rendered, run_script
 from tests.clients.test_encoder_clients import TEXTS, write_encoder
 from tests.support import web
+from tests.support.scripted_serve import MODEL, call, serving_script
 from tests.support.serve import Server, serving
 from tests.support.tiny_smolvlm import noise, png_url, write_seeing
 
@@ -156,3 +158,42 @@ def test_continue_with_its_ollama_provider_answers(server: Server, tmp_path: Pat
         timeout=300,
     )
     assert "Paris" in done.stdout, done.stdout + done.stderr
+
+
+def test_codex_with_oss_finds_the_model_and_changes_a_file(tmp_path: Path) -> None:
+    """It asks for /api/version and /api/tags, and then sends /v1/responses."""
+    if not shutil.which("npm"):
+        pytest.skip("needs node and npm")
+    for name in ("home", "project"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "project" / "greeting"
+    file.write_text("Helo\n")
+    turns = [call("exec_command", cmd="sed -i s/Helo/Hello/ greeting"), "It is correct now."]
+    with serving_script(tmp_path, turns) as server, refusing_proxy() as proxy:
+        proxies = {**dict.fromkeys(PROXIES, proxy.url), "NO_PROXY": "127.0.0.1"}
+        address = {"CODEX_OSS_BASE_URL": f"{server.base_url}/v1"}
+        oss = ["--oss", "--local-provider", "ollama", "--model", MODEL]
+        done = subprocess.run(
+            [
+                "codex",
+                "exec",
+                *oss,
+                "--skip-git-repo-check",
+                "--sandbox",
+                "danger-full-access",
+                "Go",
+            ],
+            env=environment("codex", tmp_path, proxies) | address,
+            cwd=file.parent,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        log = server.log
+    assert done.returncode == 0, done.stderr
+    assert file.read_text() == "Hello\n", done.stderr
+    assert "It is correct now." in done.stdout
+    for path in ("/api/version", "/api/tags", "/v1/responses"):
+        assert f'"path": "{path}"' in log
+    assert "/api/pull" not in log

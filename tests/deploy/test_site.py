@@ -31,6 +31,8 @@ QUESTIONS = {
     "lora adapter": "lora",
     "reranking": "embeddings-reference",
     "claude code": "agents",
+    "which models are supported": "models",
+    "out of memory": "model-sizes",
 }
 
 

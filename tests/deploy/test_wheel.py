@@ -1,14 +1,13 @@
 """The built wheel: its contents, and its use in an empty environment with an empty home.
 
 `make release` runs these tests with the wheel in `dist/`, which WHEEL names. Else they build it.
+`test_documented.py` runs the commands that README and docs print.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 import time
 import zipfile
 from email import message_from_bytes
@@ -22,6 +21,7 @@ from deploy.release.build_hooks import bench_modules
 from deploy.release.cut import current_version
 from loadtest.servers import free_ports
 from tests.deploy.documented import documented_commands
+from tests.deploy.installed import Installed
 from tests.support.process import ROOT, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -29,15 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 START_S = 60.0
 GROUPS = ("bench", "import")  # commands with commands
 QUESTION = "What is the capital of France?"
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Path:
-    if named := os.environ.get("WHEEL"):
-        return ROOT / named
-    subprocess.run(["make", "dist", f"PYTHON={sys.executable}"], cwd=ROOT, check=True)
-    [built] = (ROOT / "dist").glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")
@@ -50,43 +41,6 @@ def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if name.endswith("/METADATA")]
         return message_from_bytes(archive.read(name))
-
-
-class Installed:
-    """An environment with the wheel. Its commands run in an empty folder, with an empty home."""
-
-    def __init__(self, folder: Path, wheel: Path) -> None:
-        self.folder = folder / "work"
-        self.folder.mkdir()
-        self.home = folder / "home"
-        self.home.mkdir()
-        self.bin = folder / "environment" / "bin"
-        kept = {k: v for k, v in os.environ.items() if k.startswith("PIP_")}
-        self.environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home), **kept}
-        subprocess.run([sys.executable, "-m", "venv", self.bin.parent], check=True)
-        # On a machine without a GPU, torch's CPU build is enough (docs/getting-started.md).
-        cpu = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-        index = [] if "PIP_FIND_LINKS" in kept else cpu
-        self.run("pip", "install", "-q", *index, "-c", str(ROOT / "constraints.txt"), str(wheel))
-        self.installed_at = time.monotonic()
-
-    def run(self, *command: str, timeout: float = 900) -> str:
-        """Run a command to its end and return its output. Fails with the output of a failure."""
-        done = subprocess.run(
-            [str(self.bin / command[0]), *command[1:]],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-        return done.stdout
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    return Installed(tmp_path_factory.mktemp("installed"), wheel)
 
 
 def test_wheel_has_the_application_and_what_bench_imports(wheel: Path, names: set[str]) -> None:
@@ -169,16 +123,3 @@ def test_documented_commands_are_known_to_the_installed_program(installed: Insta
             if option.startswith("--") and option not in helps[command]:
                 unknown.append(f"{page}: {option} of {' '.join(command)}")
     assert unknown == []
-
-
-def test_documented_commands_that_need_only_the_demo_run_as_printed(installed: Installed) -> None:
-    """The others need a model, a key, a file, a running server or another program."""
-    commands = {tuple(words) for _, words in documented_commands()}
-    alone = {words for words in commands if words in {("list",), ("ps",), ("doctor",), ("flags",)}}
-    demo = {words for words in commands if words[:2] == ("run", "demo") and len(words) == 3}
-    plans = {words for words in commands if words[0] == "serve" and "--plan" in words}
-    plans = {words for words in plans if "demo" in words}
-    assert demo
-    assert len(alone) >= 2
-    for words in sorted(alone | demo | plans):
-        installed.run("penstock", *words)

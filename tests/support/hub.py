@@ -91,7 +91,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
-        hub, path = self.server.hub, unquote(urlsplit(self.path).path)
+        path = unquote(urlsplit(self.path).path)
+        hub = self.server.hub_of(path)
         token, host = self.headers["authorization"], self.headers["host"]
         hub.seen.append(Seen(self.command, path, self.headers["range"], token, host))
         name = re.escape(hub.name)
@@ -159,18 +160,24 @@ class Handler(BaseHTTPRequestHandler):
 class HubServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hubs: tuple[Hub, ...]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.hub = hub
+        self.hubs = hubs
         self.ending = threading.Event()
+
+    def hub_of(self, path: str) -> Hub:
+        """Return the repository that a path names, else the first one."""
+        named = [hub for hub in self.hubs if f"/{hub.name}/" in f"{path}/"]
+        return named[0] if named else self.hubs[0]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of clients that were killed."""
 
 
 @contextlib.contextmanager
-def serving_hub(hub: Hub) -> Iterator[Hub]:
-    with HubServer(hub) as server:
+def serving_hub(hub: Hub, *more: Hub) -> Iterator[Hub]:
+    """Serve one repository or several, and yield the first."""
+    with HubServer((hub, *more)) as server:
         hub.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

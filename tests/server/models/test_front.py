@@ -291,3 +291,40 @@ async def test_metrics_have_the_series_of_all_models(tmp_path: Path) -> None:
     assert 'penstock:model_load_seconds_count{model="a"} 1.0' in text
     assert "penstock:models_loaded 2.0" in text
     assert 'penstock:parent_http_requests_total{status="200"} 2.0' in text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "due"),
+    [
+        ("/api/generate", {"prompt": ""}, {"response": ""}),
+        ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+    ],
+)
+@pytest.mark.parametrize("keep_alive", [0, "0s"])
+async def test_keep_alive_of_zero_unloads_the_model_that_is_named(
+    tmp_path: Path, path: str, fields: dict[str, Any], due: dict[str, Any], keep_alive: int | str
+) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    async with served(fleet) as client:
+        for name in ("a", "b"):
+            await client.post(CHAT, json={"model": name})
+        body = {"model": "a:latest", "keep_alive": keep_alive, **fields}
+        answer = (await client.post(path, json=body)).json()
+        assert answer.pop("created_at")
+        assert answer == {"model": "a", "done": True, "done_reason": "unload", **due}
+        assert fleet.running() == ["b"]
+        again = (await client.post(path, json=body)).json()  # it does not load it for that
+        assert again["done_reason"] == "unload"
+    assert len(fleet.models) == 2
+    assert fleet.count("penstock:parent_model_unloads_total") == 1
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "Hi"}, {"keep_alive": 5}, {"keep_alive": [0]}])
+async def test_other_requests_with_keep_alive_reach_the_model(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    fleet = Fleet(tmp_path, "a", "b")
+    async with served(fleet) as client:
+        body = {"model": "a", "keep_alive": 0} | fields
+        answer = (await client.post("/api/generate", json=body)).json()
+    assert json.loads(answer["body"]) == body

@@ -11,6 +11,7 @@ import pytest
 from server.http.errors import ApiError
 from server.models import pool as pool_module
 from tests.support.fake_models import FakeModel, Fleet, spec_of
+from tests.support.rig import eventually
 
 
 async def use(fleet: Fleet, name: str) -> None:
@@ -186,3 +187,17 @@ async def test_random_requests_keep_the_memory_bound_and_all_are_served(
     await fleet.pool.close()
     assert fleet.pool.used == 0
     assert all(model.was_stopped for model in fleet.models)
+
+
+async def test_model_with_an_open_request_is_unloaded_at_its_end(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, "a")
+    lease = await fleet.pool.lease(fleet.spec("a"))
+    await fleet.pool.unload(fleet.spec("a"))
+    assert fleet.running() == ["a"]
+    fleet.pool.release(lease)
+    await eventually(lambda: fleet.count("penstock:parent_model_unloads_total") == 1, "it leaves")
+    assert fleet.models[0].was_stopped
+    await use(fleet, "a")  # it may be loaded again, and stays
+    await fleet.pool.unload_old(0)
+    assert fleet.running() == ["a"]
+    await fleet.pool.close()

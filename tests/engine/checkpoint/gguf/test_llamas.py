@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -127,6 +128,30 @@ def test_logits_equal_those_of_the_checkpoint(case: str, tmp_path: Path) -> None
     reference = of_transformers(config(), tmp_path / "checkpoint")
     prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
     file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", architecture)
+    found = logits_of(file, prompt)
+    with torch.inference_mode():
+        due = reference(input_ids=torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(found, due, **TOLERANCE)
+
+
+def round_experts(model: Any) -> None:
+    """Give the weights of experts [experts, in, out] numbers that MXFP4 stores exactly."""
+    kind = gguf.GGMLQuantizationType.MXFP4
+    for name, parameter in model.named_parameters():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            packed = gguf.quants.quantize(parameter.detach().mT.contiguous().numpy(), kind)
+            parameter.data = torch.from_numpy(gguf.quants.dequantize(packed, kind)).mT.contiguous()
+
+
+def test_gpt_oss_as_it_is_published_equals_the_checkpoint(tmp_path: Path) -> None:
+    """Experts are MXFP4. Other matrices are F32 here, so that no rounding hides an error."""
+    config = gpt_oss(rope_parameters=GPT_OSS_YARN)
+    reference = of_transformers(config, tmp_path / "checkpoint", prepare=round_experts)
+    experts = {"_exps.weight": "MXFP4"}
+    file = write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "gpt-oss", others=experts)
+    stored = [tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors]
+    assert stored.count("MXFP4") == 3 * config.num_hidden_layers
+    prompt = torch.randint(288, (100,), generator=torch.Generator().manual_seed(1)).tolist()
     found = logits_of(file, prompt)
     with torch.inference_mode():
         due = reference(input_ids=torch.tensor([prompt])).logits[0]
