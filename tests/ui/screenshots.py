@@ -2,8 +2,8 @@
 
 It serves SmolLM2-135M-Instruct (downloaded from PyPI at the first run), asks it real questions, and
 writes each page in dark and light into docs/images. With `--only images` it takes only those of
-the pages with an image, which show the model of `--seeing`. `make test-ui` takes these, too, into
-build/screenshots.
+the pages with an image, which show demo-vision or the model of `--seeing`. `make test-ui` takes
+these, too, into build/screenshots.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from PIL import Image, ImageDraw
 
 from loadtest.peers.environments import smollm2
 from tests.support.serve import serving
-from tests.support.tiny_smolvlm import write_seeing
 from tests.support.variant import noisy_copy
 from tests.ui.pages import chromium
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
-RANDOM = "SmolVLM-tiny-random-weights"  # the model of images without --seeing
+SEEING = "demo-vision"  # the model of images without --seeing
 SIZE = {"width": 1280, "height": 800}
 QUESTIONS = (
     "What is the capital of France?",
@@ -107,12 +106,11 @@ def shoot_rest(page: Any, base: str, comparison: Path, shoot: Shoot) -> None:
 
 
 def shapes() -> Image.Image:
-    """Return a drawing of a circle, a square and a triangle."""
+    """Return a drawing of a circle and a square."""
     drawing = Image.new("RGB", (512, 384), "#f4f1ea")
     draw = ImageDraw.Draw(drawing)
-    draw.ellipse((50, 70, 210, 230), fill="#c8372d")
-    draw.rectangle((270, 40, 400, 170), fill="#2f5fc4")
-    draw.polygon([(330, 350), (490, 350), (410, 210)], fill="#2f8f4e")
+    draw.ellipse((50, 110, 230, 290), fill="#c8372d")
+    draw.rectangle((290, 110, 460, 280), fill="#2f5fc4")
     return drawing
 
 
@@ -125,7 +123,7 @@ def shoot_images(page: Any, base: str, file: Path, shoot: Shoot) -> None:
         page.locator(f"[name={name}]").blur()
     page.get_by_label("Pictures", exact=True).set_input_files([file])
     page.get_by_role("list", name="Attached pictures").wait_for()
-    answer = ask(page, "Which shapes are these?")
+    answer = ask(page, "Describe the picture.")
     page.mouse.move(0, 0)
     shoot("image-chat")
     answer.get_by_role("button", name="Why this time").click()
@@ -140,19 +138,19 @@ def shoot_images(page: Any, base: str, file: Path, shoot: Shoot) -> None:
     shoot("image-lens")
     page.goto(f"{base}/ui/#/prompt")
     page.get_by_label("Pictures", exact=True).last.set_input_files([file])
-    page.get_by_label("Content of message").last.fill("Which shapes are these?")
+    page.get_by_label("Content of message").last.fill("Describe the picture.")
     page.wait_for_selector(".pr-image img")
     page.wait_for_timeout(1500)
     shoot("image-prompt")
 
 
-def take_images(model: Path, images: Path, browser: Any) -> None:
+def take_images(model: str, images: Path, browser: Any) -> None:
     """Write the pictures of pages with an image into `images`. Each theme has a new server."""
     images.mkdir(parents=True, exist_ok=True)
     for scheme in ("dark", "light"):
         with (
             tempfile.TemporaryDirectory() as folder,
-            serving(str(model), "--served-model-name", model.name) as server,
+            serving(model) as server,
         ):
             file = Path(folder) / "shapes.png"
             shapes().save(file)
@@ -202,16 +200,15 @@ def take_all(model: Path, images: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder of a chat model")
-    parser.add_argument("--seeing", type=Path, help="folder of a chat model that takes images")
+    parser.add_argument("--seeing", default=SEEING, help="a chat model that takes images")
     parser.add_argument("--only", choices=("text", "images"))
     parser.add_argument("--output", type=Path, default=IMAGES)
     arguments = parser.parse_args()
     if arguments.only != "images":
         take_all(arguments.model or smollm2(ROOT / "build" / "peers"), arguments.output)
     if arguments.only != "text":
-        with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-            seeing = arguments.seeing or write_seeing(Path(folder) / RANDOM)
-            take_images(seeing, arguments.output, browser)
+        with chromium() as browser:
+            take_images(arguments.seeing, arguments.output, browser)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.support.serve import Server
 from tests.support.tiny_smolvlm import Reference, png_url
 from tests.ui.checks.chat import fill_options
 from tests.ui.checks.pictures import attached, file_of, give, sent_with, squares
-from tests.ui.screenshots import ROOT, SIZE, take_images
+from tests.ui.screenshots import ROOT, SEEING, SIZE, take_images
 
 pytestmark = pytest.mark.ui
 # The colour of a place of a canvas, given as shares of its sides.
@@ -115,7 +115,7 @@ def test_heat_map_is_bright_where_the_weight_is_large(seeing_chat: Any) -> None:
 
 def test_pages_with_an_image_are_pictured_in_both_themes(browser: Any, seeing_model: Path) -> None:
     folder = ROOT / "build" / "screenshots"
-    take_images(Path(os.environ.get("SEEING_MODEL", seeing_model)), folder, browser)
+    take_images(os.environ.get("SEEING_MODEL", SEEING), folder, browser)
     for name in ("chat", "time", "lens", "prompt"):
         means = []
         for scheme in ("dark", "light"):

@@ -34,6 +34,14 @@ from tests.ui.checks.pictures import (
 from tests.ui.checks.prompt import send
 
 pytestmark = pytest.mark.ui
+# Reading a picture takes a while, as if it were large.
+SLOWLY = """
+() => {
+  const read = window.createImageBitmap;
+  window.createImageBitmap = (file) =>
+    new Promise((done) => { setTimeout(done, 300); }).then(() => read(file));
+}
+"""
 LOOKS = [(scheme, width) for scheme in ("dark", "light") for width in (1280, 375)]
 
 
@@ -69,6 +77,23 @@ def test_dropped_and_pasted_pictures_are_sent_and_shown(seeing_chat: Any, seeing
     messages, _ = sent_with(chat, "And now?")
     assert urls_of(messages[0]) == [png_url(first), jpeg_url], "the next turn shows them again"
     assert messages[-1]["content"] == "And now?"
+
+
+def test_nothing_is_lost_while_pictures_are_read(seeing_chat: Any) -> None:
+    chat = seeing_chat
+    fill_options(chat, max_tokens=6, temperature=0)
+    chat.evaluate(SLOWLY)
+    first, second = squares(4), squares(5, 90, 30)
+    give(chat, "drop", ("a.png", "image/png", file_of(first)))
+    give(chat, "paste", ("b.png", "image/png", file_of(second)))
+    box = chat.get_by_role("textbox", name="Message")
+    box.fill("Both?")
+    playwright.expect(chat.get_by_role("button", name="Send")).to_be_disabled()
+    box.press("Enter")
+    playwright.expect(box).to_have_value("Both?")
+    playwright.expect(attached(chat)).to_have_count(2)
+    [message], _ = sent_with(chat, "Both?")
+    assert urls_of(message) == [png_url(first), png_url(second)]
 
 
 def test_picked_picture_needs_no_text_and_survives_reload(seeing_chat: Any, tmp_path: Path) -> None:
@@ -210,6 +235,19 @@ def prompt_page(open_page: Callable[..., Any], server: Server, **options: Any) -
     page.get_by_label("Pictures", exact=True).set_input_files([picture])
     page.wait_for_selector(".pr-image img")
     return page
+
+
+def test_text_that_is_written_while_a_picture_is_read_is_kept(
+    open_page: Callable[..., Any], seeing: Server
+) -> None:
+    page = open_page(f"{seeing.base_url}/ui/#/prompt")
+    page.wait_for_selector(".pr-tokens")
+    page.evaluate(SLOWLY)
+    picture = {"name": "a.png", "mimeType": "image/png", "buffer": file_of(squares(12))}
+    page.get_by_label("Pictures", exact=True).set_input_files([picture])
+    page.get_by_label("Content of message 2").fill("What is it?")
+    page.wait_for_selector(".pr-image img")
+    playwright.expect(page.get_by_label("Content of message 2")).to_have_value("What is it?")
 
 
 def test_prompt_page_shows_an_image_as_one_block(

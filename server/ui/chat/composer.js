@@ -17,43 +17,59 @@ export function writing() {
   return shown(current.value).map((node) => live.value[node.id]).find(Boolean);
 }
 
-/** The tokens of the chat so far: those of its last request and answer. */
-function usedTokens() {
+/** The tokens of the chat so far, those of its last request and answer, and of attached files. */
+function usedTokens({ files }) {
   const answers = shown(current.value).filter(({ usage }) => usage);
   const usage = answers.at(-1)?.usage;
-  return usage ? usage.prompt_tokens + usage.completion_tokens : 0;
+  const ofChat = usage ? usage.prompt_tokens + usage.completion_tokens : 0;
+  return files.reduce((total, { tokens }) => total + tokens, ofChat);
 }
 
 const NOTHING = { files: [], pictures: [] };
 
 /**
- * Text files and pictures to send, and a function that adds some. One that cannot be sent gives a
- * notice, and so does a picture that was reduced.
+ * Text files and pictures to send, and a function that adds some, one after the other. One that
+ * cannot be sent gives a notice, and so does a picture that was reduced.
  */
 function useAttached() {
   const [attached, setAttached] = useState(NOTHING);
-  const attach = async (given) => {
+  const [isReading, setReading] = useState(false);
+  const now = useRef(attached); // also before the next rendering
+  const turn = useRef(Promise.resolve());
+  const put = (next) => {
+    now.current = next;
+    setAttached(next);
+  };
+  const add = async (given) => {
     notice.value = "";
-    const files = [...attached.files];
-    const pictures = [...attached.pictures];
+    const added = [];
     const problems = [];
     for (const file of given) {
       try {
         const type = await pictureType(file);
-        if (type) pictures.push(await pictureOf(file, type, roomBeside(files, pictures)));
-        else files.push(await attachment(file, sum(files.map(({ tokens }) => tokens)) + usedTokens()));
+        const room = roomBeside(now.current.files, now.current.pictures);
+        const read = type
+          ? await pictureOf(file, type, room)
+          : await attachment(file, usedTokens(now.current));
+        const kind = type ? "pictures" : "files";
+        if (type) added.push(read);
+        put({ ...now.current, [kind]: [...now.current[kind], read] });
       } catch (error) {
         problems.push(error.message);
       }
     }
-    const reduced = reducedLine(pictures.filter((one) => !attached.pictures.includes(one)));
-    notice.value = [...problems, reduced].filter(Boolean).join(" ");
-    setAttached({ files, pictures });
+    notice.value = [...problems, reducedLine(added)].filter(Boolean).join(" ");
   };
-  return { attached, setAttached, attach };
+  const attach = (given) => {
+    setReading(true);
+    const mine = turn.current.then(() => add(given)).then(() => {
+      if (turn.current === mine) setReading(false);
+    });
+    turn.current = mine;
+    return mine;
+  };
+  return { attached, isReading, put, attach };
 }
-
-const sum = (numbers) => numbers.reduce((total, one) => total + one, 0);
 
 /** The bytes that a body has left for a picture beside these attachments. */
 function roomBeside(files, pictures) {
@@ -64,7 +80,7 @@ function roomBeside(files, pictures) {
 
 export function Composer() {
   const [text, setText] = useState("");
-  const { attached, setAttached, attach } = useAttached();
+  const { attached, isReading, put, attach } = useAttached();
   const { files, pictures } = attached;
   const [isOver, setOver] = useState(false); // files are dragged over the box
   const field = useRef(null);
@@ -87,12 +103,12 @@ export function Composer() {
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
   }, [active]);
-  const canSend = text.trim() || files.length > 0 || pictures.length > 0;
+  const canSend = !isReading && (text.trim() || files.length > 0 || pictures.length > 0);
   const send = (event) => {
     event.preventDefault();
     if (!canSend || active || !canAsk()) return;
     setText("");
-    setAttached(NOTHING);
+    put(NOTHING);
     say(text.trim(), attached);
   };
   const paste = (event) => {
@@ -119,9 +135,9 @@ export function Composer() {
       ${files.map((file) => html`<li class="chip">${file.name}
         <small class="muted">${file.tokens.toLocaleString("en")} tok</small>
         <button class="quiet" type="button" aria-label=${`Remove ${file.name}`}
-          onClick=${() => setAttached({ pictures, files: files.filter((one) => one !== file) })}>×</button></li>`)}
+          onClick=${() => put({ pictures, files: files.filter((one) => one !== file) })}>×</button></li>`)}
     </ul>`}
-    <${Attached} pictures=${pictures} change=${(left) => setAttached({ files, pictures: left })} />
+    <${Attached} pictures=${pictures} change=${(left) => put({ files, pictures: left })} />
     <${Picker} attach=${attach} />
     <textarea rows="1" ref=${field} value=${text} aria-label="Message"
       placeholder=${isNarrow ? "Ask something" : "Ask something. Shift+Enter starts a line."}

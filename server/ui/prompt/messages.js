@@ -7,17 +7,17 @@ import {
 
 const ROLES = ["system", "user", "assistant"];
 
+/** `change` gets a function from the messages, as they are by then, to the next ones. */
 export function Messages({ messages, lint, change }) {
-  const put = (index, part) =>
-    change(messages.map((message, i) => (i === index ? { ...message, ...part } : message)));
-  const add = (role) => change([...messages, { role, content: "" }]);
-  const drop = (index) => change(messages.filter((_, i) => i !== index));
+  const put = (index, part) => change((now) =>
+    now.map((message, i) => (i === index ? { ...message, ...part(message) } : message)));
+  const add = (role) => change((now) => [...now, { role, content: "" }]);
+  const drop = (index) => change((now) => now.filter((_, i) => i !== index));
   const [notice, setNotice] = useState("");
   const attach = async (files, index) => {
-    const { pictures = [] } = messages[index];
     const { added, said } = await picturesFrom(files, messages);
     setNotice(said);
-    if (added.length) put(index, { pictures: [...pictures, ...added] });
+    if (added.length) put(index, ({ pictures = [] }) => ({ pictures: [...pictures, ...added] }));
   };
   const paste = (event, index) => {
     const pasted = takesImages() ? pastedFiles(event) : [];
@@ -31,7 +31,7 @@ export function Messages({ messages, lint, change }) {
       ${messages.map((message, index) => html`<li key=${index}>
         <div class="pr-message-head">
           <select aria-label=${`Role of message ${index + 1}`} value=${message.role}
-            onChange=${(event) => put(index, { role: event.target.value })}>
+            onChange=${({ target }) => put(index, () => ({ role: target.value }))}>
             ${ROLES.map((role) => html`<option key=${role} value=${role}>${role}</option>`)}
           </select>
           <button class="quiet" disabled=${messages.length === 1} onClick=${() => drop(index)}
@@ -40,9 +40,9 @@ export function Messages({ messages, lint, change }) {
         <textarea rows=${rowsOf(message.content)} value=${message.content} spellcheck=${false}
           aria-label=${`Content of message ${index + 1}`}
           aria-invalid=${lint.some(({ param }) => param?.startsWith(`messages.${index}.`))}
-          onInput=${(event) => put(index, { content: event.target.value })}
+          onInput=${({ target }) => put(index, () => ({ content: target.value }))}
           onPaste=${(event) => paste(event, index)} />
-        <${Attached} pictures=${message.pictures ?? []} change=${(pictures) => put(index, { pictures })} />
+        <${Attached} pictures=${message.pictures ?? []} change=${(pictures) => put(index, () => ({ pictures }))} />
         ${takesImages() && message.role === "user" && html`<${PictureButton}
           attach=${(files) => attach(files, index)} />`}
       </li>`)}
@@ -51,7 +51,7 @@ export function Messages({ messages, lint, change }) {
     <div class="pr-actions">
       <button onClick=${() => add(next)}>Add ${next} message</button>
       ${messages[0]?.role !== "system" && html`<button
-        onClick=${() => change([{ role: "system", content: "" }, ...messages])}>
+        onClick=${() => change((now) => [{ role: "system", content: "" }, ...now])}>
         Add system message</button>`}
     </div>`;
 }

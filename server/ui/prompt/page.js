@@ -57,7 +57,8 @@ function Editor({ params }) {
   const [answerId, setAnswerId] = useState("");
   const { answer, problem, baseline, keepAsBaseline } = useTokens(prompt, answerId.trim());
   useAddress(prompt);
-  const change = (part) => setPrompt({ ...prompt, ...part });
+  const change = (part) => setPrompt((now) => ({ ...now, ...part }));
+  const edit = (next) => setPrompt((now) => ({ ...now, messages: next(now.messages) }));
   const canChat = hello.value.has_template || hello.value.ready.kind === "encoder-decoder";
   return html`<div class="page pr">
     <h1>Prompt</h1>
@@ -70,7 +71,7 @@ function Editor({ params }) {
         </div>
         ${prompt.kind === "chat"
           ? html`<${Messages} messages=${prompt.messages} lint=${answer?.lint ?? []}
-              change=${(messages) => change({ messages })} />`
+              change=${edit} />`
           : html`<label class="pr-message">Text
               <textarea rows="10" value=${prompt.text} spellcheck=${false}
                 onInput=${(event) => change({ text: event.target.value })} /></label>`}
