@@ -55,6 +55,7 @@ def answered(server: Server, name: str, body: dict[str, Any]) -> dict[str, Any]:
         "prompt": choice["prompt_token_ids"],
         "tokens": choice["token_ids"],
         "params": params,
+        "pictures": [],
         "text": choice["text"],
     }
 
