@@ -48,7 +48,7 @@ MIXTURES: dict[str, tuple[str, str | None]] = {
     **{name: (name, None) for name in ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S")},
     "Q2_K_S": ("Q2_K", None),
     "IQ2_M": ("IQ2_S", None),
-    "Q3_K_M": ("Q3_K", None),
+    "Q3_K_S": ("Q3_K", None),
     "Q4_K_M": ("Q4_K", None),
     "Q5_K_M": ("Q5_K", None),
     "Q8_0 with MXFP4": ("MXFP4", EVERYWHERE),

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.deploy.documented import BLOCK
 from tests.support.adapters import random_adapter
 from tests.support.cross_encoder_cases import CASES, CrossEncoderCase
 from tests.support.gguf_sidecars import write_pair
@@ -40,6 +41,7 @@ def write_files(home: Path, work: Path) -> None:
     """Fill a home and a folder with what the pages' commands read."""
     for name in COPIES:
         shutil.copytree(DEMO, work / name)
+    write_long_model(work / "long")
     random_adapter(work / "french", work / "base")
     random_adapter(work / "german", work / "base", seed=1)
     write_tiny(work / "model.gguf", more=CHATS)
@@ -54,7 +56,8 @@ def write_files(home: Path, work: Path) -> None:
         "keys.txt": "a-key-of-a-user-of-this-server\n",
         "admins": "a-key-of-an-admin-of-this-server\n",
         "texts.txt": "A recipe for sourdough.\n\nStocks fell.\n",
-        "models.toml": '[models.minilm]\nmodel = "minilm"\n[models.reranker]\nmodel = "reranker"\n',
+        "recipe.yaml": block_of("merging.md", "yaml"),
+        "models.toml": block_of("several-models.md", "toml").replace("/models/bge-small", "minilm"),
     }
     for name, text in texts.items():
         (work / name).write_text(text)
@@ -64,6 +67,20 @@ def write_files(home: Path, work: Path) -> None:
     (home / "models").mkdir()
     shutil.copytree(DEMO, home / "models" / "demo-copy")
     (home / ".curlrc").write_text("fail-with-body\nsilent\n")
+
+
+def write_long_model(folder: Path) -> None:
+    """Write the demo with twice its context, for a page that serves an agent's model."""
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] *= 2
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def block_of(page: str, language: str) -> str:
+    """Return the text of the page's first block in a language."""
+    blocks = BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    return next(block[3] for block in blocks if block[2] == language)
 
 
 def case_of(name: str) -> CrossEncoderCase:

@@ -40,6 +40,7 @@ REPLACED = (
     (r"/path/to/Llama-3.2-1B-Instruct\b", "llama"),
     (r"/adapters/", ""),
     (r"\bBASE\b", "base"),
+    (r"\bMODEL(?= --max-model-len 32768)", "long"),
     (r"\bMODEL\b", "demo"),
     (r"…/base_checkpoints/d12\b", "~/.cache/nanochat/base_checkpoints/d12"),
     (r"\bnanochat-d20\b", "nanochat-d5"),
@@ -48,7 +49,8 @@ REPLACED = (
 # The server that a page's text says to start before its commands, where no block does. The pattern
 # is searched in the command, the first that is found decides.
 SERVERS = (
-    ("embedding-clients.md", "", "--models-file models.toml"),
+    ("embedding-clients.md", "InferenceClient", "minilm"),
+    ("embedding-clients.md", "", "minilm reranker"),
     ("embeddings-reference.md", "/v1/classify", "classifier"),
     ("embeddings.md", "", "sentence-transformers/all-MiniLM-L6-v2 --served-model-name embedder"),
     ("images.md", "", "demo-vision"),

@@ -71,6 +71,7 @@ class PageRun:
         self.work = folder / "work"
         self.servers: dict[int, subprocess.Popen[bytes]] = {}
         self.others: list[subprocess.Popen[bytes]] = []
+        self.by_rule: Server | None = None  # the running server, if no block has started it
         self.log = folder / "log"
         self.environment = {
             "PATH": f"{rig.bin}:/usr/bin:/bin",
@@ -85,9 +86,10 @@ class PageRun:
         text = filled(command)
         if server := server_of(text):
             self.start(server)
+            self.by_rule = None
             return
-        if NEEDS_SERVER.search(text) and not self.is_serving():
-            self.start(default_server(command))
+        if NEEDS_SERVER.search(text):
+            self.serve_for(command)
         if command.language == "python":
             self.finish([self.python_for(text), "-c", text])
         elif command.language == "js":
@@ -102,6 +104,14 @@ class PageRun:
             self.watch(text)
         else:
             self.finish(["bash", "-c", text])
+
+    def serve_for(self, command: Command) -> None:
+        """Start the server that the page's text says to start, unless a block has started one."""
+        wanted = default_server(command)
+        has_other = self.by_rule is not None and self.by_rule != wanted
+        if has_other or not self.is_serving():
+            self.start(wanted)
+            self.by_rule = wanted
 
     def python_for(self, text: str) -> str:
         names = [name for name in self.rig.clients if f"import {name}" in text]

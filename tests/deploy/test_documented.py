@@ -72,7 +72,6 @@ def rig(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.clients
 @pytest.mark.timeout(PAGE_S)
 @pytest.mark.parametrize("page", WITH_COMMANDS)
