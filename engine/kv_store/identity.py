@@ -36,7 +36,7 @@ WITHOUT_EFFECT = (
     "max_queue_wait",
     "stall_timeout",
 )
-# Files of a checkpoint beside its weights: its sizes, its codes, and how pixels are scaled.
+# Files of a checkpoint next to its weights: its sizes, its codes, and how pixels are scaled.
 SETTINGS = (
     "config.json",
     "hf_quant_config.json",
@@ -108,7 +108,7 @@ def model_digest(plan: ModelPlan, facts: Ready) -> bytes:
 
 
 def _checkpoint(folder: Path, threads: int) -> str:
-    """Return a digest of the weights in a folder and of the settings beside them, in hex.
+    """Return a digest of the weights in a folder and of the settings next to them, in hex.
 
     `Ready.weights` reads a sample of large files only, which does not find every edit.
     """
