@@ -19,9 +19,8 @@ KEYS = [bytes([number]) * 16 + b"\0\0" for number in range(3)]
 class Disk:
     """The files of blocks of one byte; `read` waits for `may_go_on`."""
 
-    sizes = {0: 1}
-
     def __init__(self) -> None:
+        self.sizes = {0: 1}
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
@@ -40,7 +39,7 @@ def disk() -> Iterator[Disk]:
 def test_disk_is_not_stuck_because_nothing_was_read_for_a_while(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block that was read may wait for room in the pool; the next read begins anew."""
+    """A block that was read may wait for room in the pool; the next read starts its own time."""
     clock = [100.0]
     monkeypatch.setattr(reads, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     files: Any = disk
