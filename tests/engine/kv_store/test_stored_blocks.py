@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoint import identity
@@ -29,6 +28,7 @@ from tests.support.adapters import random_adapter
 from tests.support.damaged_blocks import block_files, damage
 from tests.support.driver import Driver, part_of, tiny_llama
 from tests.support.tiny_smolvlm import PER_TILE, TILE, write_seeing
+from tests.support.tiny_windows import windowed_qwen2
 
 PROMPT = list(range(100))  # 6 blocks and 4 tokens
 
@@ -109,16 +109,7 @@ def test_answer_of_an_earlier_process_is_kept_too(start: Starts) -> None:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with one full layer and two with a window, which are two KV groups."""
-    settings: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3}
-    settings |= {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
-    folder = tiny_llama(tmp_path_factory.mktemp("windowed"), **settings)
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in list(weights.items()):
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            weights[name.removesuffix("weight") + "bias"] = torch.full((len(weight),), 0.1)
-    save_file(weights, folder / "model.safetensors")
-    return folder
+    return windowed_qwen2(tmp_path_factory.mktemp("windowed"))
 
 
 def test_windowed_layers_bring_back_only_what_is_visible(windowed: Path, start: Starts) -> None:
