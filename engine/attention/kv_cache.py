@@ -18,7 +18,7 @@ decides which (engine/scheduling/state_slots.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -243,6 +243,19 @@ class KVCache:
         The rest of a target is filled with zeros. All sources of a layer are read before a target
         is written.
         """
+        copies = self.read_parts(group, sources, targets, tokens, transposed_keys=transposed_keys)
+        write_parts(copies)
+
+    def read_parts(
+        self,
+        group: int,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        tokens: Sequence[int],
+        *,
+        transposed_keys: bool,
+    ) -> Iterator[PartCopies]:
+        """Yield the copies that `copy_parts` makes, each read and not written yet."""
         device = self._keys[0].device
         source, target, count = to_device([sources, targets, tokens], device)
         source, target = source * self.strides[group], target * self.strides[group]
@@ -251,13 +264,13 @@ class KVCache:
         for kv in self.layers:
             if kv.group != group:
                 continue
-            _copy(kv.keys, source, target, is_rest, transposed=transposed_keys)
+            yield _read(kv.keys, source, target, is_rest, transposed=transposed_keys)
             if kv.values is not None:
-                _copy(kv.values, source, target, is_rest, transposed=False)
+                yield _read(kv.values, source, target, is_rest, transposed=False)
             for scales in (kv.key_scales, kv.value_scales):
                 if scales is not None:
                     copies = scales.index_select(0, source).masked_fill_(is_rest, 0)
-                    scales.index_copy_(0, target, copies)
+                    yield PartCopies(scales, target, copies)
 
     def of_block(self, group: int, block: int) -> list[torch.Tensor]:
         """Return views of what a block of a group holds: each layer's keys, values and scales.
@@ -276,14 +289,28 @@ class KVCache:
             tensor.index_fill_(0, index, 0)
 
 
-def _copy(
+class PartCopies(NamedTuple):
+    """Copies [copies, ...] of blocks, and the rows [copies] of a tensor where they go."""
+
+    tensor: torch.Tensor
+    rows: torch.Tensor
+    copies: torch.Tensor
+
+
+def write_parts(copies: Iterable[PartCopies]) -> None:
+    """Write what `read_parts` has yielded."""
+    for each in copies:
+        each.tensor.index_copy_(0, each.rows, each.copies)
+
+
+def _read(
     numbers: torch.Tensor,
     source: torch.Tensor,
     target: torch.Tensor,
     is_rest: torch.Tensor,
     *,
     transposed: bool,
-) -> None:
+) -> PartCopies:
     """Copy blocks of keys or values [blocks, Hkv, block_size, head_dim] as `copy_parts` does."""
     if numbers.dtype.itemsize == 1:
         numbers = numbers.view(torch.int8)
@@ -292,7 +319,7 @@ def _copy(
     if transposed:
         of_tokens = copies.view(*copies.shape[:2], -1, copies.shape[2]).transpose(2, 3)
     of_tokens.masked_fill_(is_rest[..., None], 0)
-    numbers.index_copy_(0, target, copies)
+    return PartCopies(numbers, target, copies)
 
 
 def block_bytes(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:

@@ -218,23 +218,24 @@ class BlockFiles:
         try:
             with self._folder_of(f"{model}/") as (folder, _):
                 found = os.listdir(folder)
+                for each in found:
+                    with contextlib.suppress(OSError):
+                        self._check(f"{model}/{each}", os.lstat(each, dir_fd=folder))
         except OSError:  # a link, or a file
             self.errors["foreign"] += 1
             return
-        for each in found:
-            self._find(f"{model}/{each}")
         if not found and model != self.name:
             with contextlib.suppress(OSError):
                 os.rmdir(model, dir_fd=self._folder.descriptor)
 
     def _find(self, path: str) -> None:
+        """Add a file that could not be deleted to the index again."""
+        with contextlib.suppress(OSError), self._folder_of(path) as (folder, name):
+            self._check(path, os.lstat(name, dir_fd=folder))
+
+    def _check(self, path: str, facts: os.stat_result) -> None:
         """Add a file of an earlier process to the index, or delete it if it cannot be a block's."""
-        try:
-            with self._folder_of(path) as (folder, name):
-                facts = os.lstat(name, dir_fd=folder)
-        except OSError:
-            return
-        size = facts.st_size
+        name, size = path.partition("/")[2], facts.st_size
         matched = BLOCK_FILE.fullmatch(name)
         fits = matched is not None and stat.S_ISREG(facts.st_mode) and size <= self.index.capacity
         if fits and matched is not None and path == f"{self.name}/{name}":

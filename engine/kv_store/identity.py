@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 import torch
 
 import engine
+from engine.checkpoint.folder import weight_files
 from engine.errors import ConfigError
 from engine.memory.model_plan import ModelPlan
 from engine.protocol.ready import Ready
@@ -18,7 +20,7 @@ from engine.protocol.ready import Ready
 # Settings that change neither the bytes of a block nor their meaning. Any other makes blocks of
 # their own, also one that is added later.
 WITHOUT_EFFECT = (
-    "model",  # the identity of its weights counts
+    "model",  # its weights count, wherever they are
     "kv_cache_dir",
     "kv_cache_dir_bytes",
     "lora_modules",  # blocks of adapters are not kept
@@ -34,8 +36,28 @@ WITHOUT_EFFECT = (
     "max_queue_wait",
     "stall_timeout",
 )
+# Files of a checkpoint next to its weights: its sizes, its codes, and how pixels are scaled.
+SETTINGS = (
+    "config.json",
+    "hf_quant_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+)
+PIECE_BYTES = 16 << 20  # of weights that a thread hashes at a time
 # Rooms whose code decides what the bytes of a block are.
-CODE = ("attention", "checkpoint", "kernels", "kv_store", "layers", "models", "ops", "vision")
+CODE = (
+    "attention",
+    "checkpoint",
+    "kernels",
+    "kv_store",
+    "layers",
+    "memory",
+    "models",
+    "ops",
+    "runner",
+    "scheduling",
+    "vision",
+)
 PACKAGES = ("torch", "numba", "llvmlite", "triton")
 
 
@@ -60,13 +82,13 @@ def check_model(plan: ModelPlan, block_bytes: int) -> None:
 def model_digest(plan: ModelPlan, facts: Ready) -> bytes:
     """Return a digest of all that changes the bytes of a block or their meaning, 32 bytes.
 
-    It has the weights' identity, the settings, the processor and the code.
+    It has all weights, the settings, the processor and the code. Raises OSError.
     """
     settings = msgspec.structs.asdict(plan.config)
     for name in WITHOUT_EFFECT:
         del settings[name]
     parts = [
-        facts.weights,
+        _checkpoint(plan.folder, facts.threads),
         facts.architecture,
         facts.dtype,
         facts.attention_backend,
@@ -83,6 +105,30 @@ def model_digest(plan: ModelPlan, facts: Ready) -> bytes:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part.encode())
     return digest.digest()
+
+
+def _checkpoint(folder: Path, threads: int) -> str:
+    """Return a digest of the weights in a folder and of the settings next to them, in hex.
+
+    `Ready.weights` reads a sample of large files only, which does not find every edit.
+    """
+    files = [folder / name for name in SETTINGS if (folder / name).is_file()]
+    files += weight_files(folder)
+    pieces = [
+        (file, start) for file in files for start in range(0, file.stat().st_size, PIECE_BYTES)
+    ]
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(threads) as pool:
+        for (_, start), found in zip(pieces, pool.map(_of_piece, pieces), strict=True):
+            digest.update(start.to_bytes(8, "little") + found)
+    return digest.hexdigest()
+
+
+def _of_piece(piece: tuple[Path, int]) -> bytes:
+    file, start = piece
+    with file.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        return hashlib.sha256(stream.read(PIECE_BYTES)).digest()
 
 
 def _processor(device: torch.device) -> str:

@@ -36,13 +36,14 @@ class Reads:
         """Read these blocks, the first ones first: at least one, and up to READING_BYTES."""
         sizes = self._files.sizes
         reading = sum(sizes[group_of(key)] for key in self._futures)
+        is_idle = not self.unfinished  # blocks that were read may wait here for long
         for key in keys:
             if key in self._futures:
                 continue
             if reading and reading + sizes[group_of(key)] > READING_BYTES:
                 return
-            if not self._futures:
-                self._last = time.monotonic()
+            if is_idle:
+                self._last, is_idle = time.monotonic(), False
             reading += sizes[group_of(key)]
             future: Future[memoryview | None] = self._reader.submit(partial(self._files.read, key))
             future.add_done_callback(self._note)

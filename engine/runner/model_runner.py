@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from engine.attention.backend import AttentionBackend
-from engine.attention.kv_cache import KVCache
+from engine.attention.kv_cache import KVCache, PartCopies, write_parts
 from engine.device.transfer import to_device
 from engine.models.adapters import LoadedAdapter, ModelAdapters
 from engine.models.base import Model
@@ -179,15 +180,20 @@ class ModelRunner:
         return pending
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for group in sorted({copy.group for copy in copies}):
-            own = [copy for copy in copies if copy.group == group]
-            self.kv.copy_parts(
-                group,
-                [copy.source for copy in own],
-                [copy.target for copy in own],
-                [copy.tokens for copy in own],
-                transposed_keys=self.backend.transposes_keys,
-            )
+        groups = sorted({copy.group for copy in copies})
+        read = chain.from_iterable(self._read_parts(copies, group) for group in groups)
+        # A source of one group may be a target of another one.
+        write_parts(read if len(groups) == 1 else list(read))
+
+    def _read_parts(self, copies: Sequence[BlockCopy], group: int) -> Iterator[PartCopies]:
+        own = [copy for copy in copies if copy.group == group]
+        return self.kv.read_parts(
+            group,
+            [copy.source for copy in own],
+            [copy.target for copy in own],
+            [copy.tokens for copy in own],
+            transposed_keys=self.backend.transposes_keys,
+        )
 
     def _tokens(
         self,

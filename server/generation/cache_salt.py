@@ -8,8 +8,9 @@ from starlette.requests import Request
 def cache_salt_of(request: Request, given: str = "") -> str:
     """Return the salt of a request whose body has the `cache_salt` `given`.
 
-    Where requests have tenants, no two pairs of tenant and `cache_salt` have the same salt: the
-    length says where the tenant ends.
+    Where requests need a key, no two pairs of its owner and `cache_salt` have the same salt: the
+    length says where the owner ends. An only key counts as well: with --kv-cache-dir, the next
+    start may have another one.
     """
-    tenant: str = request.state.tenant
-    return f"{len(tenant)}:{tenant}{given}" if tenant else given
+    owner: str = request.state.key_owner
+    return f"{len(owner)}:{owner}{given}" if owner else given

@@ -141,7 +141,7 @@ class Gate:
         """Note whose request it is, and return the limiter of the key, if it has limits."""
         given = scope["state"]
         given["access"].key = self._keys.label(name)
-        given["tenant"] = self._keys.tenant(name)
+        given.update(key_owner=name, tenant=self._keys.tenant(name))
         given["may_prioritize"] = self._keys.may_prioritize(name)
         return self._keys.limiter(name)
 

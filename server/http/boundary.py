@@ -229,7 +229,8 @@ class Exchange:
         self.id = asked if REQUEST_ID.fullmatch(asked) else new_request_id()
         scope_state = scope.setdefault("state", {})
         scope_state.update(arrival=self._arrival, request_id=self.id, tenant="", limiter=None)
-        scope_state.update(is_admin=False, may_prioritize=True)  # Gate changes them
+        # Gate changes them.
+        scope_state.update(is_admin=False, may_prioritize=True, key_owner="")
         self._scope_state = scope_state
         # HEAD is served as GET (RFC 9110, section 9.3.2); uvicorn leaves out the body.
         self.routed_scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,9 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoint import identity
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.kv_store import reads, saves, stored_blocks
@@ -26,6 +28,7 @@ from tests.support.adapters import random_adapter
 from tests.support.damaged_blocks import block_files, damage
 from tests.support.driver import Driver, part_of, tiny_llama
 from tests.support.tiny_smolvlm import PER_TILE, TILE, write_seeing
+from tests.support.tiny_windows import windowed_qwen2
 
 PROMPT = list(range(100))  # 6 blocks and 4 tokens
 
@@ -106,16 +109,7 @@ def test_answer_of_an_earlier_process_is_kept_too(start: Starts) -> None:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with one full layer and two with a window, which are two KV groups."""
-    settings: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3}
-    settings |= {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
-    folder = tiny_llama(tmp_path_factory.mktemp("windowed"), **settings)
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in list(weights.items()):
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            weights[name.removesuffix("weight") + "bias"] = torch.full((len(weight),), 0.1)
-    save_file(weights, folder / "model.safetensors")
-    return folder
+    return windowed_qwen2(tmp_path_factory.mktemp("windowed"))
 
 
 def test_windowed_layers_bring_back_only_what_is_visible(windowed: Path, start: Starts) -> None:
@@ -166,6 +160,42 @@ def test_files_of_another_model_are_not_used(start: Starts, tmp_path: Path) -> N
     assert cached == 0
     assert other.stats.gauges["kv_store_hits"] == 0
     assert answered(start()) == (answer, 96)
+
+
+def test_weights_edited_in_place_are_those_of_another_model(
+    start: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identity that a start prints is that of a sample, which need not have the edit."""
+    monkeypatch.setattr(identity, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(identity, "SAMPLE_BYTES", 4 << 10)
+    start.model = tiny_llama(tmp_path / "edited")
+    driver = start()
+    before = driver.core.facts.weights
+    answer, _ = answered(driver)
+    file = start.model / "model.safetensors"
+    weights, facts = load_file(file), file.stat()
+    weights["model.layers.0.input_layernorm.weight"][3] = 9.0
+    save_file(weights, file)
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    edited = start()
+    assert (file.stat().st_size, edited.core.facts.weights) == (facts.st_size, before)
+    other, cached = answered(edited)
+    assert cached == 0
+    assert other != answer
+
+
+def test_image_settings_are_part_of_the_model(
+    start: Starts, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The engine scales pixels by them, so the embeddings of the same image differ."""
+    start.model = write_seeing(tmp_path_factory.mktemp("seeing") / "smolvlm")
+    pixels = bytes(number % 251 for number in range(3 * TILE**2))
+    shown = Image(bytes(16), ((3, PER_TILE),), pixels, (1, TILE, TILE))
+    answered(start(), PROMPT[10:60], images=[shown])
+    file = start.model / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"image_mean": [0.1, 0.9, 0.2]}))
+    assert answered(start(), PROMPT[10:60], images=[shown])[1] == 0
 
 
 def test_settings_that_change_bytes_have_blocks_of_their_own(start: Starts) -> None:

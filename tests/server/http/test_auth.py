@@ -135,12 +135,6 @@ async def test_requests_with_different_keys_get_different_cache_salts(locked):
     assert len(set(salts)) == 4, "one for each key, with and without a salt"
 
 
-async def test_single_key_adds_no_cache_salt(model, says):
-    async with serving(FakeEngine(says("x")), model, key="k", api_key=("k",)) as served:
-        await served.complete()
-        assert served.engine.requests[0].salt == ""
-
-
 def keys_of(config):
     return [key.text for key in read_limited_keys(config)]
 

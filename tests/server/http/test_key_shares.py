@@ -115,7 +115,7 @@ async def test_texts_to_embed_count_as_concurrent_requests(model: Path, tmp_path
 
 def test_cache_salt_of_two_tenants_never_is_the_same() -> None:
     def salt(tenant: str, given: str) -> str:
-        return cache_salt_of(Request({"type": "http", "state": {"tenant": tenant}}), given)
+        return cache_salt_of(Request({"type": "http", "state": {"key_owner": tenant}}), given)
 
     names = ["a", "ab", "b", "1", "1:a", "11", ":"]
     pairs = [(tenant, given) for tenant in names for given in ["", *names]]
@@ -130,6 +130,16 @@ async def test_cache_salt_of_all_routes_is_the_same(keyed: Served) -> None:
     assert answer.status_code == 200
     salts = {request.salt for request in keyed.engine.requests}
     assert salts == {f"64:{name_of('plain')}s"}
+
+
+async def test_only_key_of_a_server_has_prefixes_of_its_own(
+    model: Path, says: Any, tmp_path: Path
+) -> None:
+    """With --kv-cache-dir the next start may have another key, which must not find them."""
+    given = {"api_key_file": settings(tmp_path, "first\n")["api_key_file"]}
+    async with serving(FakeEngine(says("x")), model, **given) as served:
+        assert (await complete(served, "first")).status_code == 200
+        assert [request.salt for request in served.engine.requests] == [f"64:{name_of('first')}"]
 
 
 # ---- bodies, documents and pages -----------------------------------------------------------------
