@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,18 +15,24 @@ from server.generation.chat_prompt import has_own_tools
 from server.generation.limits import MAX_CHOICES, MAX_PROMPT_LOGPROBS
 from server.http.compression import json_response
 from server.http.operations import Operation, operations, without_null
+from server.http.query import Query, query_schema, read_query
 from server.state import VERSION, AppState, state_of
 from server.text.wanted_grammar import GrammarKind
 
 router = APIRouter()
 
 
-@router.get("/capabilities")
+class CapabilitiesQuery(Query):
+    path: Annotated[str | None, Field(description="Only the routes of this path.")] = None
+
+
+@router.get("/capabilities", openapi_extra=query_schema(CapabilitiesQuery))
 async def capabilities(request: Request) -> Response:
     """Return the model, the limits, and every route with its parameters and their ranges.
 
     A parameter is a JSON Schema; `default` includes the settings of the checkpoint.
     """
+    query, headers = read_query(request, CapabilitiesQuery)
     state = state_of(request)
     settings = fingerprint_settings(VERSION, state.loaded())
     facts = {
@@ -45,8 +52,8 @@ async def capabilities(request: Request) -> Response:
         "images": state.image_token is not None,
     }
     found = operations(request.app.openapi())
-    routes = [_route(state, operation) for operation in found]
-    return json_response(request, {**facts, "routes": routes})
+    routes = [_route(state, each) for each in found if query.path in (None, each.path)]
+    return json_response(request, {**facts, "routes": routes}, headers)
 
 
 def _limits(state: AppState) -> dict[str, int]:

@@ -148,7 +148,7 @@ def test_requests_of_the_page_are_answered(server: Server, tmp_path: Path) -> No
     page = (ROOT / "docs" / "images.md").read_text("utf-8")
     noise(random.Random(3), 90, 60).save(tmp_path / "cat.png")
     answers = []
-    for script in re.findall(r"```bash\n(.+?)```", page, re.S):
+    for script in re.findall(r"```bash\n(printf.+?)```", page, re.S):
         script = script.replace("curl", "curl -s --fail-with-body")
         script = script.replace("http://127.0.0.1:8000", server.base_url)
         done = subprocess.run(

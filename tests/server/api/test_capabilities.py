@@ -34,6 +34,15 @@ async def test_capabilities_lists_every_route_and_limit(served: Served) -> None:
     assert "parameters" not in body["routes"]["/health"]
 
 
+async def test_capabilities_of_a_path_are_those_of_its_routes(served: Served) -> None:
+    whole = (await served.http.get("/capabilities")).json()
+    part = (await served.http.get("/capabilities", params={"path": CHAT})).json()
+    assert part == {**whole, "routes": [r for r in whole["routes"] if r["path"] == CHAT]}
+    assert len(part["routes"]) == 1
+    unknown = (await served.http.get("/capabilities", params={"path": "/v2"})).json()
+    assert unknown["routes"] == []
+
+
 async def test_capabilities_say_whether_logits_depend_on_the_batch(served: Served) -> None:
     assert (await capabilities(served))["batch_invariant"] is True
     served.engine.info = replace(INFO, batch_variance="amx")
