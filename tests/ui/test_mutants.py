@@ -30,7 +30,7 @@ FOLDER = model_folder("demo")
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Server]:
-    with serving("demo", "--dtype", "float32") as server:
+    with serving("demo", "--dtype", "float32", "--speculation", "off") as server:
         yield server
 
 
@@ -205,7 +205,7 @@ LENS_CHECKS: dict[str, Callable[[Any, Any], None]] = {
 def open_lens(page: Any, demo: Server, kind: str) -> None:
     name = kind if kind in ("predictions", "logit", "residual", "embeddings") else "attention"
     text = TEXT.replace(" ", "%20")
-    view = f"text={text}&tab={name}&layer=1&head=3&words=%20river%20house"
+    view = f"text={text}&tab={name}&layer=1&head=3&order=index&words=%20river%20house"
     page.goto(f"{demo.base_url}/ui/#/lens?{view}")
     page.wait_for_selector("#lens-panel")
     if name == "attention":

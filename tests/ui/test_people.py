@@ -111,7 +111,7 @@ def test_journey_by_the_keyboard_alone(open_page: Callable[..., Any], demo: Serv
     page.keyboard.press("Enter")
     playwright.expect(page.locator(".drawer")).to_have_count(0)
     playwright.expect(answer.locator(".versions")).to_contain_text("2/2")
-    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
+    playwright.expect(answer.locator(".figures")).to_contain_text("forked at token 2")
     branch = answer.locator(".md").inner_text()
     tab_to(page, role="button", name="Inside the model")
     page.keyboard.press("Enter")

@@ -285,6 +285,6 @@ export async function piecesOf(node) {
 
 /** The parameters that the chat route takes, as /capabilities describes them. */
 export async function chatParameters() {
-  const { routes } = await get("capabilities?path=/v1/chat/completions");
+  const { routes } = await get("capabilities?path=%2Fv1%2Fchat%2Fcompletions");
   return routes[0]?.parameters ?? {};
 }
