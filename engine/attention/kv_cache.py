@@ -311,7 +311,7 @@ def _read(
     *,
     transposed: bool,
 ) -> PartCopies:
-    """Copy blocks of keys or values [blocks, Hkv, block_size, head_dim] as `copy_parts` does."""
+    """Return the copies of blocks of keys or values [blocks, Hkv, block_size, head_dim]."""
     if numbers.dtype.itemsize == 1:
         numbers = numbers.view(torch.int8)
     copies = numbers.index_select(0, source)

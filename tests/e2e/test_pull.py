@@ -373,6 +373,7 @@ def test_serve_cached_model_opens_no_connection(
     assert not Path(watched["NETWORK_LOG"]).exists()
 
 
+@pytest.mark.slow
 def test_serve_demo_opens_no_connection(hub: Hub, home: Path, watched: dict[str, str]) -> None:
     with serving("demo", env=environ(hub, home) | watched) as server:
         answer = web.post(f"{server.base_url}/v1/completions", json={"prompt": "Hi"}, timeout=60)

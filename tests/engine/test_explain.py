@@ -34,6 +34,7 @@ def request(number: int) -> tuple[list[int], dict[str, Any]]:
     "config",
     [pytest.param({}, id="roomy", marks=pytest.mark.slow), pytest.param(SMALL, id="preempting")],
 )
+@pytest.mark.slow
 def test_explained_draws_equal_the_answers(
     checkpoint: Path, mode: dict[str, Any], config: dict[str, Any]
 ) -> None:

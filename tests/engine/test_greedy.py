@@ -163,9 +163,9 @@ def test_greedy_block_shared_in_step_that_fills_it_matches_reference(
     assert driver.stats.prefix_hits == 32
 
 
-@pytest.mark.variants(3)
 @in_modes
 @modes
+@pytest.mark.variants(1)
 def test_greedy_cold_and_cached_prompts_match_reference(
     golden: Golden, mode: dict[str, Any]
 ) -> None:

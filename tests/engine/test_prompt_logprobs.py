@@ -58,8 +58,8 @@ def check(driver: Driver, due: dict[int, tuple[Case, int]]) -> None:
         assert driver.logprobs(request_id) == pytest.approx(rest.logprobs, abs=2e-4)
 
 
-@pytest.mark.variants(3)
 @pytest.mark.parametrize("mode", each(MODES))
+@pytest.mark.variants(1)
 def test_prompt_logprobs_match_reference(folder: Path, mode: dict[str, Any]) -> None:
     driver = Driver(folder, block_size=16, **mode)
     due = submit_all(driver, cases_of(folder))

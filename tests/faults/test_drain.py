@@ -65,6 +65,7 @@ def test_request_half_sent_before_sigterm_is_answered() -> None:
         assert server.status() == exit_codes.CLEAN
 
 
+@pytest.mark.slow
 def test_requests_after_sigterm_read_their_503_even_with_large_body() -> None:
     """Closing while the client still sends would reset the connection, and lose the 503."""
     with serving("demo") as server, half_sent(server):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import pytest
 
 # Each model of a folder has tests of its own, so a fault in a shared layer fails dozens of them.
-FEW = {"tests/engine/models/": 3}
+FEW = {"tests/engine/models/": 2}
 
 
 def mark_slow_variants(items: Iterable[pytest.Item]) -> None:

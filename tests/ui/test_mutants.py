@@ -114,7 +114,7 @@ def test_figure_of_explain(page: Any, demo: Server, explained: Explained, name: 
 # The waterfall.
 REQUEST: dict[str, Change] = {
     "wall time": add("wall_ms", by=30),
-    **{f"part {part}": add("parts", part, by=5) for part in waterfall.PARTS},
+    **{f"part {name}": add("parts", name.split()[0], by=5) for name in waterfall.PARTS},
     "ms of a step": add("steps", 40, "ms", by=0.05),
     "begin of a step": add("steps", 40, "at", by=0.5),
     "number of a step": add("steps", 40, "n", by=1),

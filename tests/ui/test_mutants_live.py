@@ -220,7 +220,7 @@ STREAM: dict[str, Change] = {
         events[-1]
     ),
     "rate": lambda events: [
-        add("timings", "predicted_per_second", by=50)(one) for one in events if "timings" in one
+        add("timings", "predicted_per_second", by=500)(one) for one in events if "timings" in one
     ],
 }
 STAMPS: dict[str, Change] = {

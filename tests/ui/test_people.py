@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.serve import Server
 from tests.ui import axe
+from tests.ui.checks.chat import fill_options
 from tests.ui.listed_pages import listed_pages, page_ids
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow]
@@ -96,6 +97,8 @@ def test_journey_by_the_keyboard_alone(open_page: Callable[..., Any], demo: Serv
     """From a question over a token's fork to the waterfall and the lens, without a mouse."""
     page = open_page(f"{demo.base_url}/ui/")
     wait_for_box(page)
+    fill_options(page, seed=11)  # its branch goes on behind the token
+    page.get_by_role("textbox", name="Message").focus()
     page.keyboard.type("Hello! Who are you?")
     page.keyboard.press("Enter")
     answer = page.locator(".message").last
@@ -111,7 +114,7 @@ def test_journey_by_the_keyboard_alone(open_page: Callable[..., Any], demo: Serv
     page.keyboard.press("Enter")
     playwright.expect(page.locator(".drawer")).to_have_count(0)
     playwright.expect(answer.locator(".versions")).to_contain_text("2/2")
-    playwright.expect(answer.locator(".figures")).to_contain_text("forked at token 2")
+    playwright.expect(answer.locator(".figures")).to_contain_text("queue")
     branch = answer.locator(".md").inner_text()
     tab_to(page, role="button", name="Inside the model")
     page.keyboard.press("Enter")

@@ -225,6 +225,7 @@ def test_command_interrupted_says_how_to_continue(
     assert "Traceback" not in command.log
 
 
+@pytest.mark.slow
 def test_command_whose_engine_dies_keeps_its_results(tmp_path: Path) -> None:
     write_input(tmp_path / "in.jsonl", 60, 24)
     command = RunBatch(tmp_path, 1, "demo", "--threads", "1")

@@ -130,6 +130,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.variants(2)
 async def test_grammar_is_applied_again(demo: Server, seed: int) -> None:
     """The draws agree only with the grammar, and it removes likely tokens."""
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}

@@ -68,6 +68,7 @@ def lines_of(record: Path, before: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
+@pytest.mark.slow
 def test_requests_of_all_kinds_are_equal_in_any_company(
     server: Server, record: Path, tmp_path: Path
 ) -> None:

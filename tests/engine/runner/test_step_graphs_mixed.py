@@ -133,6 +133,7 @@ def answers(driver: Driver) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("blocks", [None, 7], ids=["", "preempted"])
+@pytest.mark.variants(1)
 def test_mixed_graphs_replayed_steps_equal_eager(
     checkpoint: Path, blocks: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

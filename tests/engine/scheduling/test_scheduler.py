@@ -142,8 +142,8 @@ def test_scheduler_preempted_requests_get_their_expected_answers() -> None:
     assert simulation.most_preemptions <= 10
 
 
-@pytest.mark.variants(16)
 @pytest.mark.parametrize("plant", PLANTED)
+@pytest.mark.variants(8)
 def test_planted_bug_is_found_and_replays(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     with pytest.raises(AssertionError) as found:

@@ -135,6 +135,7 @@ def check_layer(sizes: Sizes, rows: int, features: Features) -> None:
 
 @pytest.mark.parametrize("features", [FOLDED, ALL], ids=["folded", "all"])
 @pytest.mark.parametrize("rows", [1, 8, 9, 17, 33, 64])
+@pytest.mark.variants(4)
 def test_folded_layer_of_every_tile_equals_separate_ops(rows: int, features: Features) -> None:
     check_layer(SMALL, rows, features)
 

@@ -345,7 +345,7 @@ every_case = pytest.mark.parametrize("vision", CASES, indirect=True, ids=lambda 
 
 @every_case
 @pytest.mark.parametrize("equality", [embeddings, bfloat16], ids=lambda each: each.__name__)
-@pytest.mark.variants(8)
+@pytest.mark.variants(6)
 def test_tower_and_connector_match_transformers(
     vision: Vision, equality: Callable[[Vision], None]
 ) -> None:
