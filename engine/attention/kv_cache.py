@@ -229,23 +229,6 @@ class KVCache:
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors)
 
-    def copy_parts(
-        self,
-        group: int,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        tokens: Sequence[int],
-        *,
-        transposed_keys: bool,
-    ) -> None:
-        """Copy the first `tokens` of each source block of a group to a target block of it.
-
-        The rest of a target is filled with zeros. All sources of a layer are read before a target
-        is written.
-        """
-        copies = self.read_parts(group, sources, targets, tokens, transposed_keys=transposed_keys)
-        write_parts(copies)
-
     def read_parts(
         self,
         group: int,
@@ -255,7 +238,10 @@ class KVCache:
         *,
         transposed_keys: bool,
     ) -> Iterator[PartCopies]:
-        """Yield the copies that `copy_parts` makes, each read and not written yet."""
+        """Copy the first `tokens` of each source block of a group, for `write_parts`.
+
+        Each of the yielded copies is of one tensor of a layer. The rest of a block is zeros.
+        """
         device = self._keys[0].device
         source, target, count = to_device([sources, targets, tokens], device)
         source, target = source * self.strides[group], target * self.strides[group]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.attention.backend import AttentionBackend
-from engine.attention.kv_cache import KVCache, block_bytes
+from engine.attention.kv_cache import KVCache, block_bytes, write_parts
 from engine.attention.select import select_backend
 from engine.attention.spec import AttentionSpec, RelativeBias
 from engine.attention.torch.backend import TorchBackend
@@ -343,7 +343,7 @@ def test_kv_cache_values_in_keys_take_no_bytes(dtype: torch.dtype) -> None:
     cache = KVCache([spec] * 3, 5, 16, dtype, torch.device("cpu"))
     assert cache.num_bytes == 6 * 3 * 16 * row
     cache.layers[1].keys.view(torch.int8).fill_(1)
-    cache.copy_parts(0, [1], [2], [3], transposed_keys=False)
+    write_parts(cache.read_parts(0, [1], [2], [3], transposed_keys=False))
     kept = cache.layers[1].keys.view(torch.int8)[2, 0, :, 0]
     assert kept.tolist() == [1] * 3 + [0] * 13
     cache.scrub([1])
@@ -536,7 +536,7 @@ def test_kv_cache_copy_parts_keeps_sources_and_clears_the_rest(
         rows_of_blocks(cache, layer, tensor)[3] = math.nan  # a target's earlier content
     before = [tensor.clone() for _, tensor in tensors]
     # Block 2 is a source and a target: its content of before is copied.
-    cache.copy_parts(group, [1, 2], [2, 3], [8, 5], transposed_keys=is_transposed)
+    write_parts(cache.read_parts(group, [1, 2], [2, 3], [8, 5], transposed_keys=is_transposed))
     for index, ((layer, found), old) in enumerate(zip(tensors, before, strict=True)):
         is_keys = index % 2 == 0
         now, was = by_token(layer, found, is_keys=is_keys), by_token(layer, old, is_keys=is_keys)
